@@ -18,7 +18,7 @@ Scalar = str | int | float | bool
 
 class SettingsError(Exception):
     """Raised if a file or variable with settings is invalid. The message names the location, and
-    `hint` says what to do.
+    `hint` suggests a fix.
     """
 
     code = "settings-invalid"

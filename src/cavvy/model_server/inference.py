@@ -148,8 +148,7 @@ class CountedModel:
 
 def _has_dynamic_scale(path: Path) -> bool:
     """Return whether a model computes one scale for its 8-bit activations from all rows of a batch.
-    The file of a model that computes one scale for all rows contains the operator's name,
-    `DynamicQuantize`, as plain text.
+    The file of such a model contains the operator's name, `DynamicQuantize`, as plain text.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(b"DynamicQuantize") >= 0

@@ -59,7 +59,9 @@ class _Threads:
 
 
 class AsyncJob:
-    """Like `Job`, but its methods are coroutines. A notebook shows the state that was read last."""
+    """An asynchronous form of `Job`, whose methods are coroutines. A notebook shows the state that
+    was read last.
+    """
 
     def __init__(self, job: Job, threads: _Threads) -> None:
         self._job = job
@@ -136,8 +138,8 @@ class AsyncJob:
 
 
 class AsyncClient:
-    """Like `Client`, but its methods are coroutines. The first request connects to the server.
-    `async with` closes the connections when its block ends.
+    """An asynchronous form of `Client`, whose methods are coroutines. The first request connects to
+    the server. `async with` closes the connections when its block ends.
     """
 
     def __init__(

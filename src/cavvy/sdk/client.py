@@ -19,8 +19,8 @@ class Client:
     """A client of a Cavvy server. Any number of threads may use the client.
 
     `Client()` uses the embedded server of this machine, and starts this server if necessary, as the
-    commands do. `Client(address, token=...)` uses another server. The address must begin with
-    https://. The address may begin with http:// if the address is on this machine, such as the
+    commands do. `Client(address, token=...)` uses the server at `address`. The address must begin
+    with https://. The address may begin with http:// if the address is on this machine, such as the
     local end of an SSH tunnel. `project` is the project of the jobs. If `project` is not given,
     `submit` uses the project that the task names, and other methods use CAVVY_PROJECT or else
     `default`. `home` is the state folder; the default is CAVVY_HOME or ~/.cavvy.
@@ -58,7 +58,7 @@ class Client:
 
         Set `consent` to agree to offers that cost money. Set `max_cost`, in US dollars, to agree to
         costs up to this amount; the job is stopped before it costs more. A budget in the task also
-        counts as agreement. Raises InvalidTask, NoOffer, ConsentNeeded.
+        counts as consent to the costs. Raises InvalidTask, NoOffer, ConsentNeeded.
         """
         options = SubmitOptions(
             params=params,

@@ -1,5 +1,5 @@
-"""The exceptions of the Python interface. The text of each exception says what is wrong and what to
-do.
+"""The exceptions of the Python interface. The text of each exception states the problem and how to
+solve it.
 
 CavvyError              any error of this interface
   InvalidTask           the task or one of its files must be changed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CavvyError(Exception):
-    """An error. `message` says what is wrong, and `hint` what to do. If the server reported the
+    """An error. `message` states the problem, and `hint` suggests a fix. If the server reported the
     error, `code` is the error's code, as listed in [errors](errors.md).
     """
 

@@ -73,7 +73,7 @@ class Job:
     def _log_parts(
         self, *, follow: bool, rank: int, attempt: int | None
     ) -> Generator[list[str], None, None]:
-        """Like `logs`, but each item contains all lines that arrived together."""
+        """Do the same as `logs`, but yield a list of all lines that arrived together."""
         with self._interruptible(), self._connections.use() as connection:
             yield from read_lines(
                 connection.log_chunks(

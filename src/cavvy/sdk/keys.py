@@ -303,7 +303,7 @@ class ServiceSlo(TypedDict, total=False):
 
 
 class ServiceUpdateKeys(TypedDict, total=False):
-    """Settings for the takeover by a new revision of a service."""
+    """Settings for replacing the old revision of a service by a new revision."""
 
     strategy: str
     weight: Number | str

@@ -96,8 +96,8 @@ class FaultyStore:
 
 
 class _SlowPart:
-    """A part of a store, such as its budgets. `slow` wraps each method of the part so that a call
-    takes time.
+    """A part of a store, such as its budgets. `slow` wraps each method of this part of the store,
+    to delay each call.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class UserIntervention(Struct, frozen=True, kw_only=True):
 
 
 class CrashMoment(StrEnum):
-    """The moment within a call to the store or a provider at which the server crashes."""
+    """The moment at which the server crashes during a call to the store or a provider."""
 
     BEFORE = "before"  # the server dies before the call has an effect
     # the server dies after the call has had its effect, but before the server receives the answer

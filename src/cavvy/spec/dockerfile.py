@@ -45,8 +45,8 @@ class DockerfileRecipe(Struct, frozen=True, kw_only=True):
 
 
 class _Setup(Struct, frozen=True, kw_only=True):
-    """The parts of a setup: the Debian packages and the other commands. `known` is true if it is
-    certain that the setup only installs packages.
+    """The parts of a setup: the Debian packages to install, and the commands that do not install
+    Debian packages. `known` is true if it is certain that the setup only installs packages.
     """
 
     packages: tuple[str, ...]

@@ -22,9 +22,9 @@ _PORT = '"${PORT:-%d}"'
 
 
 class Engine(Struct, frozen=True, kw_only=True):
-    """An engine. `command` precedes the options. `model`, `host`, `port_flag` and `names` are the
-    names of the engine's options for these values, and `gpus` is the option for the number of GPUs
-    of a node. A value is "" if the engine does not have the option.
+    """An engine. `command` precedes the options. `model`, `host`, `port_flag`, `names` and `gpus`
+    are the engine's options for the model, the host, the port, the names of the model, and the
+    number of GPUs of a node. A field is "" if the engine does not have the option.
     """
 
     command: str

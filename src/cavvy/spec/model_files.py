@@ -76,8 +76,8 @@ def write_service(job_text: str, name: str, model: ServedModel, inputs: Sequence
 
 
 def _read(key: str, value: Node) -> object:
-    """Return the value of a key. The values of variables are strings, so that a version such as
-    3.10 is not read as a number."""
+    """Return the value of a key of the job's file. The values of variables are strings, so that a
+    version such as 3.10 is not read as a number."""
     if key not in ("env", "tags"):
         return to_value(value)
     return {

@@ -138,8 +138,8 @@ class ProblemNotes:
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """Return an empty collection for the same file. A caller uses this collection to try one
-        way of reading a value, and then adopts or discards the collected problems.
+        """Return an empty collection of problems for the same file. A caller uses this collection
+        to try one way of reading a value, and then adopts or discards the collected problems.
         """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines

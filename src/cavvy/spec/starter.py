@@ -21,7 +21,9 @@ class StarterAnswers(Struct, frozen=True, kw_only=True):
 
 
 def make_starter(answers: StarterAnswers) -> str:
-    """Build a task file from the user's answers. The other common keys are included as comments."""
+    """Build a task file from the user's answers. Common keys without an answer are included as
+    comments.
+    """
     run = escape(answers.run.strip())
     return f"""\
 # A task for Cavvy: what to run, and what it needs.

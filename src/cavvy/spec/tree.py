@@ -34,7 +34,7 @@ class ScalarNode(Struct, frozen=True, kw_only=True):
 
 
 class MapNode(Struct, frozen=True, kw_only=True):
-    """Keys with values, in the order of the file. Keys are unique."""
+    """A mapping: its keys and their values, in the order of the file. Keys are unique."""
 
     mark: SourceMark
     entries: tuple[tuple[ScalarNode, "Node"], ...]
@@ -122,8 +122,8 @@ def to_value(node: Node) -> object:
 
 
 def read_table(text: str) -> dict[str, Any] | None:
-    """Return the plain values of a YAML text that is one table, read as YAML 1.2; None for other
-    texts.
+    """Parse a text as YAML 1.2 and return its plain values, or None if the text is not a single
+    table.
     """
     notes = ProblemNotes("the file", text)
     root = check_single(documents, notes) if (documents := compose_all(text, notes)) else None

@@ -31,8 +31,8 @@ Progress = Callable[[int, int], None]
 
 
 class FreezeError(Exception):
-    """Raised if no snapshot of the folder can be made. The message names the file and says what to
-    do."""
+    """Raised if no snapshot of the folder can be made. The message names the file and suggests a
+    fix."""
 
     code: ClassVar[str] = "workdir_refused"
     status: ClassVar[int] = 422
@@ -153,9 +153,9 @@ def list_folder(
 
 
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
-    """Merge several snapshots into one. The files of each snapshot are placed below its key, which
-    is a path; "" is the top of the result. A snapshot of a single file is placed at its key. If
-    several files have the same path, the last file is used.
+    """Merge several snapshots into one. Each key is a path in the result, and "" is the top of the
+    result. The files of a snapshot are placed below its key, but a single file is placed exactly at
+    its key. If several files have the same path, the last file is used.
     """
     found: dict[str, FolderEntry] = {}
     for below, part in snapshots.items():

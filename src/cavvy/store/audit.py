@@ -27,7 +27,7 @@ class PendingEntry(Protocol):
     """The audit entry of a request that may change something."""
 
     def claim(self) -> AuditEntry | None:
-        """Return the entry, or None if it was already claimed or the request needs no entry."""
+        """Return the entry, or None if a write has claimed it or the request needs no entry."""
         ...
 
     def give_back(self) -> None:

@@ -103,7 +103,7 @@ class LeaseLost(StoreError):
 
 
 class StoreUnusable(StoreError):
-    """Raised if the database cannot be used until a person acts. The message says what to do."""
+    """Raised if the database cannot be used until a person acts. The message suggests a remedy."""
 
 
 class KeyUnusable(StoreUnusable):

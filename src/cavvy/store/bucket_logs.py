@@ -90,9 +90,9 @@ class BucketLogTimes(Struct, frozen=True, kw_only=True):
 
 
 class BucketLogs:
-    """The logs of all jobs, in a folder of a bucket; the same interface as `LogStore`. Several
-    threads may use a BucketLogs object. Requests use `threads`, so that an unresponsive bucket does
-    not delay other work.
+    """The logs of all jobs, in a folder of a bucket. The class has the interface of `LogStore`.
+    Several threads may use a BucketLogs object. Requests use `threads`, so that an unresponsive
+    bucket does not delay other work.
     """
 
     def __init__(

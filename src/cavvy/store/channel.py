@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class SignalKind(StrEnum):
-    """The subject of a signal; the meaning of its key is in parentheses."""
+    """The subject of a signal. The comment of each subject states the meaning of the signal's key
+    in parentheses.
+    """
 
     HINT = "hint"  # reconcile (a key of the worklist)
     LOOK = "look"  # poll (a gang) before its next decision

@@ -197,8 +197,8 @@ class KeyRing:
 
     def renew(self) -> WrappingKey:
         """Copy the old key to a file named by the old key's ID, and then replace the key file in
-        the state folder with a new key. After a crash between the two steps, the old key is still
-        in use.
+        the state folder with a new key. After a crash between the copy and the replacement, the old
+        key is still in use.
         """
         assert self.renewable
         self._read_folder_key()  # the key exists from now on

@@ -1,8 +1,8 @@
 """The servers that work with one PostgreSQL database (replicas), and the leases that they hold.
 
-Each lease covers a part of the reconciling work: a shard of the jobs, or a task that exists once.
-Two tables store the servers and the leases. The lease tables are created before the schema is
-created or migrated:
+Each lease covers a part of the reconciling work: a shard of the jobs, or a task that only one
+server may run. Two tables store the servers and the leases. The lease tables are created before the
+schema is created or migrated:
 
 * `cavvy_replicas` contains a row for each server process, which the process renews. A process
   counts as dead if its row has expired or if its connection to the database has ended.
@@ -126,9 +126,9 @@ class ReplicaLeases:
 
     @property
     def valid(self) -> bool:
-        """Whether the leases are certainly still valid, so that no other server can have taken
-        them. Check `valid` before actions outside the database; the database itself checks the
-        fence of each write.
+        """Whether this server's leases are certainly valid: no other server can have acquired them.
+        Check `valid` before actions outside the database; the database itself checks the fence of
+        each write.
         """
         return self._renewed is not None and time.monotonic() < self._renewed + self._ttl_s
 
@@ -150,8 +150,9 @@ class ReplicaLeases:
 
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
         """Renew this server's registration, and acquire leases. A lease that another server should
-        hold is first added to `leaving`. A later turn releases the lease, once no pass runs under
-        the lease; `unfinished` contains the leases under which a pass runs. Raises StoreUnusable.
+        hold is first added to `leaving`. A later call of `turn` releases the lease, unless a pass
+        is running under it; `unfinished` contains the leases under which a pass is running. Raises
+        StoreUnusable.
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]

@@ -89,8 +89,8 @@ for _name in (*_OF_OFFER, "accelerator_count", "accelerator_part"):
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
-    """Create or migrate the schema. Return the driver after setting its journal mode to the mode
-    that the database file actually has.
+    """Create or migrate the schema. Return the driver with the journal mode that the database file
+    actually has.
 
     Raises StoreUnusable, StoreFull and the driver's own errors.
     """
@@ -128,8 +128,9 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 
 
 def is_next(revision: str, known: str) -> bool:
-    """Return whether `revision` is at most one newer than `known`: a program that supports the
-    schema up to `known` can work with such a database. See docs/guides/write-a-migration.md.
+    """Return whether `revision` is at most one newer than `known`: a program whose newest known
+    revision is `known` can work with a database that is one revision newer. See
+    docs/guides/write-a-migration.md.
     """
     return int(revision) <= int(known) + 1
 

@@ -1,7 +1,7 @@
 """Calls in the queues of services: `SqlStore.queued_calls`.
 
-A call is one row from its submission to its end. The result is written only once: a write that ends
-a call succeeds only if the call's row still has the version that was read.
+Each call is stored in one row from its submission until it ends. The result is written only once: a
+write that ends a call succeeds only if the call's row still has the version that was read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -168,6 +168,6 @@ def _key(call: QueuedCall) -> tuple[str, str, str]:
 
 
 def _columns(call: QueuedCall) -> tuple[object, ...]:
-    """Return the values of `_CHANGED`."""
+    """Return the values of the columns in `_CHANGED`."""
     expires = None if call.expires_at is None else to_micros(call.expires_at)
     return (str(call.state), to_micros(call.due_at), expires, encode(call), call.version)

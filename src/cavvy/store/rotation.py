@@ -73,11 +73,11 @@ async def list_keys(
 async def rotate_key(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> KeyRotation:
-    """Create a new key if the server creates its own keys. Then encrypt all secrets and credentials
-    again, with new data keys that the current key protects. Also encrypt the data keys of files
-    again, each with the current key of its project. The call can be repeated after a crash, because
-    data can still be decrypted with the former keys. Raises StoreUnusable if the current key cannot
-    be used, StoreFull.
+    """Create a new key if the server creates its own keys. Encrypt all secrets and credentials
+    again, with new data keys that the current key protects. Also encrypt each data key of files
+    again, with the current key of the file's project. The call can be repeated after a crash,
+    because data can still be decrypted with the former keys. Raises StoreFull, or StoreUnusable if
+    the current key cannot be used.
     """
     keys = sealer.keys
     key = await to_thread(keys.renew if keys.renewable else keys.current)

@@ -68,8 +68,8 @@ def insert_many(
     rows: Sequence[Sequence[object]],
     then: str = "",
 ) -> list[Row]:
-    """Insert rows with one statement. Return the rows that the statement returns, if `then`
-    requests any."""
+    """Insert rows with one statement. Return the rows that the statement returns, or [] if `then`
+    is empty."""
     cursor = session.run(
         _insert_many(table, columns, len(rows), then), [x for row in rows for x in row]
     )

@@ -109,7 +109,8 @@ class FailureWatch:
 
     def _search(self, mine: RankFailure) -> RankFailure:
         """Wait for the failure of another rank. If no other rank reports a failure, report the
-        failure of a rank that does not answer. If all ranks answer, report `mine`.
+        failure of a rank that does not answer. If all ranks answer and none reports a failure,
+        report the failure `mine` of this rank.
         """
         searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
         until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)

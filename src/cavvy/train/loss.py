@@ -1,8 +1,8 @@
 """The loss of a batch that is computed in parts. The loss is the weighted mean over all parts.
 
-The weight of a mean over samples is the number of samples. Many losses are means over other items,
-for example over the tokens that are not padding. The weight of a mean is the denominator of the
-mean. The denominator is read from the autograd graph of the loss, or the script returns (mean,
+The weight of a mean over samples is the number of samples. Many losses are not means over samples,
+for example means over the tokens that are not padding. The weight of a mean is the denominator of
+the mean. The denominator is read from the autograd graph of the loss, or the script returns (mean,
 weight).
 """
 
@@ -48,7 +48,7 @@ class LossSum:
 
     def add(self, result: Any, samples: int) -> tuple[Any, Any]:
         """Add the loss of one part of the batch to the sum. Returns the mean to differentiate and
-        its weight. The weight is 0 if the part has 0 samples or contains only padding.
+        its weight. The weight is 0 if the part of the batch is empty or contains only padding.
         """
         value, weight = result if isinstance(result, tuple) else (result, find_weight(result))
         if isinstance(weight, torch.Tensor):
@@ -103,7 +103,7 @@ def _walk(node: Any, depth: int) -> Iterator[Any]:
 
 
 def _is_sum(node: Any) -> bool:
-    """Return whether a node of a graph is a sum. The sum may be negated or scaled."""
+    """Return whether a node of an autograd graph is a sum. The sum may be negated or scaled."""
     while node is not None and node.name().partition("Backward")[0] in ("Neg", "Mul", "ToCopy"):
         node = node.next_functions[0][0]
     if node is None:

@@ -171,8 +171,8 @@ class Run:
         `shuffle`. The sampler must yield the same order for the same epoch: it has a `generator`,
         the method `set_epoch`, or a fixed order.
 
-        A checkpoint of data with another number of samples, seed or `shuffle` is refused, unless
-        `new_order` accepts that samples are repeated or left out.
+        A checkpoint is refused if the number of samples, the seed or `shuffle` has changed since it
+        was saved, unless `new_order` accepts that samples are repeated or left out.
         """
         opened = open_source(source, **options)
         made = Data(
@@ -288,15 +288,15 @@ class Run:
         in `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out
         of memory. If `loss` returns a mean over items other than samples, such as tokens without
         padding, the mean is weighted by the number of items. Cavvy determines the number of items
-        automatically for torch's losses and for sums that are divided by a tensor. For other
-        losses, `loss` must return (mean, number of items).
+        automatically for torch's losses and for sums that are divided by a tensor. If `loss`
+        computes the mean in any other way, it must return (mean, number of items).
 
         Gradients of earlier calls that no step has used yet are added to the new gradients.
         """
         return self._add(self._ready().add, spread(loss), batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
-        """Like `accumulate`, but also works for plans with a pipeline. A batch is (input, target),
+        """Do the same as `accumulate`, also for plans with a pipeline. A batch is (input, target),
         and `loss(output, target)` returns the mean loss.
         """
         return self._add(self._ready().add_pipelined, loss, batch)

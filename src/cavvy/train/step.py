@@ -31,9 +31,9 @@ class StepGradients:
     """Accumulates the gradient of the mean loss over the global batch. The result does not depend
     on how the batch is split.
 
-    The loss of n samples is weighted by n / global batch. If the loss is a mean over other items,
-    such as tokens, the loss is weighted by the number of items. Therefore micro-batches and shares
-    of different sizes add up to the mean over the global batch.
+    The loss of n samples is weighted by n / global batch. If the loss is a mean over items that are
+    not samples, such as tokens, the loss is weighted by the number of items. Therefore
+    micro-batches and shares of different sizes add up to the mean over the global batch.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StepGradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Like `add`, but also works for plans with a pipeline. `loss` is called with the output
+        """Do the same as `add`, also for plans with a pipeline. `loss` is called with the output
         and the target.
         """
         pipeline, model = self.placed.pipeline, self.placed.model
@@ -162,8 +162,9 @@ class StepGradients:
         self._agree(number + SKIPPED, False, None)
 
     def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:
-        """Exchange the facts of a step, and store the highest request. Returns whether a rank
-        failed, and whether the weight of a loss differs from its number of samples.
+        """Exchange the facts of a step between the ranks, and store in `said` the highest request
+        (exit or save) of all ranks. Returns whether a rank failed, and whether the weight of a loss
+        differs from its number of samples.
 
         Raises: RanksDiverged: the ranks are at different batches, or their models differ.
         """

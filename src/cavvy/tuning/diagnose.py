@@ -118,8 +118,8 @@ class Diagnoser:
         )
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
-        """Measure which of the user's lines run. The first window has a trace, which slows
-        operations down. The times are measured in a second window, which has no trace.
+        """Measure how often each line of the user's code runs. The first window has a trace, which
+        slows operations down. The times are measured in a second window, which has no trace.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=self._least, steps=self._traceable(steps), trace=trace)
@@ -161,7 +161,7 @@ class Diagnoser:
         return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
 
     def _aside(self) -> float:
-        """Return the mean seconds per step of the parts of a step that `_bare` subtracts."""
+        """Return the mean time, in seconds per step, that `_bare` subtracts from the steps."""
         return fmean(
             sum(self._every.mean(name, rank) for name in self._apart)
             for rank in range(self._facts["ranks"])
@@ -348,7 +348,7 @@ class Diagnoser:
 
     def _judge_python(self) -> float:
         """Record the time in which only the user's own Python code runs, on the rank where this
-        time is shortest. Returns the part of this time that the step times of `_bare` contain.
+        time is shortest. Returns how much of this time is included in the step times of `_bare`.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)

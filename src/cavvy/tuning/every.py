@@ -83,8 +83,8 @@ class StepHistory:
 
 def _period(steps: Sequence[StepSample]) -> float:
     """Return the mean number of steps per rare event. If the events are regular, only the steps
-    between the first and the last event are used, because the other steps belong to incomplete
-    periods.
+    between the first and the last event are used, because the steps before and after belong to
+    incomplete periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]

@@ -36,7 +36,7 @@ class CostFinding:
 
 def rank_findings(found: Iterable[CostFinding], step_s: float) -> list[CostFinding]:
     """Return the findings to report, the most expensive first. Each cost is limited to the time of
-    a step, because on a noisy machine two windows can differ by more than one step's time.
+    one step, because a cost on a noisy machine can appear longer than a step.
     """
     sure = [each for each in found if each.sure and each.lost_s > LEAST * step_s]
     capped = [replace(each, lost_s=min(each.lost_s, step_s)) for each in sure]

@@ -1,5 +1,5 @@
 """Paired differences. Two variants are measured alternately, so that other programs on the machine
-affect both equally.
+affect both variants equally.
 """
 
 from collections.abc import Sequence
@@ -49,9 +49,9 @@ AGREE = 5
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """The difference between two variants: by how much the second variant is lower than the first
-    variant. `mean` is the mean over all pairs, and `half` is half the width of its 95 % confidence
-    interval.
+    """The difference between two variants: the value of the first variant minus the value of the
+    second variant. `mean` is the mean over all pairs, and `half` is half the width of its 95 %
+    confidence interval.
     """
 
     mean: float

@@ -95,8 +95,8 @@ class PlanTuner:
             best.close()
 
     def _is_known(self, change: dict[str, Any]) -> bool:
-        """Return whether to skip the change, because the plan already has the change or a smaller
-        batch brought no gain.
+        """Return whether to skip the change, because the plan already contains it or because an
+        earlier change of the batch size brought no gain.
         """
         if "batch_size" in change:
             return any("batch_size" in each.change and not each.kept for each in self.trials)

@@ -59,8 +59,8 @@ class LoadCosts(Struct, frozen=True, kw_only=True):
 
 class WayCrossing(Struct, frozen=True, kw_only=True):
     """The load at which another way to run the service becomes the cheapest: `below` is the
-    cheapest way with fewer than `per_day` requests a day, and `above` is the cheapest way with
-    more.
+    cheapest way with fewer than `per_day` requests a day, and `above` is the cheapest way with more
+    than `per_day` requests a day.
     """
 
     per_day: float
@@ -106,7 +106,9 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """Return the costs of running the service in the ways that need no simulated autoscaler."""
+    """Return the costs of the ways to run the service that can be computed without simulating an
+    autoscaler.
+    """
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
@@ -197,7 +199,7 @@ def find_crossings(loads: Sequence[LoadCosts]) -> Sequence[WayCrossing]:
 
 
 class FixedReplicas:
-    """A rule that always orders the same number of replicas."""
+    """A rule that always requests a constant number of replicas."""
 
     interval_s, holds = 1, True
 

@@ -53,7 +53,7 @@ class LoadView(NamedTuple):
 
 
 class RuleState(Struct, frozen=True, kw_only=True):
-    """The state of the rules between decisions. Each rule uses some of the fields.
+    """The state of the rules between decisions. No rule uses all of the fields.
 
     `votes` contains (time, replicas) of past decisions. `since_s` is the time since which the rule
     has wanted more or fewer replicas, and `panic_s` is the time at which a panic was last

@@ -174,7 +174,7 @@ def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_R
 
 
 def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
-    """Read GenTD26's requests for images. Requests without an end are omitted."""
+    """Read GenTD26's requests for images, except requests without a recorded execution time."""
     for row in rows:
         length = float(row["exec_time_seconds"] or 0)
         if length > 0:

@@ -1,9 +1,9 @@
 """Runs one service over one trace: with the production autoscaler, or with the rule of another
 system.
 
-A service without any ready replica at the start begins with a cold start. With every rule, a
-service that starts warm has the replicas that the load of its first five minutes needs at 80 %
-utilisation.
+A service without any ready replica at the start begins with a cold start. A service that starts
+warm begins with the number of replicas that serves the load of its first five minutes at 80 %
+utilisation, with every rule.
 """
 
 from bisect import bisect_right

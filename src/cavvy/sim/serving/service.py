@@ -35,8 +35,8 @@ class ServiceSetting(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaMarket(Struct, frozen=True, kw_only=True):
-    """One market for replicas. `capacity` is the number of replicas that the market can have in
-    each step of `step_s`; None means no limit.
+    """One market for replicas. `capacity` lists, for each step of `step_s` seconds, how many
+    replicas can run in the market; None means no limit.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ReplicaMarket(Struct, frozen=True, kw_only=True):
     step_s: float = 30.0
 
     def room(self, now_s: float) -> int:
-        """Return how many replicas the market can have now."""
+        """Return how many replicas can now run in the market."""
         if self.capacity is None:
             return 1_000_000
         return self.capacity[min(len(self.capacity) - 1, int(now_s / self.step_s))]
@@ -76,7 +76,7 @@ class WaitRecord:
 
 
 class SimulatedService:
-    """The state of one service. The caller advances the time, and orders or ends replicas."""
+    """The state of one service. The caller advances the time, and launches or ends replicas."""
 
     def __init__(
         self,
@@ -146,8 +146,8 @@ class SimulatedService:
 
     def order(self, wanted: Sequence[int]) -> None:
         """Launch or end replicas so that each market has the wanted number. Replicas that have not
-        started are ended first. If more replicas must end, the replicas with the fewest requests
-        finish their requests and end.
+        started are ended first. After them, the ready replicas with the fewest requests are ended,
+        each after its current requests.
         """
         for market, count in enumerate(wanted):
             while self.count_held(market) > count:

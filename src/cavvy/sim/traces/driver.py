@@ -22,7 +22,7 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class Knows(StrEnum):
-    """What a simulated job knows about the markets."""
+    """The facts about the markets that a simulated job can observe."""
 
     EVERYTHING = "everything"  # at every moment, which markets have spot
     LAUNCHES = "launches"  # only prices and the results of its own launches, like a real job

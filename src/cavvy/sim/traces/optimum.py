@@ -1,13 +1,13 @@
-"""Computes the lowest possible cost of a job if the future is known. The method is exact dynamic
-programming, for one or several markets.
+"""Computes the lowest possible cost of a job if the future is known. The module uses exact dynamic
+programming for one or several markets.
 
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
-Prices are constant between two cuts. Therefore a stay can start at a cut instead of later, do the
-same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
-end at any time. The state at a cut is the running stay and the amount of work done. A launch is
-modelled as a loss of work equal to the overhead; the stay makes up for the loss while it loads. A
-stay that ends before it has made up for the overhead only adds cost. Therefore the model never
-gives a state a lower cost than the state has in reality.
+Prices are constant between two cuts. Therefore a stay that starts between two cuts could also start
+at a cut, with the same work and the same cost, so only stays that start at a cut are considered. A
+stay may end at any time. The state at a cut is the running stay and the amount of work done. A
+launch is modelled as a loss of work equal to the overhead; the stay makes up for the loss while it
+loads. A stay that ends before it has made up for the overhead only adds cost. Therefore the model
+never underestimates the cost of a state.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.

@@ -96,8 +96,8 @@ def _read_document(path: Path) -> object:
 
 
 def _policies(top: "_Table") -> list[str]:
-    """Return the policies of a scenario. The default is Cavvy's own policy and two other policies
-    for comparison.
+    """Return the policies of a scenario. The default is Cavvy's own policy and, for comparison, two
+    simpler policies.
     """
     policies = [str(name) for name in top.items("policies")]
     for name in policies:
@@ -260,7 +260,9 @@ def _fleet(table: "_Table") -> TraceFleet:
 
 
 class _Table:
-    """A mapping in the file. The error messages of a table name the position in the file."""
+    """A YAML mapping in the scenario file. The error messages of a table name the position in the
+    file.
+    """
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):

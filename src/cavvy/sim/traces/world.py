@@ -1,5 +1,5 @@
-"""Represents recorded markets as a list of changes. The readers create the list; the driver
-processes one change after another.
+"""Represents recorded markets as a list of changes. The readers create the list of changes; the
+driver processes the changes in order.
 """
 
 from bisect import bisect_right

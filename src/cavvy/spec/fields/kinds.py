@@ -332,8 +332,8 @@ class SectionReader:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """Return the values of the fields by the attribute that they set. Absent and invalid values
-        are left out.
+        """Return a dictionary that maps each attribute to the value from the field that sets the
+        attribute. Absent and invalid values are left out.
         """
         found: dict[str, Any] = {}
         for each in self.section.fields:

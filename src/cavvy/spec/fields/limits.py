@@ -25,8 +25,8 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """Return the deadline either as a time and None, or as None and a duration after the
-    submission.
+    """Return the deadline as a pair: a time and None, or None and the duration from the submission
+    to the deadline.
     """
     text = read_text(node).strip()
     try:

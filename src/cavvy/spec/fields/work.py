@@ -55,8 +55,8 @@ _MACHINE = re.compile(r"[a-z0-9][a-z0-9-]*/[^\s/]+")
 
 def _check_rate_name(name: str) -> None:
     """Check a key of `rates`. A key is the name or family of an accelerator, or cpu, or a machine
-    as PROVIDER/INSTANCE-TYPE. A key may end with :COUNT, the number of accelerators or vCPUs. Rates
-    with other keys would have no effect. Raises WrongValue.
+    as PROVIDER/INSTANCE-TYPE. A key may end with :COUNT, the number of accelerators or vCPUs. A
+    rate with an invalid key would have no effect. Raises WrongValue.
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 

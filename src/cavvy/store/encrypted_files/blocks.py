@@ -84,8 +84,8 @@ class EncryptedFile:
         return data[offset - start : end - start]
 
     def append(self, data: bytes) -> None:
-        """Append bytes to the file. If the write fails, the file is unchanged. Raises StoreUnusable
-        if the last block cannot be read, OSError.
+        """Append bytes to the file. If the write fails, the file is unchanged. Raises OSError, or
+        StoreUnusable if the last block cannot be read.
         """
         size, plain = self.size, self._layout.plain
         number, kept = divmod(size, plain)

@@ -109,8 +109,8 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
         object."""
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
-        """Complete an upload whose parts have these ETags, in this order. The call may be
-        repeated.
+        """Complete an upload whose parts have these ETags, in this order. The caller can safely
+        repeat the call.
         """
 
     def abort(self, key: str, upload: str) -> None: ...

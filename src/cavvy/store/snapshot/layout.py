@@ -59,7 +59,7 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """Raised if the file is not a catalog that this program can use. The message says what to do.
+    """Raised if the file is not a catalog that this program can use. The message suggests a remedy.
     If the remedy depends on who owns the file, the remedy is a separate argument of the error.
     """
 

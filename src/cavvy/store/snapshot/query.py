@@ -383,9 +383,7 @@ def _range(
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:
-    """Return the IDs of the requested locations, and which share of all rows is in these
-    locations.
-    """
+    """Return the IDs of the requested locations, and the share of all rows in these locations."""
     found: dict[int, int] = {}
     for name in wanted:
         sql = (

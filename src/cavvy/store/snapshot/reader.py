@@ -1,7 +1,7 @@
 """Implements `Catalog.match` on a snapshot file without loading the whole file. SQL filters, counts
 and sorts the rows, and Python builds the result from them.
 
-The result equals the result of `catalog/fit.py`, which a property test checks.
+A property test checks that the result equals the result of `catalog/fit.py`.
 """
 
 import sqlite3
@@ -207,10 +207,10 @@ class CatalogSnapshot:
         )
 
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
-        """Count each provider's instance types with accelerators. Return, for each provider and
-        purchase option, how many of these instance types have no price for the purchase option, and
-        the total number of the instance types. Combinations for which no price is missing are
-        omitted.
+        """Count each provider's instance types with accelerators. Return two numbers for each
+        provider and purchase option: how many of these instance types have no price for this
+        purchase option, and how many instance types the provider has. Combinations for which no
+        price is missing are omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(

@@ -20,7 +20,7 @@ FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 
 
 class Keep(xgboost.callback.TrainingCallback):
-    """Save the model after every ten trees, under a temporary name until it is complete."""
+    """Save the model after every ten trees. The file has a temporary name until it is complete."""
 
     def after_iteration(self, model, epoch, evals_log) -> bool:
         if epoch % 10 == 9:

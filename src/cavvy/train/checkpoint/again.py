@@ -39,7 +39,7 @@ def run_again(world: RankWorld) -> None:
 
 def leave() -> None:
     """Exit with the exit code for "run me again". The function also notifies Cavvy's agent
-    directly, because a launcher such as torchrun replaces this exit code with another.
+    directly, because a launcher such as torchrun replaces this exit code with its own.
 
     Raises: SystemExit: always.
     """

@@ -79,9 +79,10 @@ class AsyncSaver:
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
         """Load the newest complete, undamaged checkpoint, or an emergency save if that is newer.
-        Returns the facts of the loaded checkpoint or save, or None if there was none.
+        Returns the facts of what was loaded, or None if neither a checkpoint nor an emergency save
+        exists.
 
-        Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
+        Raises: CheckpointUnreadable: all existing checkpoints are damaged.
         """
         # The saving thread also exchanges values between ranks, so it must end first.
         self.store.wait()

@@ -42,7 +42,7 @@ def write(
     micro: dict[str, int],
 ) -> None:
     """Write this rank's part of the state, unless `state` is None. A rank that ran out of memory
-    also writes the sizes in `micro` to a note. The other ranks pass {} as `micro`.
+    also writes the sizes in `micro` to a note. Ranks with enough memory pass {} as `micro`.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")

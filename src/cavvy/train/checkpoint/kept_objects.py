@@ -1,7 +1,7 @@
 """The state of objects that a script adds to checkpoints with `run.keep`.
 
-The tensors of these objects are saved together with the model's tensors. The rest of the state is
-plain data: an encoded copy of the state, in which each tensor has a shape but no values.
+The tensors of these objects are saved together with the model's tensors. The plain data of an
+object is an encoded copy of the object's state, in which each tensor has a shape but no values.
 """
 
 import base64
@@ -19,7 +19,7 @@ def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
     """Return the plain data and the tensors of all objects, by name. The tensors are copies,
     because the script may change the objects during the save.
 
-    Raises: TypeError: a state contains something that a checkpoint cannot hold.
+    Raises: TypeError: a state contains a value that checkpoints cannot store.
     """
     plain, tensors = {}, {}
     for name, thing in objects.items():

@@ -119,8 +119,8 @@ class CheckpointStore:
             commit(found, self._world.rank)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
-        """Load a checkpoint into the tensors of `state`. The checkpoint may have been saved with
-        another number of ranks.
+        """Load a checkpoint into the tensors of `state`. The checkpoint can be loaded with any
+        number of ranks.
         """
         group = self._world.file_group
         _expect_to_be_alone()

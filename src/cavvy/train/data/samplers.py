@@ -22,7 +22,7 @@ def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length:
     `generator` or its method `set_epoch`.
 
     Raises: ValueError: the size of a batch differs from the global batch, or the length of the
-    epoch differs from the first epoch.
+    epoch differs from the length of the first epoch.
     """
     with _LOCK:
         parts: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))

@@ -68,8 +68,8 @@ def register_reader(name: str, reader: Reader) -> None:
 def open_source(where: Any, **options: Any) -> Source:
     """Return a source unchanged, or open "NAME:path" with the registered reader.
 
-    Raises: ValueError: no reader has this name. TypeError: the object has no length or no samples
-    by index.
+    Raises: ValueError: no reader has this name. TypeError: the object has no length or cannot
+    return a sample by its index.
     """
     if isinstance(where, torch.utils.data.TensorDataset):
         return Tensors(*where.tensors)

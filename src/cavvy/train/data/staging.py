@@ -64,8 +64,8 @@ class DirectBatches:
 
 
 class CopyStream(Protocol):
-    """The device stream on which a background thread copies batches. The model computes on another
-    stream.
+    """The device stream on which a background thread copies batches. The model does not compute on
+    this stream.
     """
 
     def begin(self) -> None:

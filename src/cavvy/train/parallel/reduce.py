@@ -89,8 +89,8 @@ class GradientReducer:
             bucket.waiting = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Send the remaining buckets, wait for all of them, and copy the sums to the gradients.
-        The method allocates only little memory.
+        """Send the remaining buckets, wait for all of them, and copy the sums to the gradients. The
+        method allocates little memory.
         """
         if not self._armed:
             self.arm()

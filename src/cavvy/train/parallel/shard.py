@@ -98,8 +98,8 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
     `Module.compile` compiles the first function that does not belong to torch. For an
     `nn.Sequential`, `Module.compile` would therefore compile the forward method of each member.
-    Equal parts share one compiled graph. The limit on the number of graphs is high enough even if
-    all parts differ.
+    Equal parts of the model share one compiled graph. The limit on the number of graphs is high
+    enough for a model without equal parts.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)

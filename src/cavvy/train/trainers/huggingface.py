@@ -21,8 +21,8 @@ def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
     have the same samples on any number of processes: `gradient_accumulation_steps` is set so that
     the size of the global batch does not change.
 
-    Raises: TypeError: the training data has no length or no samples by index. ValueError: the data
-    or the global batch does not match the checkpoint.
+    Raises: TypeError: the training data has no length or cannot return a sample by its index.
+    ValueError: the data or the global batch does not match the checkpoint.
     """
     args, found = trainer.args, find_newest(trainer.args.output_dir)
     total = args.train_batch_size * args.world_size * args.gradient_accumulation_steps

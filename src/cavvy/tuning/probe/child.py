@@ -85,9 +85,9 @@ class ScriptProbe:
 
     A command has the keys `mode` (see `WindowModes`), `skip` (number of steps to skip), `steps`
     (number of steps to measure), `trace` (a file for the trace, or "-" to discard it) and `watch`
-    (whether to sample which lines run). Other commands have one of the keys `look` (number of
-    samples to read and time separately), `epoch` (continue to the next pass of the script's own
-    loop over epochs, see `_came_back`) or `end`.
+    (whether to sample which lines run). A command that measures no window has one of three keys:
+    `look` (the number of samples to read and time separately), `epoch` (run up to the next epoch of
+    the script's own loop, see `_came_back`) or `end`.
 
     A report has the keys `rank`, `seconds` (mean per step), `steps` and `parts` (seconds of each
     step and of its parts), and `every` (for all steps since the previous window, the seconds of
@@ -191,8 +191,8 @@ class ScriptProbe:
         run.save(wait=True)  # `Run.batches` does the same at the end of each pass.
 
     def _came_back(self, epochs: float) -> None:
-        """Report that the script's own loop has reached its next pass, with the time between the
-        two passes and the number of epochs between them.
+        """Report that the script's own loop has reached its next pass. The report contains the time
+        and the number of epochs since the previous pass.
         """
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began

@@ -179,9 +179,10 @@ class BusyLines:
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
     """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
-    the parts of a step. `between` contains the nanoseconds between the parts by kind. The kinds are
-    `python`, `saving`, other `work`, and the `loop` itself. `lines` contains the most frequent
-    lines of each kind except `loop`, with their shares of all time.
+    the parts of a step. `between` maps each kind of code to the nanoseconds that it ran between the
+    parts of steps. The kinds are `python`, `saving`, `work` (other work of the user's code), and
+    `loop` (the loop itself). `lines` contains the most frequent lines of each kind except `loop`,
+    with their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}
@@ -397,8 +398,8 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """Return whether the event is an operation on the host or work on a device. All other events
-    are only annotations.
+    """Return whether the event is an operation on the host or work on a device. Events that are
+    neither of the two are only annotations.
     """
     if event.device_type.name != "CPU":
         return not event.is_user_annotation

@@ -38,8 +38,8 @@ class PlainLoop:
     The report contains the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
     seconds of their parts), and `lines` (the script's lines that run most often, with their shares
     of all time). The part `prepare` is the script's own code before the first forward pass of a
-    step, except code that runs before a DataLoader returns the batch. The part `own` is all other
-    code of the script itself.
+    step, except code that runs before a DataLoader returns the batch. The part `own` is the
+    script's own code except the code of `prepare`.
     """
 
     def __init__(self, folder: str, done: Callable[[dict[str, Any]], None]) -> None:
@@ -203,8 +203,8 @@ class PlainLoop:
         return not any(self.clock.part(name).begun for name in self.clock.parts)
 
     def _timed(self, name: str, work: Timed) -> Timed:
-        """Wrap a function so that the time of its calls counts toward this part of a step. Calls
-        within another part are not counted separately.
+        """Wrap a function so that the time of its calls counts toward this part of a step. A call
+        that happens during a measured part counts only toward that part.
         """
 
         def call(*given: Any, **options: Any) -> Any:

@@ -11,9 +11,9 @@ class RayServeRule(Struct, frozen=True, kw_only=True):
 
     wanted = ceil(mean requests over 30 s / target). The number of replicas grows once the rule has
     wanted a higher number for 30 s without a break, and shrinks once the rule has wanted a lower
-    number for 600 s. The last replica is removed only in a step that removes no other replica. From
-    zero, the number of replicas grows immediately. Ray decides every 0.1 s with values that arrive
-    every 10 s; this rule decides every 2 s.
+    number for 600 s. The last replica is removed only in a step that removes no other replica. If
+    no replica exists, new replicas are added immediately. Ray decides every 0.1 s with values that
+    arrive every 10 s; this rule decides every 2 s.
     """
 
     target: float = 0.4  # 2 of the 5 requests that a replica takes by default

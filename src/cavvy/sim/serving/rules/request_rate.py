@@ -7,8 +7,8 @@ from cavvy.sim.serving.history import LoadView, RuleState
 
 
 def _divide(rate: float, share: float, seen: LoadView) -> int:
-    """Return the number of replicas for a rate, if each replica serves this share of its maximum
-    rate."""
+    """Return the number of replicas that serve a request rate if each replica runs at this share of
+    its maximum rate."""
     return ceil(rate * seen.service_s / (share * seen.slots) - 1e-9)
 
 
@@ -17,8 +17,9 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 
     Every 20 s: wanted = ceil(requests per second over 60 s / target). The number of replicas grows
     once the rule has wanted a higher number for 300 s, and shrinks once the rule has wanted a lower
-    number for 1200 s. From zero, the number of replicas grows immediately. `target` is the share of
-    a replica's maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
+    number for 1200 s. If no replica exists, new replicas are added immediately. `target` is the
+    share of a replica's maximum rate. While no replica is ready, SkyServe's load balancer answers
+    503.
     """
 
     target: float = 0.7
