@@ -15,9 +15,9 @@ MADE_UP = 32  # number of samples if the user gives none
 
 def read_samples(model: OnnxModel, file: str) -> list[dict[str, Any]]:
     """Return the samples in a file: either bodies of requests as JSON lines, or a .npz file with an
-    array for each input, whose first axis is the index of the sample. Each sample is a batch of
-    size one if the model's first axis is dynamic. Without a file, inputs are normally distributed
-    random numbers. Raises WrongRequest, ValueError, OSError.
+    array for each input. The first axis of each array is the index of the sample. Each sample is a
+    batch of size one if the model's first axis is dynamic. Without a file, inputs are normally
+    distributed random numbers. Raises WrongRequest, ValueError, OSError.
     """
     if not file:
         return _make_up(model)

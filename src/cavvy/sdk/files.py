@@ -62,8 +62,8 @@ def _find_ignored(task: TaskSpec, folder: Path) -> dict[str, Path]:
 
 
 def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | None]]:
-    """For each part that `find_parts` returns, yield the part's submitted path, the local folder
-    that contains the part, and the name of the file if the part is a single file.
+    """For each part that `find_parts` returns, yield three values: the submitted path, the local
+    folder that contains the part, and the name of the file if the part is a single file.
     """
     for inside, path in parts.items():
         single = inside != "" and path.is_file()

@@ -86,10 +86,10 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
-    """The cost of a job, and the time that the job spent in each phase. `final` is False while
-    there may still be new charges. `lost` is running time whose work had to be repeated. If a
-    provider did not report the start or the end of a node, the job may have cost up to `unsure_usd`
-    more than `total_usd`.
+    """The cost of a job, and the time that the job spent in each phase. `final` is False while new
+    charges are possible. `lost` is running time whose work had to be repeated. If a provider did
+    not report the start or the end of a node, the job may have cost up to `unsure_usd` more than
+    `total_usd`.
     """
 
     total_usd: Decimal

@@ -50,9 +50,9 @@ class Task:
         return task
 
     def replace(self, **keys: Unpack["TaskKeys"]) -> "Task":
-        """Return a copy of the task with other values for these keys. In a section such as
-        `resources`, only the given keys change. This method cannot change `params`; pass other
-        values to `Client.submit`. Raises InvalidTask.
+        """Return a copy of the task with new values for these keys. In a section such as
+        `resources`, only the given keys change. This method cannot change `params`; pass new values
+        of parameters to `Client.submit`. Raises InvalidTask.
         """
         if "params" in keys:
             raise TypeError("`params` cannot be replaced; pass them to `Client.submit`")

@@ -33,8 +33,8 @@ def to_plain(value: object, key: str) -> Any:
 
 def to_scalar(value: object, key: str) -> Scalar:
     """Convert a single value, such as the value of a parameter: a string, a number, a boolean, a
-    path, a point in time or a length of time. Raises TypeError for other types, and ValueError for
-    a time without a zone.
+    path, a point in time or a length of time. Raises TypeError for an unsupported type, and
+    ValueError for a time without a zone.
     """
     match value:
         case bool():

@@ -2,8 +2,8 @@
 in few and small layers.
 
 A setup that only installs Python and Debian packages runs in a separate build stage, so that
-compilers and caches do not end up in the image. Any other setup runs in the final image, because it
-may write to any path.
+compilers and caches do not end up in the image. A setup with further commands runs in the final
+image, because these commands can write to any path.
 """
 
 import re

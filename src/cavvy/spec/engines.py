@@ -1,5 +1,5 @@
 """The known engines: programs that serve a model. For each engine, Cavvy writes the command, the
-port and the probe of the service, and knows the path of the engine's metrics.
+port and the probe of the service, and stores the path of the engine's metrics.
 
 `flags` are the engine's options, as listed in `source` on the date `as_of`. A test checks that the
 command uses only options in `flags`. The tests run the command of only one engine, `onnxruntime`.

@@ -138,15 +138,15 @@ class ProblemNotes:
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """Return an empty collection of problems for the same file. A caller uses this collection
-        to try one way of reading a value, and then adopts or discards the collected problems.
+        """Return an empty collection of problems for this file. A caller uses this collection to
+        try one way of reading a value, and then adopts or discards the collected problems.
         """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
         return notes
 
     def adopt(self, other: "ProblemNotes") -> None:
-        """Add the problems of another collection for the same file."""
+        """Add the problems of another collection for this file."""
         self._problems += [problem for problem in other._problems if problem not in self._problems]
 
     def __len__(self) -> int:

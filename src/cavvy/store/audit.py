@@ -24,7 +24,7 @@ _HEAD = "SELECT number, hash FROM audit_log ORDER BY number DESC LIMIT 1"
 
 
 class PendingEntry(Protocol):
-    """The audit entry of a request that may change something."""
+    """The audit entry of a request that can change stored data."""
 
     def claim(self) -> AuditEntry | None:
         """Return the entry, or None if a write has claimed it or the request needs no entry."""

@@ -122,8 +122,8 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     exist.
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
-    observations, allocations. If an attempt renames its gang, a later attempt in the same write may
-    use the old name. `release` names gangs whose allocations are removed. `charges` contains all
+    observations, allocations. If an attempt renames its gang, a later attempt in this write can use
+    the gang's old name. `release` names gangs whose allocations are removed. `charges` contains all
     charges so far of each listed node; these charges replace the node's stored charges. Allocations
     are checked in the same transaction against their host and the host's other allocations.
     """

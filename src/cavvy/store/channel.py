@@ -73,8 +73,8 @@ class ReplicaChannel:
         self._thread.start()
 
     def send(self, signal: ServerSignal) -> None:
-        """Send a signal soon, together with other signals. A signal that is already waiting is sent
-        only once."""
+        """Add a signal to the waiting signals, which are soon sent together. A signal that is added
+        twice is sent only once."""
         if len(self._waiting) < _WAITING:
             self._waiting[signal] = None
         if self._sending is None or self._sending.done():

@@ -52,7 +52,7 @@ class AgentContacts:
 
     async def exchange(self, news: Sequence[AgentContact]) -> Sequence[AgentContact]:
         """Store this server's new facts and return the facts that the other servers have stored
-        since the last call. Some facts may be returned twice. Raises StoreError.
+        since the last call. Some facts can be returned twice. Raises StoreError.
         """
         return await self._workers.do(lambda session: self._exchange(session, news))
 

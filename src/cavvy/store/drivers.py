@@ -124,7 +124,7 @@ class DatabaseSession:
             yield from cursor.execute(sql)
 
     def insert_all(self, table: str, columns: str, rows: Iterable[Row]) -> None:
-        """Insert many rows, in the open transaction. The rows may refer to each other."""
+        """Insert many rows, in the open transaction. The rows can refer to each other."""
         if self.driver.is_sqlite:
             self._raw.execute("PRAGMA defer_foreign_keys=ON")
             marks = ", ".join("?" * (columns.count(",") + 1))

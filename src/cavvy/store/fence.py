@@ -14,8 +14,8 @@ _CHECK = "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ?
 
 
 class Fence(Struct, frozen=True, kw_only=True):
-    """The permission to write: a transaction is refused if the lease has another holder or fencing
-    number."""
+    """The permission to write: a transaction is refused if the lease no longer has this holder and
+    fencing number."""
 
     name: str
     holder: str

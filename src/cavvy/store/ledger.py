@@ -299,7 +299,7 @@ def _read_sums(
     session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
 ) -> Iterator[_PartialSum]:
     """Yield the sums of the entries that are wholly in the period. For each entry that is only
-    partly in the period, also yield the amount of that part.
+    partly in the period, also yield the amount of the part inside the period.
     """
     columns = [name for name in by if name in DIMENSIONS]
     keys = ", ".join([*(DIMENSIONS[name] for name in columns), "s.tags", "s.job_id"])

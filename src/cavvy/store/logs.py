@@ -6,8 +6,8 @@ tenth or loses bytes, the further bytes are in segments, which are files `ATTEMP
 Offsets count all bytes ever written, so the offset of a byte never changes. If bytes between two
 files are missing, they were dropped, and readers get a line that reports the gap. If the files of a
 project are encrypted, its segments have names that end with `.sealed`. All methods block on disk
-I/O. Files are not flushed with fsync: stored bytes are kept when this process ends, but a system
-crash may lose the newest bytes.
+I/O. Files are not flushed with fsync: stored bytes are kept when this process ends, but the newest
+bytes can be lost in a system crash.
 """
 
 import errno

@@ -14,7 +14,7 @@ def open_store(
 
     `journal` is SQLite's journal mode: "wal", "delete" for file systems without safe shared memory,
     such as NFS, or "auto". `installation` is the ID that a new SQLite database gets, by default a
-    random ID. Raises StoreUnusable for other URLs.
+    random ID. Raises StoreUnusable for a URL of any other form.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore

@@ -102,8 +102,8 @@ class RowCodec(Generic[_T]):
 
     `only` lists the fields that have a column, by default all. `columns` maps a field to a column
     with another name, or to an SQL expression. `assigned` is the field whose value the database
-    sets. `key` lists the columns that identify a row for `upsert`, which replaces the other
-    columns.
+    sets. `key` lists the columns that identify a row for `upsert`, which replaces all columns that
+    are not in `key`.
     """
 
     def __init__(

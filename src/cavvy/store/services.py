@@ -39,7 +39,7 @@ class SqlServices:
         return [decode_service(row[0]) for row in rows]
 
     async def snapshots(self) -> set[str]:
-        """Return the snapshots of the revisions that are on trial or may be restored. The
+        """Return the snapshots of the revisions that are on trial or can still be restored. The
         snapshots are stored only inside the services' documents, so each document is decoded.
         """
         tried = [part for each in await self.list() for part in (each.candidate, each.former)]

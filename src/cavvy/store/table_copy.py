@@ -63,8 +63,9 @@ def refuse_rows(session: DatabaseSession) -> None:
 
 
 def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[TableDigest]:
-    """Copy all rows of `source` into the empty `target`, in the open transactions of both, and
-    verify the copied rows. Returns the digests. Raises HashMismatch, and the drivers' errors.
+    """Copy all rows of `source` into the empty `target`, in the open transactions of both
+    databases, and verify the copied rows. Returns the digests. Raises HashMismatch, and the
+    drivers' errors.
     """
     # each transaction pauses while the other database is read and compared
     for each in (source, target):

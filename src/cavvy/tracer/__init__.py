@@ -1,7 +1,8 @@
 """Makes work profiles for `cavvy estimate` and `cavvy plan`. The tracer runs one training step on
 fake tensors, so no device is needed, and records every operation as a GPU would run it.
 
-`script.py` runs a user's unchanged script on the device of `fake_device.py`, `trace.py` records and
-summarizes the step, `operations.py` determines the kinds, FLOPs and bytes of operations, and
-`values.py` and `sizes.py` supply assumed values and sizes where a fake tensor has no data.
+`script.py` runs a user's unchanged script on the device of `fake_device.py`, and `trace.py` records
+and summarizes the step. The module `operations.py` determines the kinds, FLOPs and bytes of
+operations, and `values.py` and `sizes.py` supply assumed values and sizes where a fake tensor has
+no data.
 """

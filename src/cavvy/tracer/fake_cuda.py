@@ -110,9 +110,9 @@ _ACCELERATOR: dict[str, Any] = {
 
 
 class GpuQuestions:
-    """Whether a script or a library asked about the GPU. Calls that PyTorch itself makes do not
-    count. Calls made while a module is imported do not count either, because a second run of the
-    script would not repeat the import.
+    """Records whether a script or a library called a function that describes the GPU. Calls that
+    PyTorch itself makes do not count. Calls made while a module is imported do not count either,
+    because a second run of the script would not repeat the import.
     """
 
     asked = False

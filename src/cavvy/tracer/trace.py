@@ -296,7 +296,7 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
     All pointwise and reduction kernels between two matrix products become one kernel. A tensor that
     only pointwise and reduction kernels read is not written, or is recomputed in the backward pass.
     A tensor that a matrix product reads in the backward pass stays in memory. The partitioner of
-    Inductor, PyTorch's compiler, chooses the same tensors.
+    PyTorch's compiler Inductor chooses tensors by these rules too.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}

@@ -9,7 +9,7 @@ PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoin
 
 @dataclass(slots=True)
 class StepRecord:
-    """The record of one step of one rank. Times are measured on the host: an accelerator may still
+    """The record of one step of one rank. Times are measured on the host: an accelerator can still
     be computing when a part ends.
     """
 

@@ -25,8 +25,8 @@ class TrainDevice:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The device's total memory in bytes. None on the CPU, because the memory limit of the CPU
-        is unknown.
+        """The device's total memory in bytes. The value is None on the CPU, because the memory
+        limit of the CPU is unknown.
         """
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())

@@ -1,8 +1,9 @@
 """Reports the first rank that fails to all ranks and to Cavvy's agent, and ends ranks that would
 otherwise wait for the failed rank.
 
-The ranks share the first failure through the rendezvous store. Without the store, a collective
-could only report that a connection was closed, and some collectives report this only after minutes.
+The ranks share the first failure through the rendezvous store. Without the rendezvous store, a
+collective could only report that a connection was closed, and some collectives report this only
+after minutes.
 """
 
 import atexit
@@ -75,7 +76,7 @@ class FailureWatch:
 
     def report(self, error: BaseException) -> RankFailure:
         """Report the error that ends this rank. Returns the failure that was reported first on any
-        rank, because an error of a collective may only be the result of that failure.
+        rank, because a failed collective can be a mere result of that failure.
         """
         mine = RankFailure(self._rank, self._ranks, describe(error))
         if self._store is None:

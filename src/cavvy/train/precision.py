@@ -77,7 +77,7 @@ def best(device: TrainDevice) -> str:
 
 def _fits_fp8(module: Any, name: str) -> bool:
     """Return whether both sides of a linear layer are multiples of 16, which the fp8 kernels
-    require, and at least 256. fp8 does not speed up smaller layers.
+    require, and at least 256. The fp8 kernels do not speed up smaller layers.
     """
     return isinstance(module, torch.nn.Linear) and all(
         n % 16 == 0 and n >= 256 for n in module.weight.shape

@@ -168,7 +168,7 @@ class Run:
         `default_collate`. The first dimension of each tensor of the batch must count samples.
 
         `sampler` is a torch sampler, or a batch sampler of global batches, that is used instead of
-        `shuffle`. The sampler must yield the same order for the same epoch: it has a `generator`,
+        `shuffle`. The sampler must always yield the same order for an epoch: it has a `generator`,
         the method `set_epoch`, or a fixed order.
 
         A checkpoint is refused if the number of samples, the seed or `shuffle` has changed since it
@@ -322,8 +322,8 @@ class Run:
         result is the same on all ranks.
 
         `measure(part)` is like the loss of `accumulate` and returns a mean or (mean, number). The
-        model is in evaluation mode during the call. The other arguments are the same as for `data`,
-        but checkpoints do not save the position in this data set.
+        model is in evaluation mode during the call. All arguments except `measure` are the same as
+        for `data`, but checkpoints do not save the position in this data set.
         """
         collate, transform = options.pop("collate", None), options.pop("transform", None)
         opened = open_source(source, **options)
@@ -355,8 +355,8 @@ class Run:
             )
 
     def close(self) -> None:
-        """Wait for the current save and close the process groups. Either all ranks or none must
-        call this method.
+        """Wait for the current save and close the process groups. If one rank calls this method,
+        all ranks must call it.
         """
         atexit.unregister(self._abandon)
         self.clock.end()
@@ -365,7 +365,7 @@ class Run:
 
     def _abandon(self) -> None:
         """Clean up at exit if `close` was not called. The method does not wait for other ranks,
-        which may be stuck.
+        because they can be stuck.
         """
         self.close() if self.world.size == 1 else self.world.leave()
 

@@ -47,8 +47,9 @@ class RankWorld:
 
     @property
     def can_join_again(self) -> bool:
-        """Whether this program can run again in the same process. torchrun must have started the
-        program and hold the rendezvous store, and this class must have joined the process group.
+        """Whether this program can run again in the same process. This requires that torchrun
+        started the program and holds the rendezvous store, and that this class joined the process
+        group.
         """
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return self._ours and held and "TORCHELASTIC_RUN_ID" in os.environ
@@ -159,7 +160,7 @@ class RankWorld:
 def _name_rerun(size: int) -> str:
     """Return a name that distinguishes this start of the program from earlier starts, or "" for the
     first start with torchrun's store. A program starts again with torchrun's store in the same
-    process, or after torchrun restarted the ranks. torchrun's numbers of restarts are not used,
+    process, or after torchrun restarted the ranks. The restart counts of torchrun are not used,
     because they can differ between nodes.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)

@@ -32,8 +32,8 @@ class Diagnoser:
     """Measures windows of a session in rounds. Each round has one window of each mode. Every second
     round measures the modes in reverse order.
 
-    At least `rounds` rounds are measured, and more until `patience_s` seconds have passed. After
-    `limit_s` seconds, a round starts only if fewer than LEAST_ROUNDS were measured.
+    At least `rounds` rounds are measured, and further rounds start until `patience_s` seconds have
+    passed. After `limit_s` seconds, a round starts only if fewer than LEAST_ROUNDS were measured.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class Diagnoser:
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
         """Return the seconds of each step without saves and, on the CPU, without transfers and the
-        script's own code. No mode can remove saves, transfers and the script's own code, which may
-        occur in only a few steps, so their time is measured directly and subtracted.
+        script's own code. The time of saves, transfers and the script's own code is measured
+        directly and subtracted, because no mode can remove them.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []

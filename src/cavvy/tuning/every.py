@@ -33,9 +33,9 @@ class StepHistory:
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
         """Return the mean seconds per step. For a part that occurs in every step, the result is the
-        median, which other programs on this machine hardly affect. For a part that occurs only in
-        some steps, the result is the mean. The mean includes rare events unless `seldom` is False.
-        All windows contribute to the rate of rare events.
+        median, because other programs on this machine hardly affect the median. For a part that
+        occurs only in some steps, the result is the mean. The mean includes rare events unless
+        `seldom` is False. All windows contribute to the rate of rare events.
         """
         steps = self._steps(name, rank)
         clean, far = (

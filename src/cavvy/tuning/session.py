@@ -198,9 +198,10 @@ class TuningSession:
 
 
 def count_ready(facts: dict[str, Any]) -> int:
-    """Return the number of batches that may already be prepared when a window begins. Batches that
-    are already prepared would hide how slow reading is. The number includes batches that worker
-    processes prepare, batches that they have sent, and batches that are already on the device.
+    """Return the largest number of batches that can already be prepared when a window begins.
+    Batches that are already prepared would hide how slow reading is. The number includes batches
+    that worker processes prepare, batches that they have sent, and batches that are already on the
+    device.
     """
     plan = facts["plan"]
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]

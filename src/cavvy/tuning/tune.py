@@ -138,9 +138,9 @@ class PlanTuner:
         self, first: TuningSession, second: TuningSession
     ) -> tuple[list[float], list[float]]:
         """Measure both sessions in the order ABBA..., so that slow changes of the machine's speed
-        affect both equally. If the first session fails, for example because the two sessions do not
-        fit into memory together, the second session is closed. The first session is then started
-        again for the next trials.
+        affect both sessions equally. If the first session fails, for example because the two
+        sessions do not fit into memory together, the second session is closed. The first session is
+        then started again for the next trials.
         """
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):
@@ -188,8 +188,8 @@ class PlanTuner:
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
     """Return the changes to try, in order. Each change has a flag that says whether the results of
-    training stay exactly equal. If `numerics` is false, only changes with equal results are
-    returned.
+    training stay exactly equal. If `numerics` is false, only changes that keep the results exactly
+    equal are returned.
     """
     is_plain = facts.get("plain")
     exact = (list_exact_levers if is_plain else _list_exact)(facts)

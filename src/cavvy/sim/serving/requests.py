@@ -58,8 +58,8 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
     """The options for converting a file to requests: the token speed, the service time of requests
-    for which the file states none, and the random seed for arrivals that the file states only as a
-    rate.
+    whose service time is not in the file, and the random seed for arrivals that the file states
+    only as a rate.
     """
 
     speed: TokenSpeed = TokenSpeed()

@@ -98,7 +98,7 @@ def run_fleet(
     pools: Mapping[str, int],
     keep: Callable[[QueueStay], None] | None = None,
 ) -> QueueResult:
-    """Run every job in its virtual cluster. At each arrival and end of a job, the queue policy
+    """Run every job in its virtual cluster. Whenever a job arrives or ends, the queue policy
     decides which jobs start.
 
     `keep` is called with each job when the job starts.

@@ -5,9 +5,9 @@ A cut is a time at which a quote changes. A stay is a period on spot or on deman
 Prices are constant between two cuts. Therefore a stay that starts between two cuts could also start
 at a cut, with the same work and the same cost, so only stays that start at a cut are considered. A
 stay may end at any time. The state at a cut is the running stay and the amount of work done. A
-launch is modelled as a loss of work equal to the overhead; the stay makes up for the loss while it
-loads. A stay that ends before it has made up for the overhead only adds cost. Therefore the model
-never underestimates the cost of a state.
+launch is modelled as a loss of work equal to the overhead, and a stay regains this work while its
+gang loads. A stay that ends before it has regained the lost work only adds cost. Therefore the
+model never underestimates the cost of a state.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.

@@ -3,10 +3,10 @@ AES-256-GCM, so that any part can be read and bytes can be appended.
 
 The header contains the ID of the data key and a random salt; the file's own key is derived from the
 data key, the salt and the file's name. Each block has a random nonce and is bound to its number and
-to the name of the file, so blocks and files cannot be exchanged. Only the last block of a file may
-be shorter. When bytes are appended, the last block is written again at the same position with a new
-nonce. The end of a file is not protected: a program that can write to the folder can cut off whole
-blocks. The hash of a blob is checked when the blob is used.
+to the name of the file, so blocks and files cannot be exchanged. Only the last block of a file can
+be shorter than the others. When bytes are appended, the last block is written again at the same
+position with a new nonce. The end of a file is not protected: a program that can write to the
+folder can cut off whole blocks. The hash of a blob is checked when the blob is used.
 """
 
 import os

@@ -33,7 +33,7 @@ _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
 class WebAnswer(Struct, frozen=True, kw_only=True):
-    """A web server's answer. `status` may be an error status."""
+    """A web server's answer. `status` can be the status of an error."""
 
     status: int
     body: bytes
@@ -245,8 +245,8 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _CheckedConnection(http.client.HTTPConnection):
-    """A connection that checks the server's address again, because the host name may resolve to
-    another address than in `check_host`.
+    """A connection that checks the server's address again, because the host name can resolve to a
+    different address than in `check_host`.
     """
 
     def connect(self) -> None:

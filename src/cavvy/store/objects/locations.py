@@ -2,7 +2,8 @@
 
 The keys of a storage come from the project's secrets or, if the project has none for this storage,
 from the server's environment. The keys have the names that the cloud's own tools use. Only the
-server has the keys. The server signs requests with the keys, and nodes receive the signed requests.
+server has the keys of a storage. The server signs requests with the keys, and nodes receive the
+signed requests.
 """
 
 import configparser

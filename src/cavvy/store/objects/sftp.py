@@ -1,5 +1,5 @@
 """Gives access to folders on an SFTP server. Only the control plane connects to the server; nodes
-never get its login.
+never receive the login of the SFTP server.
 
 asyncssh runs in a thread with its own event loop, because all functions of this module block.
 """

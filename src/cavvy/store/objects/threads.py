@@ -52,7 +52,7 @@ class StorageThreads:
             raise ObjectTryAgain(f"the storage did not answer within {LIMIT_S:g} s") from error
 
     async def run_to_its_end(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do the same as `run`, but wait for the end of the call without a time limit. Each request
+        """Do the same as `run`, but wait without a time limit until the call ends. Each request
         that the call sends has its own limit.
         """
         return await asyncio.get_running_loop().run_in_executor(

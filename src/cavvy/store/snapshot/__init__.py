@@ -1,5 +1,5 @@
 """The price catalog in one SQLite file, called a snapshot. `CatalogSnapshot` answers the queries of
-`catalog/`. The other modules write, compare and replace snapshots.
+`catalog/`. Other modules of this package write, compare and replace snapshots.
 """
 
 from cavvy.store.snapshot.reader import CatalogSnapshot

@@ -1,5 +1,5 @@
 """Builds and runs the SQL that matches offers with a task's requirements. The module filters rows,
-counts the rows that fail, and reads the other rows in the order of their prices.
+counts the rows that fail, and reads the matching rows in the order of their prices.
 """
 
 import sqlite3
@@ -354,7 +354,7 @@ def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
 
 
 def _memory_by_cpus(need: ResourceSpec, each_mib: int) -> ShapeCondition:
-    """Return the condition on the memory per CPU, which applies in addition to other bounds."""
+    """Return the condition on the memory per CPU together with the bounds on the memory."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
     tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []
@@ -419,7 +419,8 @@ def _tally_rows(
     connection: sqlite3.Connection, filters: NeedFilters, fitting: int
 ) -> tuple[int, int]:
     """Count the rows outside the requested locations, and the rows inside these locations that cost
-    too much. Only rows that meet all other conditions are counted; `fitting` is their number.
+    too much. Only rows that meet all conditions except location and price are counted; `fitting` is
+    the number of these rows.
     """
     selection = replace(filters.fitting(), max_rate=None)
     shapes, values = selection.shapes_sql()

@@ -154,7 +154,7 @@ class CatalogSnapshot:
         }
 
     def egress_dates(self) -> Mapping[str, date]:
-        """Return the dates of the prices that `egress` returns, with the same keys."""
+        """Return the dates of the prices that `egress` returns, keyed as in `egress`."""
         return {
             f"{provider}/{region}" if region else provider: as_of
             for provider, region, target, _, _, as_of in self.egress_rows()

@@ -20,8 +20,8 @@ class Attention(nn.Module):
     """For each patch, computes a mean of the values of all patches, weighted by how well query and
     key match.
 
-    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the
-    same result and is much faster for long sequences, but does not keep the weights.
+    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the same
+    result as this class and is much faster for long sequences, but does not keep the weights.
     """
 
     def __init__(self, width: int, heads: int) -> None:

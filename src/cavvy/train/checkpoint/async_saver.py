@@ -277,7 +277,7 @@ def list_damage(damaged: dict[int, str]) -> str:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """Collect the state. Only buffers are copied immediately, because a forward pass may change
+    """Collect the state. Only buffers are copied immediately, because a forward pass can change
     buffers before the background copy is complete.
     """
     weights: dict[str, Any] = get_model_state_dict(model)

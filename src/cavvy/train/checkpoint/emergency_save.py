@@ -1,11 +1,10 @@
-"""Saves a split model after one rank ran out of memory. Without this save, the other ranks would
-wait forever.
+"""Saves a split model after one rank ran out of memory. Without an emergency save, the ranks with
+enough memory would wait forever.
 
 The ranks cannot communicate after one of them ran out of memory, so each rank writes its own part
-of the last step.
-The save is used only if the parts of all ranks exist, and only with the same number of ranks and
-the same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The
-next attempt uses the note even if the attempt cannot use the emergency save.
+of the last step. The save is used only if the parts of all ranks exist, and the number of ranks and
+the plan have not changed. The rank that ran out of memory also writes a note with a micro-batch
+that fits. The next attempt uses the note even if the attempt cannot use the emergency save.
 """
 
 import json
@@ -65,8 +64,8 @@ def find(
     folder: Path, world: RankWorld, plan: str, newest: int
 ) -> tuple[int | None, dict[str, int]]:
     """Find the newest complete emergency save that is newer than the checkpoint `newest`. Returns
-    the step of the save (or None) and the micro-batches that fit. All other emergency saves are
-    removed.
+    the step of the save (or None) and the micro-batches that fit. Emergency saves that are older
+    than `newest`, incomplete or of a different plan are removed.
     """
     step: int | None = None
     micro: dict[str, int] = {}

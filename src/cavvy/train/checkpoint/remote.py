@@ -149,8 +149,9 @@ class CheckpointLocation:
             half.replace(found.path / name)
 
     def _begin(self, step: int, mark: str) -> bool:
-        """Return whether the checkpoint with this completion mark is already uploaded. If a
-        different remote checkpoint of the same step exists, it is marked as incomplete.
+        """Return whether the checkpoint with this completion mark is already uploaded. If remote
+        storage contains a different checkpoint of this step, that checkpoint is marked as
+        incomplete.
         """
         if not self._world.is_first:
             return False

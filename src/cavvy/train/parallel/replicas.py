@@ -1,5 +1,6 @@
 """Keeps the copies of a model equal. All ranks begin with the first rank's values of parameters and
-buffers. If one rank's copy differs from the others later, Cavvy reports the difference.
+buffers. If one rank's copy later differs from the copies of the other ranks, Cavvy reports the
+difference.
 
 Tensors are compared by fingerprints. A fingerprint is one number per tensor: the sum of its bits as
 integers. Equal copies stay equal in every bit, because each rank applies the same summed gradients.
@@ -41,7 +42,8 @@ class ReplicaCheck:
 
     def due(self) -> bool:
         """Count a batch. Returns whether the copies must be compared after this batch: after the
-        first step, and then once in every EVERY batches. The answer is the same on all ranks.
+        first step, and then once in every EVERY batches. The returned value is the same on all
+        ranks.
         """
         self._batches += 1
         return bool(self._named) and self._batches % EVERY == 2

@@ -30,8 +30,8 @@ class TrainerWatch:
         self._saver = AsyncSaver(folder, self._world, self._every)
 
     def is_save_due(self) -> bool:
-        """Return whether the trainer must save now, after a step. The answer is the same on all
-        ranks.
+        """Return whether the trainer must save now, after a step. The returned value is the same on
+        all ranks.
         """
         assert self._saver is not None
         self._said = self._world.agree([self._saver.wish()])[0]

@@ -89,11 +89,11 @@ class ScriptProbe:
     `look` (the number of samples to read and time separately), `epoch` (run up to the next epoch of
     the script's own loop, see `_came_back`) or `end`.
 
-    A report has the keys `rank`, `seconds` (mean per step), `steps` and `parts` (seconds of each
-    step and of its parts), and `every` (for all steps since the previous window, the seconds of
-    saves, of transfers and between the parts). With `trace`, the report also has `idle`, the
-    seconds per step in which no operation ran. With `trace` or `watch`, the report has the result
-    of `StackSampler.read`.
+    A report has the keys `rank`, `seconds` (mean per step), `steps`, `parts` (seconds of each step
+    and of its parts) and `every`. The key `every` contains the seconds of saves, of transfers and
+    between the parts, for all steps since the previous window. With `trace`, the report also has
+    `idle`, the seconds per step in which no operation ran. With `trace` or `watch`, the report has
+    the result of `StackSampler.read`.
     """
 
     def __init__(self, channel: ProbeChannel) -> None:

@@ -180,7 +180,7 @@ class BusyLines:
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
     """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
     the parts of a step. `between` maps each kind of code to the nanoseconds that it ran between the
-    parts of steps. The kinds are `python`, `saving`, `work` (other work of the user's code), and
+    parts of steps. The kinds are `python`, `saving`, `work` (the rest of the user's code), and
     `loop` (the loop itself). `lines` contains the most frequent lines of each kind except `loop`,
     with their shares of all time.
     """

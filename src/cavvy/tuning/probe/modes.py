@@ -165,7 +165,7 @@ class WindowModes:
         self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
     ) -> Generator[Any]:
         """Yield new batches or repeat the last batch, depending on the mode. If the number of
-        readers changes, reading starts again at the run's position.
+        readers changes, reading starts a second time, at the run's current position.
         """
         self.data, kept, batches, opened = data, None, None, self._reading
         try:

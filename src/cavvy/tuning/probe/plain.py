@@ -36,9 +36,9 @@ class PlainLoop:
     """Measures the loop of one rank. `done` is called with the report and ends the script.
 
     The report contains the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
-    seconds of their parts), and `lines` (the script's lines that run most often, with their shares
-    of all time). The part `prepare` is the script's own code before the first forward pass of a
-    step, except code that runs before a DataLoader returns the batch. The part `own` is the
+    seconds of each part of a step), and `lines` (the script's lines that run most often, with their
+    shares of all time). The part `prepare` is the script's own code before the first forward pass
+    of a step, except code that runs before a DataLoader returns the batch. The part `own` is the
     script's own code except the code of `prepare`.
     """
 
