@@ -44,8 +44,8 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 def _make_setting(row: Mapping[str, str]) -> Setting:
-    """Create a setting from its row in the table. If the row has a minimum, the value is a whole
-    number, otherwise it is a string.
+    """Create a setting from its row in the table. The value is a whole number if the row has a
+    minimum, and a string otherwise.
     """
     is_number = row["minimum"] != ""
     return Setting(

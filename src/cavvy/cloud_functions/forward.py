@@ -1,9 +1,9 @@
 """Passes events on to a webhook of a Cavvy service, as a signed batch of CloudEvents.
 
-The variable CAVVY_HOOK_URL is the URL of the webhook, and CAVVY_HOOK_SECRET its secret. The webhook
-has `signature: standard`. If forwarding fails, the function raises an exception, so that the
-platform sends the event again. Cavvy calls the service once for each event, however often the event
-is sent.
+The variable CAVVY_HOOK_URL contains the URL of the webhook, and CAVVY_HOOK_SECRET contains the
+webhook's secret. The webhook has `signature: standard`. If forwarding fails, the function raises an
+exception, so that the platform sends the event again. Cavvy calls the service once for each event,
+however often the event is sent.
 """
 
 import base64

@@ -91,7 +91,7 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         return f"/v2/models/{self.server.served.name}{rest}"
 
     def _read_body(self) -> bytes | None:
-        """Return the body, or None if the request was refused."""
+        """Return the body of a request, or None if the request was refused."""
         length = self.headers.get("Content-Length", "")
         chunked = "Transfer-Encoding" in self.headers
         if chunked or not length.isdecimal() or int(length) > _MOST_BYTES:

@@ -33,7 +33,7 @@ class WrongRequest(Exception):
 
 
 class OnnxModel:
-    """A loaded model. Several threads may call the model at the same time. `mixes` means that the
+    """A loaded model. Several threads may call the model at the same time. `mixes` is true if the
     rows of a batch affect each other's results.
     """
 
@@ -148,7 +148,8 @@ class CountedModel:
 
 def _has_dynamic_scale(path: Path) -> bool:
     """Return whether a model computes one scale for its 8-bit activations from all rows of a batch.
-    The file of such a model contains the operator's name, `DynamicQuantize`, as plain text.
+    A model with one scale for all rows contains the operator's name, `DynamicQuantize`, as plain
+    text in its file.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(b"DynamicQuantize") >= 0

@@ -59,8 +59,8 @@ class _Threads:
 
 
 class AsyncJob:
-    """An asynchronous form of `Job`, whose methods are coroutines. A notebook shows the state that
-    was read last.
+    """An asynchronous form of `Job`, whose methods are coroutines. A notebook shows the job's state
+    that was read most recently.
     """
 
     def __init__(self, job: Job, threads: _Threads) -> None:

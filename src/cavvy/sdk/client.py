@@ -53,8 +53,9 @@ class Client:
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
     ) -> Job:
-        """Queue a task and return its job. The working folder is copied to the server first.
-        `params` replace the defaults of the task's parameters. `name` is the name of the job.
+        """Queue a task and return its job. Before the task is queued, the working folder is copied
+        to the server. `params` replace the defaults of the task's parameters. `name` is the name of
+        the job.
 
         Set `consent` to agree to offers that cost money. Set `max_cost`, in US dollars, to agree to
         costs up to this amount; the job is stopped before it costs more. A budget in the task also

@@ -115,5 +115,5 @@ def _check_version(client: ApiClient) -> None:
 
 
 def default_project() -> str:
-    """Return CAVVY_PROJECT or `default`, as in the commands."""
+    """Return the project that commands use: CAVVY_PROJECT or `default`."""
     return os.environ.get("CAVVY_PROJECT") or "default"

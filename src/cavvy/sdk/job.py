@@ -119,8 +119,8 @@ class Job:
         }
 
     def stop(self, *, wait: bool = True) -> JobStatus:
-        """Stop the job. The job's program gets the grace period to end, then the job's nodes are
-        released. If `wait` is true, returns after the job has ended.
+        """Stop the job. The job's program gets the grace period to end, and then the job's nodes
+        are released. If `wait` is true, returns after the job has ended.
         """
         with self._connections.use() as connection:
             connection.stop(self.project, self.id)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """How a task is submitted; see `Client.submit`."""
+    """The options with which a task is submitted; see `Client.submit`."""
 
     params: Mapping[str, object] | None = None
     name: str | None = None

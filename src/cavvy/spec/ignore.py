@@ -1,5 +1,5 @@
 """Lists the files of a folder that belong to its snapshot. Git provides the list if git is
-available; otherwise this module applies the same rules.
+available; otherwise this module applies git's rules.
 """
 
 import os

@@ -30,7 +30,7 @@ _SINGLE = {".gguf": "llama.cpp", ".onnx": "onnxruntime"}  # engines that serve o
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """A model among files: a file or a folder, and the engine that serves it."""
+    """A model that was found: its file or folder, and the engine that serves the model."""
 
     engine: str
     path: str  # relative to the folder of the files; "" for this folder itself

@@ -28,8 +28,8 @@ class SourceMark(Struct, frozen=True, kw_only=True):
 
 
 class SpecProblem(Struct, frozen=True, kw_only=True):
-    """One problem. Line 0 means that the problem is not in the file, but for example in a parameter
-    on the command line.
+    """One problem. Line 0 means that the problem is outside the file, for example in a parameter on
+    the command line.
     """
 
     file: str

@@ -62,7 +62,7 @@ class StaleVersion(StoreError):
 
 
 class RowNotFound(StoreError):
-    """Raised if this project has no such row."""
+    """Raised if the project does not contain the row."""
 
 
 class NameConflict(StoreError):
@@ -209,8 +209,8 @@ class SummaryPage(Struct, frozen=True, kw_only=True):
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """Build a page of at most `limit` summaries. If a next page exists, `found` must have one
-    summary more than `limit`.
+    """Build a page of at most `limit` summaries. If a next page exists, `found` must contain one
+    more summary than `limit`.
     """
     more = 0 < limit < len(found)
     return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
@@ -367,8 +367,8 @@ class Store(Protocol):
         the newest `keep` checkpoints of the job are kept.
 
         If the checkpoint is already the newest checkpoint (same attempt and manifest), nothing
-        changes. Raises RowNotFound if the project has no such job, StaleVersion if an attempt after
-        number `on_behalf` has begun.
+        changes. Raises RowNotFound if the project has no such job, StaleVersion if an attempt newer
+        than `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
@@ -381,7 +381,7 @@ class Store(Protocol):
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
         """Return the observations of these markets at `since` or later, oldest first. If there are
-        more than `limit` rows, only the newest are returned.
+        more than `limit` rows, only the newest rows are returned.
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
@@ -517,7 +517,9 @@ class Store(Protocol):
         """Delete a role. Raises RowNotFound."""
 
     async def roles(self, project: str | None = None) -> Sequence[RoleBinding]:
-        """Return the roles that were granted in this project itself, or in all projects."""
+        """Return the roles that were granted in this project itself or, without `project`, in all
+        projects.
+        """
 
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None

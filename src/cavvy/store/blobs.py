@@ -81,8 +81,8 @@ class BlobStore:
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
         """Store many small blobs. The blobs are flushed to the disk together, so that storing many
-        blobs takes little longer than storing a few blobs. When the call returns, the blobs survive
-        a system crash.
+        blobs takes little longer than storing a few blobs. After the call has returned, the blobs
+        survive a system crash.
 
         All hashes are checked before anything is written. Raises HashMismatch, StoreFull; in that
         case, no blob is stored.

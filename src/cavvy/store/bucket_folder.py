@@ -67,8 +67,8 @@ class BucketFolder:
             return list(pool.map(self.find, names))
 
     def list(self, name: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose names begin with `name`. The keys of the objects do not contain
-        the prefix."""
+        """Yield the objects whose names begin with `name`. The keys of the yielded objects do not
+        contain the folder's prefix."""
         after = ""
         while True:
             page, after = self._try(self._bucket.list, self._prefix + name, after)
@@ -147,7 +147,9 @@ class BucketFolder:
             list(pool.map(lambda name: self._try(self._bucket.delete, self._prefix + name), names))
 
     def delete_all(self, name: str) -> int:
-        """Delete all objects whose names begin with `name`, and return the total size in bytes."""
+        """Delete all objects whose names begin with `name`, and return the size of these objects in
+        bytes.
+        """
         found = list(self.list(name))
         self.delete(*(each.key for each in found))
         return sum(each.size or 0 for each in found)

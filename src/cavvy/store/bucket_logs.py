@@ -205,7 +205,9 @@ class BucketLogs:
         return found
 
     def pairs(self, log: str, piece: LogPiece) -> Sequence[tuple[int, int]]:
-        """Return the offsets in a piece, and the times in microseconds at which they arrived."""
+        """Return the offsets in a piece, and the times in microseconds at which the bytes at these
+        offsets arrived.
+        """
         if piece.pairs == 1:
             return ((piece.start, piece.micros),)
         body = self._body(log, piece)

@@ -307,8 +307,8 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether the same transaction may succeed if it is repeated immediately (PostgreSQL
-    only)."""
+    """Return whether the transaction can succeed if it is repeated immediately (only for
+    PostgreSQL, which can abort one of two concurrent transactions)."""
     return getattr(error, "sqlstate", None) in ("40001", "40P01")
 
 

@@ -102,7 +102,7 @@ class LeaseTurn(Struct, frozen=True, kw_only=True):
 
     def then(self, later: "LeaseTurn") -> "LeaseTurn":
         """Return one turn that combines the changes of this turn and of a later turn. A lease is in
-        both lists if it was lost and acquired again.
+        both `gained` and `lost` if it was lost and acquired again.
         """
         return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 

@@ -2,7 +2,7 @@
 limit, its first tenth and its newest part are kept.
 
 The file `ATTEMPT.RANK.log` contains the first bytes of a log. If the log grows beyond its first
-tenth or loses bytes, the further bytes are in segments, which are files `ATTEMPT.RANK.log.OFFSET`.
+tenth or loses bytes, all later bytes are in segments, which are files `ATTEMPT.RANK.log.OFFSET`.
 Offsets count all bytes ever written, so the offset of a byte never changes. If bytes between two
 files are missing, they were dropped, and readers get a line that reports the gap. If the files of a
 project are encrypted, its segments have names that end with `.sealed`. All methods block on disk

@@ -1,4 +1,4 @@
-"""Bills of volumes between jobs, and the divided bills of replicas (`SqlStore.meters`)."""
+"""Bills of volumes for the time between jobs, and divided bills of replicas (`SqlStore.meters`)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -79,8 +79,9 @@ class SqlMeters:
         return await self._read(lambda session: _read_uses(session, gangs))
 
     async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
-        """Store a bill, and append the ledger entries for its change since the last version. Raises
-        StaleVersion if another server has already stored a newer version of the bill.
+        """Store a bill, and append the ledger entries for the change of the bill since its last
+        version. Raises StaleVersion if another server has already stored a newer version of the
+        bill.
         """
         stored = replace(bill, version=bill.version + 1)
         await self._write(lambda session: _put_volume(session, stored, postings))

@@ -91,7 +91,8 @@ class BudgetStore(Protocol):
 
 class ArchiveStore(Protocol):
     """Archived projects. No job and no service can be stored in an archived project. A submission
-    that arrives during the archiving is either stored first, or raises ProjectArchived.
+    that arrives during the archiving is either stored before the project is archived, or raises
+    ProjectArchived.
     """
 
     async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Decides which server should hold each lease. Each lease has one preferred server among the living
 servers. The preferred server is computed from a hash of the lease's name and the server's name, so
-all servers agree without communication. If a server starts or stops, only its own share of the
-leases moves.
+all servers agree without communication. If a server starts or stops, only the leases in this
+server's share move to or from other servers.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -30,13 +30,14 @@ class StepDone(BaseException):
 class StepWatch:
     """Records one step, with hooks on all modules and optimizers while it is used as a context:
 
-    * With one optimizer, from the model's first forward pass up to the first `optimizer.step`, or
-      up to the second forward pass if the script accumulates gradients.
-    * With several optimizers, for example of a generator and a discriminator, from one step of the
-      first optimizer to the next step of the first optimizer. If no model runs between the steps of
-      the optimizers, these steps count as one step, as if there were a single optimizer.
-    * Without an optimizer of PyTorch, up to the second forward pass after a backward pass. The
-      script is assumed to update parameters as SGD does.
+    * With one optimizer, the step lasts from the model's first forward pass to the first
+      `optimizer.step`, or to the second forward pass if the script accumulates gradients.
+    * With several optimizers, for example of a generator and a discriminator, the step lasts from
+      one step of the first optimizer to the next step of the first optimizer. If no model runs
+      between the steps of the optimizers, these steps count as one step, as if there were a single
+      optimizer.
+    * Without an optimizer of PyTorch, the step lasts up to the second forward pass after a backward
+      pass. The script is assumed to update parameters as SGD does.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from cavvy.train.world import RankWorld
 
 
 class ModelBuilder:
-    """Builds the model according to the plan. If the plan is `auto`, it is chosen by the size of
-    the model.
+    """Builds the model according to the plan. The plan `auto` is replaced by a plan that suits the
+    size of the model.
     """
 
     def __init__(self, wanted: Plan | None, seed: int) -> None:
@@ -31,7 +31,7 @@ class ModelBuilder:
     ) -> PlacedModel:
         """Build this rank's part of the model and place it on the device.
 
-        Raises: ValueError: the plan does not fit; the message says what to change.
+        Raises: ValueError: the plan does not fit the run; the message suggests a change.
         """
         if (make is None) == (not stages):
             raise ValueError("pass either a function that builds the model, or stages=[...]")

@@ -65,7 +65,7 @@ class StepClock:
         self._began = now
 
     def end(self, now: float | None = None) -> None:
-        """End the current step, if any."""
+        """End the current step, if a step is running."""
         record, self._record = self._record, None
         if record is None:
             return

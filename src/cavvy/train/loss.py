@@ -1,9 +1,9 @@
 """The loss of a batch that is computed in parts. The loss is the weighted mean over all parts.
 
-The weight of a mean over samples is the number of samples. Many losses are not means over samples,
-for example means over the tokens that are not padding. The weight of a mean is the denominator of
-the mean. The denominator is read from the autograd graph of the loss, or the script returns (mean,
-weight).
+The weight of a mean over samples is the number of samples. Many losses are means over items that
+are not samples, for example over the tokens that are not padding. The weight of a mean is the
+denominator of the mean. The denominator is read from the autograd graph of the loss, or the script
+returns (mean, weight).
 """
 
 import inspect
@@ -18,8 +18,8 @@ MEAN = 1  # torch's number for reduction="mean"
 
 
 def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Convert a loss function to a function whose only argument is a batch. If the loss function
-    has several arguments, the function receives the members of the batch, such as input and target.
+    """Convert a loss function to a function whose only argument is a batch. A loss function with
+    several arguments receives the members of the batch, such as input and target.
     """
     if not takes_several(function):
         return function

@@ -1,5 +1,5 @@
 """The micro-batch: the largest number of samples that fits into memory in one forward pass. The
-micro-batch is the same on all ranks, and is searched once per GPU type.
+micro-batch is the same on all ranks, and is determined once per GPU type.
 """
 
 from collections.abc import Callable

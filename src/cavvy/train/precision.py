@@ -1,5 +1,5 @@
-"""The precisions fp32, tf32, bf16, fp16 with loss scaling, and fp8: what each requires, and whether
-the device supports it.
+"""The precisions fp32, tf32, bf16, fp16 with loss scaling, and fp8: the requirements of each
+precision, and whether the device supports the precision.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -3,7 +3,7 @@
 The design of `Run` depends on three rules. Parameters change only in `step`, so a save can copy
 them in the background until the next `step`. The run saves and stops only in `batches`, so all
 ranks save and stop at the same step. The global batch is fixed but the micro-batch is not, so the
-number and kind of devices may change between attempts without changing the result.
+number and kind of devices can change between attempts without changing the result.
 """
 
 import atexit
@@ -285,10 +285,10 @@ class Run:
 
         `loss(part)` receives a part of the batch, with the same structure as the batch, and returns
         the mean loss of the part. A loss with several arguments receives the members of a part, as
-        in `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out
-        of memory. If `loss` returns a mean over items other than samples, such as tokens without
-        padding, the mean is weighted by the number of items. Cavvy determines the number of items
-        automatically for torch's losses and for sums that are divided by a tensor. If `loss`
+        in `loss(images, labels)`. If a rank runs out of memory, `loss` can be called a second time
+        for the same samples. If `loss` returns a mean over items other than samples, such as tokens
+        without padding, the mean is weighted by the number of items. Cavvy determines the number of
+        items automatically for torch's losses and for sums that are divided by a tensor. If `loss`
         computes the mean in any other way, it must return (mean, number of items).
 
         Gradients of earlier calls that no step has used yet are added to the new gradients.

@@ -47,7 +47,7 @@ class RankWorld:
 
     @property
     def can_join_again(self) -> bool:
-        """Whether this program can run again in the same process. This requires that torchrun
+        """Whether this program can run again in the same process. A restart requires that torchrun
         started the program and holds the rendezvous store, and that this class joined the process
         group.
         """

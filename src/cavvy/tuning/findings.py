@@ -76,8 +76,8 @@ class StepWindow:
         return list(self.ranks[rank]["parts"][name][1:])
 
     def between(self, rank: int) -> list[float]:
-        """Return the seconds of each step outside all measured parts, which the user's own code
-        takes.
+        """Return the seconds that the user's own code takes in each step, outside all measured
+        parts.
         """
         parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
         return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]

@@ -126,7 +126,7 @@ def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> l
 
 def find_busy_s(load: RequestTrace, concurrency: int) -> float:
     """Return the total working time of replicas in seconds, if each request starts on arrival and
-    no more replicas work than the requests in flight need.
+    only as many replicas work as the requests in flight need.
     """
     changes = [(at, 1) for at in load.arrivals_s]
     changes += [(at + work, -1) for at, work in zip(load.arrivals_s, load.services_s, strict=True)]

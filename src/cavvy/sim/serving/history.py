@@ -70,7 +70,7 @@ class RuleState(Struct, frozen=True, kw_only=True):
 
 
 class ScalingRule(Protocol):
-    """A rule of another system that sets the number of replicas. `holds` is true if the system's
+    """A rule by which another system sets the number of replicas. `holds` is true if the system's
     gateway queues requests while no replica is ready, and false if the gateway answers 503.
     """
 

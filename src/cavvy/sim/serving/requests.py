@@ -68,8 +68,8 @@ class RequestOptions(Struct, frozen=True, kw_only=True):
 
 
 def read_requests(path: Path, options: RequestOptions | None = None) -> RequestTrace:
-    """Read a file of one of the formats in `_READERS`, also compressed (.gz, .tar.gz). Raises
-    TraceError.
+    """Read a file of one of the formats in `_READERS`. The file can be compressed (.gz, .tar.gz).
+    Raises TraceError.
     """
     options = options or RequestOptions()
     try:
@@ -183,8 +183,8 @@ def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Reque
 
 def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
     """Read the requests per second of GenTD26. The values of all containers at the same time are
-    added up. Arrivals are drawn as a Poisson process of this rate, and service times as
-    exponentially distributed.
+    added up. Arrivals are drawn from a Poisson process with this rate, and service times from an
+    exponential distribution.
     """
     rates: defaultdict[float, float] = defaultdict(float)
     for row in rows:

@@ -1,9 +1,9 @@
 """Runs one service over one trace: with the production autoscaler, or with the rule of another
 system.
 
-A service without any ready replica at the start begins with a cold start. A service that starts
-warm begins with the number of replicas that serves the load of its first five minutes at 80 %
-utilisation, with every rule.
+A service without any ready replica at the start begins with a cold start. Under every rule, a
+service that starts warm begins with the number of replicas that serves the load of its first five
+minutes at 80 % utilisation.
 """
 
 from bisect import bisect_right
@@ -54,7 +54,7 @@ class ServingScore(Struct, frozen=True, kw_only=True):
 
 
 class Controller(Protocol):
-    """Decides every `interval_s` seconds how many replicas each market of a service has."""
+    """Decides every `interval_s` seconds how many replicas of a service run in each market."""
 
     interval_s: int
     holds: bool

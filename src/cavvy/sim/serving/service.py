@@ -126,7 +126,7 @@ class SimulatedService:
         return len(self.starting[market]) + len(self.ready[market])
 
     def advance(self, to_s: float) -> None:
-        """Execute all events until `to_s`."""
+        """Execute all events up to the time `to_s`."""
         arrivals = self.trace.arrivals_s
         self._take_capacity(to_s)
         while True:

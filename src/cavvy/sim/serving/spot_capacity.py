@@ -8,7 +8,9 @@ from cavvy.sim.traces.readers import list_traces, read_series
 
 
 def read_spot_markets(folder: Path, usd_hr: float) -> Sequence[ReplicaMarket]:
-    """Return a market for each recording in the folder, all at one price. Raises TraceError."""
+    """Return one market for each recording in the folder; all markets have the same price. Raises
+    TraceError.
+    """
     return [
         ReplicaMarket(
             name=series.market.name,

@@ -59,8 +59,8 @@ def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, floa
 
 
 def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
-    """Plot the runs of the first window and setting, with one bar for each policy. The results must
-    contain the segments of the runs.
+    """Plot the runs of the first window with the first setting, with one bar for each policy. The
+    results must contain the segments of the runs.
     """
     first = results[0]
     shown = [

@@ -210,7 +210,7 @@ def _market(table: "_Table", folder: Path, length_s: float) -> MarketSeries:
 
 
 def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
-    """Return the spot price of each tick. The file has a single price, or a list of [since,
+    """Return the spot price of each tick. The file has a single price, or a list of pairs [since,
     price]."""
     if not isinstance(table.get("spot"), list):
         return [table.number("spot")] * ticks

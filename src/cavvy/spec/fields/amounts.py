@@ -63,7 +63,7 @@ def _memory(text: str) -> int:
 
 
 def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
-    """Return the minimum, the maximum and the minimum per CPU, in MiB."""
+    """Return the minimum, the maximum and the minimum per CPU of the memory, in MiB."""
     text = read_text(node)
     if (times := re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)x", text.strip())) is not None:
         return None, None, _memory(times[1])

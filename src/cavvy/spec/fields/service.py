@@ -80,7 +80,7 @@ def _read_called_path(text: str) -> str:
 
 
 def _read_share(node: ScalarNode) -> float:
-    """Return a share of 1, which may be written in percent."""
+    """Return a share between 0 and 1, which the file can also state as a percentage."""
     text = read_text(node).strip()
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

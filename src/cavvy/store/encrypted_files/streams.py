@@ -63,7 +63,7 @@ class PlainFile:
 class BlobFiles:
     """The files of one folder of blobs. `keys` are the keys of the folder's project; if `keys` is
     None, all files are plain. `label` distinguishes the folder from other folders. If `bucket` is
-    set, the blobs are in the bucket, and the files are copies of the blobs.
+    set, the blobs are in the bucket, and the files on the disk are copies of the blobs.
     """
 
     def __init__(

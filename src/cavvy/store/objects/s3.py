@@ -118,7 +118,7 @@ class XmlBucket(SignedStorage):
 
     def find_region(self) -> None:
         """Request the bucket's region, and use this region for signatures. Amazon S3 refuses
-        signatures for a different region."""
+        signatures for any region except the bucket's region."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
         answer = ask("HEAD", self._roots[0] + "/")

@@ -209,8 +209,8 @@ class CatalogSnapshot:
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
         """Count each provider's instance types with accelerators. Return two numbers for each
         provider and purchase option: how many of these instance types have no price for this
-        purchase option, and how many instance types the provider has. Combinations for which no
-        price is missing are omitted.
+        purchase option, and how many instance types with accelerators the provider has.
+        Combinations for which no price is missing are omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(

@@ -5,8 +5,8 @@ matrices is added to each frozen matrix, and only the thin matrices are trained.
 
 `base` trains a small model, letter by letter, on Python's manual, because no wheel contains a
 language model. `tune` then teaches this model another language (the source code of Python's
-library). `tune` trains only a few per cent of the weights, and finally merges them into the frozen
-matrices, so that the result is as fast as the base model.
+library). `tune` trains only a few per cent of the weights, and finally merges these weights into
+the frozen matrices, so that the result is as fast as the base model.
 """
 
 import argparse
@@ -59,7 +59,9 @@ class Model(nn.Module):
 
 
 class Lora(nn.Module):
-    """y = W x + s B A x. W is frozen. B starts at zero, so the output is unchanged at first."""
+    """y = W x + s B A x. W is frozen. The matrix B starts at zero, so the output is unchanged at
+    first.
+    """
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float = 2.0) -> None:
         super().__init__()

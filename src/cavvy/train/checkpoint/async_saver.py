@@ -79,8 +79,7 @@ class AsyncSaver:
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
         """Load the newest complete, undamaged checkpoint, or an emergency save if that is newer.
-        Returns the facts of what was loaded, or None if neither a checkpoint nor an emergency save
-        exists.
+        Returns the loaded facts, or None if neither a checkpoint nor an emergency save exists.
 
         Raises: CheckpointUnreadable: all existing checkpoints are damaged.
         """
@@ -234,7 +233,9 @@ class AsyncSaver:
         run_again(self._world)
 
     def join(self) -> None:
-        """Wait until the state is copied. When this method returns, the parameters may change."""
+        """Wait until the state is copied. After this method has returned, the script can change the
+        parameters.
+        """
         if self._stall is None:
             return
         begun = perf_counter()

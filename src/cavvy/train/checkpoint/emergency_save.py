@@ -92,7 +92,7 @@ def load(folder: Path, step: int, world: RankWorld) -> tuple[dict[str, Any], Any
 
 
 def fill(state: Any, found: Any) -> None:
-    """Copy a state into the tensors of `state`."""
+    """Copy a saved state into the tensors of `state`."""
     for name, value in found.items():
         if isinstance(value, dict):
             fill(state[name], value)

@@ -60,7 +60,7 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """Adopt the current interval that Cavvy derives from the market. Cavvy may change the interval
+    """Adopt the current interval that Cavvy derives from the market. Cavvy can change the interval
     while the job runs.
     """
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")

@@ -30,8 +30,8 @@ log = logging.getLogger("cavvy.train")
 class CheckpointLocation:
     """A storage location for checkpoints: a path, or an fsspec URL with a local cache folder.
 
-    Each rank uploads its own files. The first rank also uploads the metadata, and the completion
-    mark at the end.
+    Each rank uploads its own files. The first rank also uploads the metadata and, at the end, the
+    completion mark.
     """
 
     def __init__(self, where: str, world: RankWorld) -> None:

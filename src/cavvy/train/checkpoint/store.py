@@ -4,8 +4,8 @@ ranks.
 A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. A checkpoint is
 complete when its folder contains `complete.json`. `complete.json` is written last, by a rename,
 after the files of all ranks are on disk. Only one save runs at a time. A background thread copies
-the state while the next step is computed. Code that changes parameters must call `join` first.
-If `join` is not called, the copy may contain parts of two different states.
+the state while the next step is computed. Code that changes parameters must call `join` before the
+change. If `join` is not called, the copy may contain parts of two different states.
 """
 
 import json

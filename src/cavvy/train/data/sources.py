@@ -17,8 +17,8 @@ class Source(Protocol):
     """A collection of samples that can be read by index, for example a torch `Dataset`, a list, or
     a file with random access.
 
-    If reading many samples together is faster, a source may have `__getitems__(indices)`, which
-    returns a list of samples.
+    If reading many samples together is faster than reading single samples, a source can have
+    `__getitems__(indices)`, which returns a list of samples.
     """
 
     def __len__(self) -> int: ...

@@ -29,7 +29,7 @@ class BatchReader(Protocol):
         """
 
     def place(self, values: Any) -> Any:
-        """Return the batch on the device. Operations after this call may use the batch."""
+        """Return the batch on the device. Operations after this call can use the batch."""
 
     def close(self) -> None:
         """Stop reading. Later calls do nothing."""

@@ -73,9 +73,9 @@ class Pipeline:
         return self._share(count)
 
     def _share(self, count: int) -> LossSum:
-        """Return the losses of the last stage, sent to every stage. In the first step, torch calls
-        the loss function additional times to infer the shapes, before the `count` calls for the
-        batch.
+        """Send the losses of the last stage to every stage, and return the losses. In the first
+        step, torch calls the loss function additional times to infer the shapes, before the `count`
+        calls for the batch.
         """
         sums = LossSum()
         for one in self._sums[-count:]:

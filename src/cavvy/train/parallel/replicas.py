@@ -110,7 +110,7 @@ def fingerprints(tensors: Any) -> Any:
 
 def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> None:
     """Send the first rank's values to all ranks along these axes of the mesh. Only tensors that
-    differ are sent. All ranks must call this function.
+    differ between the ranks are sent. All ranks must call this function.
 
     Raises: ValueError: the ranks have different tensors.
     """

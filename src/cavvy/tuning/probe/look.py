@@ -398,8 +398,8 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """Return whether the event is an operation on the host or work on a device. Events that are
-    neither of the two are only annotations.
+    """Return whether the event is an operation on the host or work on a device. Any other event is
+    only an annotation.
     """
     if event.device_type.name != "CPU":
         return not event.is_user_annotation

@@ -1,5 +1,5 @@
-"""The rules that are derived from Knative's: Knative's Pod Autoscaler (KPA) and AIBrix's
-autoscaler."""
+"""The rules of Knative's Pod Autoscaler (KPA) and of AIBrix's autoscaler, which is derived from
+KPA."""
 
 from math import ceil, floor
 
