@@ -59,7 +59,7 @@ class _Threads:
 
 
 class AsyncJob:
-    """An asynchronous form of `Job`, whose methods are coroutines. A notebook shows the job's state
+    """A form of `Job` for asyncio: its methods are coroutines. A notebook shows the job's state
     that was read most recently.
     """
 
@@ -138,8 +138,8 @@ class AsyncJob:
 
 
 class AsyncClient:
-    """An asynchronous form of `Client`, whose methods are coroutines. The first request connects to
-    the server. `async with` closes the connections when its block ends.
+    """A form of `Client` for asyncio: its methods are coroutines. The first request connects to the
+    server. `async with` closes the connections when its block ends.
     """
 
     def __init__(

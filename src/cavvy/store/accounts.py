@@ -136,8 +136,8 @@ def family_of(first: str) -> str:
 
 def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> None:
     """Store a new project. Raises NameConflict if the project exists, or if its name is in use and
-    `adopt` is not set. Raises RowNotFound if the project's parent does not exist, ProjectArchived
-    if the parent is archived.
+    `adopt` is not set. Raises RowNotFound if the project's parent does not exist, and
+    ProjectArchived if the parent is archived.
     """
     _check_parent(session, project.parent)
     taken = any(

@@ -367,8 +367,8 @@ class Store(Protocol):
         the newest `keep` checkpoints of the job are kept.
 
         If the checkpoint is already the newest checkpoint (same attempt and manifest), nothing
-        changes. Raises RowNotFound if the project has no such job, StaleVersion if an attempt newer
-        than `on_behalf` has begun.
+        changes. Raises RowNotFound if the project does not have this job, and StaleVersion if an
+        attempt newer than `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:

@@ -92,8 +92,8 @@ class AesKey(Struct, frozen=True):
 
 
 class AwsKmsKey:
-    """A symmetric key in AWS KMS, which never leaves AWS KMS. The server needs the actions
-    kms:Encrypt and kms:Decrypt for the key, and credentials that boto3 can find.
+    """A symmetric key that never leaves AWS KMS. The server needs the actions kms:Encrypt and
+    kms:Decrypt for the key, and credentials that boto3 can find.
     """
 
     def __init__(self, arn: str) -> None:
@@ -167,7 +167,7 @@ class KeyRing:
 
     def current(self) -> WrappingKey:
         """Return the current key, which encrypts new data keys. Raises StoreUnusable if the key
-        cannot be read, StoreFull if it cannot be created.
+        cannot be read, and StoreFull if the key cannot be created.
         """
         if self._given:
             return self._open(self._given)

@@ -4,8 +4,8 @@ Each lease covers a part of the reconciling work: a shard of the jobs, or a task
 server may run. Two tables store the servers and the leases. The lease tables are created before the
 schema is created or migrated:
 
-* `cavvy_replicas` contains a row for each server process, which the process renews. A process
-  counts as dead if its row has expired or if its connection to the database has ended.
+* `cavvy_replicas` contains a row for each server process, and each process renews its own row. A
+  process counts as dead if its row has expired or if its connection to the database has ended.
 * `cavvy_leases` contains the holder of each lease and a fencing number, which grows with each new
   holder. Each transaction of a pass first locks the lease's row in share mode and compares the
   fencing number. Therefore a process that has lost a lease cannot write under this lease, and a new

@@ -1,5 +1,5 @@
-"""The interfaces of the parts of a store, which are attributes of `Store`. `store.base` defines
-their errors.
+"""The interfaces of the parts of a store. Each part is an attribute of `Store`. `store.base`
+defines their errors.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -24,8 +24,8 @@ class SecretSealer:
         self.keys = keys
 
     def seal(self, project: str, name: str, plain: str) -> bytes:
-        """Encrypt a value. Raises StoreUnusable if the key cannot be used,
-        StoreFull if it cannot be created.
+        """Encrypt a value. Raises StoreUnusable if the key cannot be used, and StoreFull if the key
+        cannot be created.
         """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

@@ -35,7 +35,7 @@ TORCHRUN = {
 def one_process() -> Iterator[None]:
     """Replace process groups with a group of one rank, wrappers of models with a wrapper that only
     calls the model, and data loaders with loaders without worker processes. `torchrun_environment`
-    sets the rank's variables.
+    sets the environment variables of the rank.
     """
     changes: list[tuple[Any, str, Any]] = [
         (each, "init_process_group", _start_group)

@@ -83,7 +83,9 @@ def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) ->
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements in memory. An expanded dimension is counted once."""
+    """Return the bytes of a tensor's elements in memory. An expanded dimension, which repeats one
+    element, is counted once.
+    """
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.itemsize
     return (

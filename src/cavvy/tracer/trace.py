@@ -72,7 +72,7 @@ class TraceTape:
 
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """Records every kernel and allocation of the code in its context on `tape`."""
+    """Records on `tape` every kernel and every allocation of the code that runs in its context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as torch declares it
@@ -331,7 +331,7 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
     """Return the bytes of memory in use at the moments of highest use, without parameters and
-    buffers. There are several such moments, because the moment of the peak depends on the batch
+    buffers. The result covers several moments, because the moment of the peak depends on the batch
     size and on the sharding of the gradients.
 
     Each result is a tuple (activations, fixed, gradients). `fixed` is the part of the activations

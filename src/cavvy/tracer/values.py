@@ -21,8 +21,9 @@ _TURN = 1000
 
 class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`). An
-    unknown boolean is False, and an unknown number is 1. With the values False and 1, code usually
-    takes its common branch. A check such as `isfinite` gets its usual result: see `mark_likely`.
+    unknown boolean is False, and an unknown number is 1. Code that reads False or 1 usually takes
+    the branch that it takes most often in a real run. A check such as `isfinite` gets its usual
+    result: see `mark_likely`.
     """
 
     def __init__(self) -> None:

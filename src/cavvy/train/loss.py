@@ -66,8 +66,8 @@ class LossSum:
         return value, weight
 
     def numbers(self) -> Any:
-        """Return the total and the weight as one tensor, so that both can be summed over ranks
-        together.
+        """Return the total and the weight as one tensor, so that one operation can sum both numbers
+        over the ranks.
         """
         kind = torch.float32 if self.total.device.type == "mps" else torch.float64
         weight = torch.as_tensor(self.weight, device=self.total.device)

@@ -254,9 +254,7 @@ class StepGradients:
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
     def undo(self) -> None:
-        """Discard the effects of the step's passes, which are gradients and changed running
-        means.
-        """
+        """Discard the gradients and the changed running means that the step's passes produced."""
         self._buffers.undo()
         self.placed.model.zero_grad()
         self._world.device.free_cache()

@@ -180,8 +180,9 @@ def _open_store(run: str) -> Any:
 
 
 def _place() -> tuple[int, int, int]:
-    """Return the rank, the number of ranks, and the rank within this node. These three numbers are
-    read from variables that torchrun sets or, for jobs with one process per node, that Cavvy sets.
+    """Return the rank, the number of ranks, and the rank within this node. The ranks and the number
+    of ranks are read from variables that torchrun sets or, for jobs with one process per node, that
+    Cavvy sets.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

@@ -25,9 +25,8 @@ class StepHistory:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
 
     def add(self, ranks: list[dict[str, list[float]]], *, is_clean: bool) -> None:
-        """Add the next steps. `ranks` has one dictionary for each rank, which maps the name of a
-        part to the part's seconds in each step. `is_clean` is true if no trace slowed the steps
-        down.
+        """Add the next steps. For each rank, `ranks` has a dictionary that maps the name of a part
+        to the part's seconds in each step. `is_clean` is true if no trace slowed the steps down.
         """
         self._windows.append((is_clean, ranks))
 

@@ -271,7 +271,7 @@ class _CheckedHttps(urllib.request.HTTPSHandler):
 
 
 def make_opener(redirects: type[urllib.request.HTTPRedirectHandler]) -> OpenerDirector:
-    """Return an opener for users' URLs, which connects only to addresses that are allowed."""
+    """Return an opener for users' URLs that connects only to allowed addresses."""
     return urllib.request.build_opener(redirects, _CheckedHttp, _CheckedHttps)
 
 
