@@ -1,5 +1,5 @@
-"""Builds commands that install packages for the Python that runs this program. Hints for users
-contain the commands.
+"""Builds commands that install packages for the Python that runs this program. Cavvy shows these
+install commands in hints for users.
 
 The commands name the requirements of an extra instead of `cavvy[EXTRA]`, because Cavvy is not on
 the package index.

@@ -1,7 +1,7 @@
 """Signals between the servers of one PostgreSQL database, by LISTEN and NOTIFY.
 
 A signal only prompts another server to check the database earlier. A signal may be lost, for
-example while a server reconnects; therefore each server also checks periodically.
+example while a server reconnects; therefore each server also checks the database periodically.
 """
 
 import asyncio

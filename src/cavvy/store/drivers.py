@@ -234,7 +234,9 @@ def _create_file(path: Path) -> None:
 
 
 def translate(error: Exception, driver: DatabaseDriver) -> Exception:
-    """Return the store error for an error of the driver. Other errors are returned unchanged."""
+    """Return the store error for an error of the driver, or the error itself if it has another
+    cause.
+    """
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlite3.Error):

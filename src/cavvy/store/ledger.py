@@ -105,8 +105,9 @@ def append_entries(
 def post_discounts(
     session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
 ) -> int:
-    """Post the discounts of each subject in a month, minus the amounts posted before. Posted
-    discounts that `spread` no longer contains are reversed. Returns the number of new entries.
+    """For each subject, post the discounts of a month minus the amounts that were posted before.
+    Posted discounts that `spread` no longer contains are reversed. Returns the number of new
+    entries.
     """
     posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
     before = {(name, subject): int(amount) for name, subject, amount in posted}

@@ -478,7 +478,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return the factor that converts the gain of fewer passes to the gain of one pass."""
+        """Return the factor that scales the gain of fewer passes to the gain of a single pass."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property

@@ -256,7 +256,7 @@ class SimulatedService:
             self._stop(replica)
 
     def _stop(self, replica: SimulatedReplica) -> None:
-        """End a replica without requests, and add its cost."""
+        """End a replica without requests, and add the replica's cost to the total."""
         replica.draining = True
         self._draining.discard(replica.number)
         length_s = self.now_s - replica.launched_s

@@ -55,9 +55,7 @@ def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
 
 
 def decode(plain: dict[str, Any], tensors: Objects) -> Objects:
-    """Restore the states that were passed to `encode` from their plain data and the loaded
-    tensors.
-    """
+    """Combine the plain data with the loaded tensors, and return each object's state by name."""
     states = {}
     for name, text in plain.items():
         state, values = _decode(text), tensors.get(name, {})

@@ -143,7 +143,7 @@ class WindowModes:
 
     def _timed(self, collective: Any) -> Any:
         """Wrap a collective, so that the script's calls of the collective are counted as
-        communication. During communication, a rank may wait for a late rank.
+        communication. During communication, a rank can wait for a late rank.
         """
 
         @wraps(collective)
