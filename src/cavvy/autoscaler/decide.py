@@ -14,8 +14,8 @@
               rate * S / concurrency + backlog * S / (concurrency * drain)
     drain   = drain_s * exp(budget / allowed)
 
-Starting replicas count as ready replicas, so that no replica is ordered twice. Replicas end only if
-N was lower than the number of replicas in each of the last minutes; `count_agreeing` returns the
+Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
+if N was lower than the number of replicas in each of the last minutes; `count_agreeing` returns the
 number of minutes. Replicas that were ordered for a backlog end when the backlog has been processed.
 After `idle_s` without a request, `least` replicas remain.
 """

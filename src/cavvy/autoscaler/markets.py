@@ -23,8 +23,8 @@ _TICK_S = 30.0
 def place_replicas(
     wanted: int, terms: ScalingTerms, state: ScalingState, seen: ServiceObservation
 ) -> tuple[tuple[int, ...], SteadyRecord | None]:
-    """Return the number of replicas in each market, in the order of the observation, and the next
-    record of the spot policy.
+    """Return the number of replicas for each market in `seen`, in the same order as `seen.markets`,
+    and the new record of the spot policy.
 
     The spot policy spreads replicas over the spot markets and adds spares while the risk requires
     them. Replicas for which spot has no capacity run in the cheapest market on demand. Starting

@@ -1,5 +1,5 @@
-"""Computes how many replicas a lasting load needs, and how long a smaller need must last before
-replicas end.
+"""Computes how many replicas a lasting load needs, and how long the load must stay lower before
+replicas are stopped.
 """
 
 from math import ceil, erf, exp, inf, log10, pi, sqrt
@@ -38,7 +38,7 @@ def count_replicas(
 
 
 def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
-    """Return for how many minutes a service must have needed fewer replicas before replicas end:
+    """Return how many minutes a service must need fewer replicas before replicas are stopped:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 
@@ -59,8 +59,8 @@ def count_for_wait(
     """Return the smallest number N of replicas for which at most the share `late` of requests waits
     longer than w = `wait_s`.
 
-    With a = rate * S erlangs of load, S seconds of service, unevenness z and s = N * concurrency
-    slots:
+    The load is a = rate * S erlangs, S is the service time in seconds, z is the unevenness, and the
+    number of slots is s = N * concurrency:
 
         beta         = (s - a) / sqrt(a * z)
         P(wait > 0)  = 1 / (1 + beta * Phi(beta) / phi(beta))
@@ -69,7 +69,7 @@ def count_for_wait(
     The formulas compute the waiting time of a queue with many servers (Halfin and Whitt, 1981),
     with Hayward's approximation. According to the approximation, uneven arrivals have the same
     effect as even arrivals with 1/z of the load on 1/z of the slots. With batches, S is the share
-    of a request in a full batch, and requests also wait for batches that are not full: see
+    of a request in the time of a full batch, and requests also wait for running batches: see
     `_late_share_of_batches`.
     """
     erlangs = load.erlangs
@@ -112,13 +112,13 @@ def _late_share_of_batches(
 
         n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
 
-    One slot takes waiting requests every t(n), so a request waits t(n) / 2 on average before its
-    own batch starts, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the
-    first slot that becomes free. If the slots became free independently of each other, P(wait > w)
-    would be (1 - w / t(n))^s. In fact, the batches of different slots tend to end together, so the
+    A single slot starts a batch every t(n) seconds, so a request waits t(n) / 2 on average for its
+    own batch, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the first
+    slot that becomes free. If the slots became free independently of each other, P(wait > w) would
+    be (1 - w / t(n))^s. In fact, the batches of different slots tend to end together, so the
     exponent is smaller than s. The exponent s^0.75 is an approximation that was found by
-    simulation. If the slots could serve the load one request at a time, some requests find a free
-    slot, and only the share P(wait > 0) of requests waits, computed with S = A + B.
+    simulation. If the slots could serve the load without batches, some requests find a free slot.
+    In this case, only the share P(wait > 0) of requests waits, which is computed with S = A + B.
     """
     if batch is None:
         return 0.0

@@ -7,8 +7,8 @@ from cavvy.planner.spot.serving import SteadyRecord
 
 
 class ScalingState(Struct, frozen=True, kw_only=True):
-    """The record of one service. The record is a value: a program that stores the record can end
-    and start again without losing its state.
+    """The record of one service. A program that stores the record can restart without losing the
+    service's state.
 
     `began_s` is the time of the first decision, and `wanted` is the result of the last decision.
     `budget` is the number of requests that may still be late; it is negative if too many requests

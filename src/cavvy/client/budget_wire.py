@@ -12,8 +12,8 @@ from cavvy.client.wire import Answer, Ask
 
 class BudgetAsk(Ask, frozen=True, kw_only=True):
     """A budget for each month. The budget covers the jobs that match all of `project`, `user`,
-    `tag` and `service`; an empty text matches every job. `tag` is NAME=VALUE. Percentages refer
-    to the month's amount; null means that the action is never taken.
+    `tag` and `service`; an empty text matches every job. `tag` is NAME=VALUE. Percentages refer to
+    the month's amount; if a percentage is null, its action is never taken.
     """
 
     limit_micros: int

@@ -113,9 +113,9 @@ def hash_text(text: bytes) -> str:
 def check_chain(
     records: Iterable[SealedRecord], head: ChainHead = EMPTY
 ) -> Iterator[tuple[AuditRecord, ChainHead]]:
-    """Check each record against the record before it, and yield the record with the chain's new
-    end. `head` is the end of the chain before the first record. Raises ChainBroken at the first
-    record that breaks the chain.
+    """Check each record against the record before it, and yield the record with the new chain head.
+    `head` is the chain head before the first record. Raises ChainBroken at the first record that
+    breaks the chain.
     """
     for sealed in records:
         expected = head.number + 1

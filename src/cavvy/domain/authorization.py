@@ -176,8 +176,8 @@ def decide(principal: Principal, permission: Permission, project: str) -> Verdic
 
 
 def list_visible(principal: Principal, permission: Permission) -> frozenset[str] | None:
-    """Return the projects in which the principal has the permission. Returns None for all projects,
-    including projects that do not exist yet.
+    """Return the projects in which the principal has the permission. None means that the principal
+    has the permission in all projects, including projects that do not exist yet.
     """
     if decide(principal, permission, INSTALLATION) is Verdict.ALLOWED:
         return None

@@ -44,7 +44,7 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 
     @property
     def tag_pair(self) -> tuple[str, str] | None:
-        """The name and the value of the tag."""
+        """The name and the value of the budget's tag, or None without a tag."""
         name, _, value = self.tag.partition("=")
         return (name, value) if self.tag else None
 

@@ -45,9 +45,7 @@ class CredentialBook:
         return bool(self._held)
 
     def holds(self, account: str) -> bool:
-        """Return whether there is a credential for the account, or the account is the
-        installation's.
-        """
+        """Return whether the account has a credential or is the installation's own account."""
         provider, project = split_account(account)
         return not project or (project, provider) in self._held
 

@@ -33,14 +33,12 @@ class ChargeKind(StrEnum):
 
     @property
     def is_extra(self) -> bool:
-        """Whether a charge of this kind is added to the charge for the machine in the same
-        period.
-        """
+        """Whether a charge of this kind is billed in addition to the charge for the machine."""
         return self in (ChargeKind.DISK, ChargeKind.ADDRESS)
 
     @property
     def is_machine(self) -> bool:
-        """Whether a charge of this kind is for the time of a machine."""
+        """Whether a charge of this kind pays for the machine's running time."""
         return not self.is_extra and self is not ChargeKind.TRAFFIC
 
 

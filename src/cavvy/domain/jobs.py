@@ -289,10 +289,10 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
     bill of each node began and ended.
 
     The charges contain only the time when the nodes were billed for certain. `more` is the
-    additional cost of the longest possible lifetimes. `latest` is the time at which the gang had
-    certainly ended, or None if the provider reported the end of each node. `traffic` is the part of
-    `more` for the checkpoints that the nodes may have been sending when the provider lost the
-    nodes.
+    additional cost if each node was billed for the longest possible time. `latest` is the time at
+    which the gang had certainly ended, or None if the provider reported the end of each node.
+    `traffic` is the part of `more` for the checkpoints that the nodes may have been sending when
+    the provider lost the nodes.
     """
 
     latest: datetime | None

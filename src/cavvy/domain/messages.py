@@ -79,8 +79,8 @@ UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """Marks a field of the work that older agents do not know. An older agent would ignore the
-    field and do the work as if the field were not set.
+    """Marks a field of the work that older agents do not know. An agent that does not know the
+    field would do the work as if the field were not set.
     """
 
     version: int
@@ -238,7 +238,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimGranted:
-    """The claim is granted, and all ranks have an agent: do the work."""
+    """The claim is granted, and all ranks have an agent, so the agent does the work."""
 
     work: Assignment
     lease: timedelta

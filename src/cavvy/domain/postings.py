@@ -94,8 +94,8 @@ def _quantity(charge: Charge) -> int:
 
 
 def split_months(posting: LedgerPosting) -> Iterator[LedgerPosting]:
-    """Yield the posting, cut at the beginning of each month in UTC. The parts add up to the
-    whole.
+    """Split the posting at the beginning of each month in UTC, and yield the parts. The parts add
+    up to the whole.
     """
     months = list_months(posting.since, posting.until)
     if not months:

@@ -13,7 +13,7 @@ _WINDOW = timedelta(minutes=1)
 
 
 class LeftOut(Struct, frozen=True):
-    """The number of refusals without a record, from one address."""
+    """The number of refused requests from one address that were not recorded one by one."""
 
     address: str
     count: int

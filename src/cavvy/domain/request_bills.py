@@ -56,8 +56,9 @@ def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> di
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):
-    """The part of an attempt's bill that is already divided: the charges until a given time, by
-    kind, and the request counts by which the charges were divided, by gateway epoch and client key.
+    """The part of an attempt's bill that is already divided among requests. `moved` contains the
+    divided charges until `until`, by kind. `counted` contains the request counts by which the
+    charges were divided, by gateway epoch and client key.
     """
 
     attempt_id: str

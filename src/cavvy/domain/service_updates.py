@@ -71,8 +71,8 @@ class UpdateEnd(StrEnum):
 
 class NullDistribution(Struct, frozen=True, kw_only=True):
     """The distribution of a test's statistic if both revisions are equally good. `masses[i]` is the
-    probability that the statistic is `first + i` and no earlier look has rolled the revision back.
-    `spent` is the probability that an earlier look has rolled the revision back.
+    probability that the statistic is `first + i` and no earlier look has rolled back the revision.
+    `spent` is the probability that an earlier look has rolled back the revision.
     """
 
     first: int = 0
@@ -88,8 +88,8 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     `shift` and `information` are the sums S and W of the latency test. `deviation` and `free` are
     the sums for the variance of the latency of both revisions, and `deviation_new` and `free_new`
     are the sums for the new revision. `failures` and `shifts` are the distributions of `failed` and
-    S if both revisions are equally good. `found` is the reason why the test has rolled the new
-    revision back.
+    S if both revisions are equally good. `found` is the reason why the test rolled back the new
+    revision.
     """
 
     old: RevisionSums = RevisionSums()
@@ -110,9 +110,9 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
 
 class CandidateRevision(Struct, frozen=True, kw_only=True):
-    """The revision under test, with the user who started it and its terms. The revision's replicas
-    are stored in the service's list of replicas. `ready_at` is the time when the revision's first
-    replica was ready. With `withdrawn`, the user has returned to the old revision.
+    """The revision under test, its terms, and the user who deployed the revision. The revision's
+    replicas are stored in the service's list of replicas. `ready_at` is the time when the
+    revision's first replica was ready. With `withdrawn`, the user has returned to the old revision.
     """
 
     revision: int

@@ -214,11 +214,11 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     of OpenAI's API select the service by one of its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
-    requests need one of the service's keys. A replica that will end has the time `drain` to finish
-    its requests. With `batch`, the gateway joins requests that wait. Replicas run in `regions`, and
-    requests and replicas must not leave the area `residency`; () and None permit all. `budget`
-    limits the price of all replicas together. With `price_header`, responses state the cost of
-    their requests.
+    requests need one of the service's keys. A replica that is being stopped has the time `drain` to
+    finish its requests. With `batch`, the gateway joins waiting requests to batches. Replicas run
+    in `regions`, and requests and replicas must not leave the area `residency`; () and None permit
+    all. `budget` limits the price of all replicas together. With `price_header`, responses state
+    the cost of their requests.
     """
 
     port: int = 8000

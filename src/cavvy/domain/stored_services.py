@@ -22,7 +22,7 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
     """A key that may call a service. Only the key's SHA-256 is stored, which is safe because a key
     has 256 random bits. `per_s` and `burst` limit the key's rate; if they are None, only the
     service's limits apply. Requests with the key must not leave the place `residency`; None permits
-    all. `user` created the key.
+    all places. `user` created the key.
     """
 
     id: str
@@ -47,10 +47,11 @@ class StoredService(Struct, frozen=True, kw_only=True):
     contains the counts for the service level, as JSON. For a service on spot, `markets` are the
     markets from which the autoscaler chooses, and `placement` is the number of replicas that each
     of these markets should have. `failures` is the number of consecutive replicas that ended before
-    or soon after they were ready. The last of these replicas ended at `failed_at` for the reason
-    `problem`. `candidate` is the revision on trial, if any; `task` and `revision` then belong to
-    the serving revision. `outcome` is the result of the last trial. `former` is the previous
-    revision, to which a rolling update can return until a replica of the new revision is ready.
+    or soon after they were ready. The last replica that failed in this way ended at `failed_at` for
+    the reason `problem`. `candidate` is the revision on trial, if any; `task` and `revision` then
+    belong to the serving revision. `outcome` is the result of the last trial. `former` is the
+    previous revision, to which a rolling update can return until a replica of the new revision is
+    ready.
     """
 
     project: str

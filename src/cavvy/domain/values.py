@@ -1,8 +1,8 @@
 """Values: immutable records of named fields, which the whole control plane uses.
 
 A value is a `Struct` of msgspec, which compiled code creates, copies, compares and hashes (ADR
-0075): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes have only the
-standard library; the records of these programs are data classes.
+0075): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes can import only
+the standard library, so their records are data classes.
 """
 
 from typing import TYPE_CHECKING, Any

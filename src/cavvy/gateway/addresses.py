@@ -1,4 +1,4 @@
-"""The address of a listener: whether it can be used, and why not."""
+"""Checks whether a listener can use an address, and finds the reason if it cannot."""
 
 import errno
 import os

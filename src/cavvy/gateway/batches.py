@@ -1,10 +1,10 @@
 """Sends several waiting requests of a service to a replica as one request, and divides the
 response.
 
-A batch is an exchange whose sink is a `JoinedBatch`. For the connection to the replica, the batch
-is one request; for the queue, the batch is as many requests as it has members. Members whose batch
-fails are sent again, each alone. If the replica refuses a large batch, the halves of the batch are
-sent first, because usually only one request of a batch is wrong.
+A batch is an exchange whose sink is a `JoinedBatch`. The connection to the replica treats the batch
+as one request; the queue counts each member as a request. Members whose batch fails are sent again,
+each alone. If the replica refuses a large batch, the halves of the batch are sent first, because
+usually only one request of a batch is wrong.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class JoinedBatch:
         return [each for each in self.members if not each.gone]
 
     def separate(self) -> None:
-        """Separate the members of a batch whose response could not be divided, so that a wrong
+        """Separate the members of a batch whose response could not be divided, so that an invalid
         request does not make the other members fail.
         """
         present = self.list_present()
@@ -295,12 +295,12 @@ class ServiceBatches:
         return carrier
 
     def adopt(self, old: "ServiceBatches") -> None:
-        """Take over the counts of `old`, which belongs to an older route of the same service."""
+        """Copy the counts of `old`, which belongs to an older route of the same service."""
         self._formed, self._joined, self._spoiled = old._formed, old._joined, old._spoiled
         self._gaps = old._gaps
 
     def describe(self, pools: Iterable["ReplicaPool"]) -> BatchFacts:
-        """Return the counts of batches, and the mean of these replicas' models of batch times."""
+        """Return the counts of batches, and the mean of the batch-time models of these replicas."""
         times = (pool.batch_times for pool in pools)
         return BatchFacts(
             formed=self._formed,

@@ -1,7 +1,8 @@
 """Decides how many waiting requests a replica gets as one batch, and how long to wait for more.
 
 The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` fits a and b to the
-past batches of one replica. A larger batch shares b among more requests, so:
+past batches of one replica. A larger batch shares b among more requests, so the module decides as
+follows:
 
     size    the longest run of the waiting requests, oldest first, that has at most `max` instances
             and would end before each of its requests is due. A request that would be late even in
@@ -96,9 +97,9 @@ class BatchTimes:
         return self.expect_s(instances) + _MARGIN * self._scale
 
     def count_work_s(self, instances: int, taken_s: float, most: int, most_s: float) -> float:
-        """Return the part of a batch's time that its requests would have taken in a full batch,
-        which has at most `most` instances and takes at most `most_s`. The autoscaler counts the
-        result instead of the measured time, because a busy replica forms larger batches, and so
+        """Return the part of a batch's time that its requests would have taken in a full batch. A
+        full batch has at most `most` instances and takes at most `most_s`. The autoscaler counts
+        the result instead of the measured time, because a busy replica forms larger batches, and so
         answers more requests before it is full.
         """
         if not self.known:
@@ -174,10 +175,11 @@ def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) ->
     `requests` requests wait for the next request, which has m = `more` instances and is expected
     after the time g = `gap_s`.
 
-    If the batch of n instances starts now, the next request starts when the batch ends. The batch
-    then has the total latency k * t(n), and the next request has the latency t(n) + t(m) - g. If
-    the batch waits, these latencies are k * (g + t(n + m)) and t(n + m). The difference of the sums
-    is (k + 1) * g + k * a * m - b, so waiting pays if the difference is negative.
+    If the batch of n instances starts now, the next request starts when the batch ends. In this
+    case, the total latency of the batch is k * t(n), and the latency of the next request is t(n) +
+    t(m) - g. If the batch waits, these two latencies are k * (g + t(n + m)) and t(n + m). The
+    difference of the sums is (k + 1) * g + k * a * m - b, so waiting pays if the difference is
+    negative.
     """
     if not times.known:
         return False
@@ -196,7 +198,7 @@ def find_start(
 ) -> float:
     """Return when the batch of all waiting requests should start: `now`, or a later time if it pays
     to wait. The oldest request arrived at `first_at` and waits at most `wait_s` for further
-    requests. The caller computes the start again for each request that arrives.
+    requests. The caller recomputes the start when another request arrives.
     """
     total = sum(each.instances for each in waiting)
     more = gaps.instances

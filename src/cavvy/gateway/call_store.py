@@ -2,8 +2,8 @@
 is the request, `ID.sent` marks that a replica has received the request, `ID.result` is the
 response, and `ID.index` identifies the owner of the call.
 
-Each file is written under another name and then renamed, so that no incomplete file is visible. The
-client is notified after the file is on the disk.
+Each file is written under a temporary name and then renamed, so that no incomplete file is visible.
+The client is notified after the file is on the disk.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The keys of clients, which are looked up by their hash, with a rate limit for each key.
 
-A client sends its key as `Authorization: Bearer KEY` or `X-API-Key: KEY`. The key is neither logged
-nor stored, and is not passed on to replicas, not even to the replicas of another service that has
-no keys.
+A client sends its key as `Authorization: Bearer KEY` or `X-API-Key: KEY`. The gateway never logs
+the key, stores it, or passes it on to a replica. This also applies if the request is for a service
+without keys.
 """
 
 import math

@@ -318,7 +318,7 @@ class DeferredCalls:
         connection.answer_bytes(data)
 
     def expire(self) -> None:
-        """Remove calls that are too old; called periodically."""
+        """Remove calls that are too old. The gateway calls this method periodically."""
         now = time.time()
         for call_id in [each for each, known in self._known.items() if known.expires_at <= now]:
             del self._known[call_id]

@@ -155,7 +155,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def check(self, now: float) -> None:
-        """End requests that take too long; called once a second."""
+        """End requests that take too long. The gateway calls this method once a second."""
         limits = self._door.limits
         request = self._request
         if self._stalled_at and now - self._stalled_at > limits.stall_s:
@@ -504,8 +504,8 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def _probe(self, number: int) -> None:
-        """Check whether a client that sends no more bytes is still connected: send an interim
-        response. If the client has disconnected, its kernel answers with a reset; a client that
+        """Send an interim response to check whether a client that sends no more bytes is still
+        connected. If the client has disconnected, its kernel answers with a reset; a client that
         closed only its sending side ignores the interim response.
         """
         request = self._request

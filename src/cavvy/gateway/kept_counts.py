@@ -73,7 +73,7 @@ class KeptCounts:
         return found
 
     def forget(self, service: str, replica: str) -> None:
-        """Free the slots of a replica that is gone."""
+        """Free the slots of a replica that no longer exists."""
         own = self._used.get(service, {})
         for name in [each for each in own if each[0] == replica]:
             self._release(own.pop(name))

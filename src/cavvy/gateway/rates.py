@@ -121,6 +121,6 @@ class ServiceRates:
         return None
 
     def adopt(self, old: "ServiceRates") -> None:
-        """Take over the counts of the same limits from an older route."""
+        """Copy the counts of unchanged limits from the service's older route."""
         before = {each.limit: each for each in old._rates}
         self._rates = [before.get(each.limit, each) for each in self._rates]

@@ -115,10 +115,10 @@ class ServiceQueue:
             self.free(pool, carrier, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
-        """Return the header fields with the client's credentials that are passed on to the replica.
-        The fields are not passed on if the service has keys, because the fields could contain these
-        keys. A key of another service is never passed on. A request that was routed by its model
-        can contain the key of another service.
+        """Return the header fields that contain the client's credentials and are passed on to the
+        replica. The fields are not passed on if the service has keys, because the fields could
+        contain these keys. A key of another service is never passed on. A request that was routed
+        by its model can contain the key of another service.
         """
         fields = b""
         if not self.keys:
@@ -161,7 +161,7 @@ class ServiceQueue:
             self.canary.record(pool.address.canary, exchange.failed, taken_s)
 
     def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
-        """Free a slot of the replica; the first waiting request takes it."""
+        """Free a slot of the replica, and give the slot to the first waiting request."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
         for each in (exchange,) if exchange.batch is None else exchange.batch.members:
             pool.work.end(each.key_id, now, each.weight)
@@ -520,8 +520,8 @@ class ServiceQueue:
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
         """Return the first request that may be sent to this replica. A request that failed on this
-        replica is skipped if other replicas may get the request. A request is always skipped if the
-        replica is outside the places where the request must stay.
+        replica is skipped if another replica is permitted to serve the request. A request is always
+        skipped if the replica is outside the places where the request must stay.
         """
         return next(
             (each for each in self._waiting if pool.permits(each) and not self._avoids(each, pool)),
@@ -550,9 +550,8 @@ class ServiceQueue:
         return exchange
 
     def _dispatch(self) -> None:
-        """Start waiting requests while a replica has room. A request does not delay the requests
-        behind it if no replica with room is permitted to serve it, for example because the request
-        has failed on that replica.
+        """Start waiting requests while a replica has room. If no replica with room is permitted to
+        serve a waiting request, the requests behind that request are started first.
         """
         now = monotonic()
         for exchange in list(self._waiting):

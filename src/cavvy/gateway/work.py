@@ -73,7 +73,7 @@ class ReplicaWork:
         return bool(self._by_key)
 
     def end(self, key: str, now: float, weight: int = 1) -> None:
-        """Record the end of one of the key's requests in flight."""
+        """Record that one of the key's requests in flight has ended."""
         virtual = self._pass(now)
         self._in_flight -= weight
         known = self._by_key[key]

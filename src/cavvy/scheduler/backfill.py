@@ -55,11 +55,11 @@ class HostWaits:
     def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
         """Return whether a job with the allocations `mine` could delay one of the waiting jobs.
 
-        The job delays no waiting job if every host of the job meets the following condition. For
-        every combination of gangs and waiting jobs that may occupy the host later, a further
-        waiting job that fits on the host without `mine` must also fit with `mine`. The condition
-        ensures that every waiting job starts at the same time and on the same host as it would
-        without the job that has the allocations `mine`.
+        The job delays no waiting job if every host of the job meets the following condition.
+        Whichever gangs and waiting jobs occupy the host later, each further waiting job that fits
+        on the host without `mine` must also fit with `mine`. The condition ensures that every
+        waiting job starts at the same time and on the same host as it would without the job that
+        has the allocations `mine`.
         """
         return any(
             _may_delay_on(
@@ -147,8 +147,8 @@ def _keeps_out(
     what: str,
     unit: int,
 ) -> bool:
-    """Return whether there is a combination of `others` that leaves enough of the resource `what`
-    for `wish`, but not for both `wish` and `mine`.
+    """Return whether some combination of `others` leaves enough of the resource `what` for `wish`
+    alone, but too little for `wish` and `mine` together.
 
     Members of `others` that leave no room for `wish` are omitted, because `wish` waits for them
     anyway.

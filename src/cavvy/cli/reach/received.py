@@ -112,7 +112,7 @@ def _refuse(path: str, problem: str) -> CommandFailure:
 
 def stays_inside(item: CopyItem) -> bool:
     """Return whether a link's target is inside the copied folder. `..` may appear only at the start
-    of the target, because a name before `..` could be another link that leads out of the folder.
+    of the target, because a name before `..` could itself be a link that leads out of the folder.
     """
     parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
     ups = parts.count("..")

@@ -108,7 +108,7 @@ def ask_service(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> "Iterator[HTTPResponse]":
-    """Yield the response, whose body is not read yet. Raises CommandFailure."""
+    """Yield the response before its body is read. Raises CommandFailure."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
     from urllib.parse import urlsplit
 

@@ -23,7 +23,7 @@ def with_regions(
     task: TaskSpec, warnings: tuple[str, ...] = ()
 ) -> tuple[TaskSpec, tuple[str, ...]]:
     """Return the task with the regions of its inputs and outputs, queried from their storage
-    services with the keys in the environment. Also return `warnings`, and a further warning about
+    services with the keys in the environment. Also return `warnings`, extended by a warning about
     the buckets whose region stays unknown. Raises CommandFailure if a bucket is outside the regions
     that the task allows.
     """

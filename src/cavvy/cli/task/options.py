@@ -126,8 +126,8 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
 def _read_options(
     file: str | None, dialect: str | None, words: list[str] | None, overrides: dict[str, Any]
 ) -> tuple[str, "ReadOptions"]:
-    """Returns the name of the task file, or of the command that replaces it, and the options.
-    Raises UsageError.
+    """Return the options for reading the task, and the name of the task file or of the command that
+    replaces the file. Raises UsageError.
     """
     from cavvy.importers import ReadOptions
 

@@ -106,8 +106,8 @@ class _Plain:
 
 
 class _LiveView:
-    """Prints log and events above a live line, which shows the phase, the progress and the task's
-    metrics.
+    """Prints the log and the events above a live line, which shows the phase, the progress and the
+    task's metrics.
     """
 
     def __init__(self, job: "JobDetail") -> None:

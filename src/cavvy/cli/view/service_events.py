@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 
 def list_events(found: "ServedView", there: str) -> list[tuple[str, str]]:
-    """Return pairs of heading and text. `there` names the service in a command line."""
+    """Return pairs of heading and text. `there` contains the command-line arguments that name the
+    service.
+    """
     pairs = [("webhook", f"{each.name}: {describe_webhook(each)}") for each in found.webhooks]
     pairs += [("cron", _describe_cron(each)) for each in found.crons]
     queue = _describe_queue(found.queue, there)

@@ -63,8 +63,8 @@ def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
 
 
 def as_document(results: "Sequence[TrialResult]", *, segments: bool = False) -> dict[str, object]:
-    """Return the results by policy, and by policy and setting. With `segments`, the result includes
-    every run and its segments.
+    """Return the results grouped by policy, and the results grouped by policy and setting. With
+    `segments`, the result includes every run and its segments.
     """
     from cavvy.sim.traces.trials import ResultTally
 

@@ -154,8 +154,8 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
 
 
 def _write_rare_rules() -> list[str]:
-    """Return the rules for fields that few requests have. One search of all names finds out whether
-    a request has any of these rare fields; one rule for each field would take more time.
+    """Return the rules for fields that few requests have. A single search of all names detects
+    whether a request has a rare field. A separate rule for each field would take more time.
     """
     dropped = "|".join(_DROPPED).replace("-", "[-_]")
     rare = "|".join((dropped, "expect", *_HELD))
