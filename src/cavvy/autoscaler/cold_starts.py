@@ -45,9 +45,9 @@ def expect_cold_start(
 def list_starts(
     measured: Mapping[str, ColdStart], markets: Iterable[MarketObservation], assumed_s: float
 ) -> list[float]:
-    """Return the number of seconds after which each starting replica will be ready. A replica that
-    has taken more than twice the time that nine of ten cold starts do not exceed is omitted,
-    because the replica may never be ready.
+    """Return the number of seconds after which each starting replica will be ready. A replica is
+    omitted if it has been starting for more than twice the 90th percentile of cold starts, because
+    the replica may never be ready.
     """
     found = []
     for market in markets:

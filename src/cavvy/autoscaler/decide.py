@@ -7,7 +7,7 @@
               least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
 
     backlog = waiting requests + rate * D - the requests that the replicas serve within D, where D
-              is the cold start of a replica that is ordered now. A ready replica serves
+              is the cold start of a replica that is requested now. A ready replica serves
               concurrency / S requests per second; a starting replica does so once its own cold
               start has ended.
     If backlog * S / (concurrency * N) exceeds the service's maximum wait, N is at least
@@ -16,8 +16,8 @@
 
 Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
 if N was lower than the number of replicas in each of the last minutes; `count_agreeing` returns the
-number of minutes. Replicas that were ordered for a backlog end when the backlog has been processed.
-After `idle_s` without a request, `least` replicas remain.
+number of minutes. Replicas that were requested for a backlog end when the backlog has been
+processed. After `idle_s` without a request, `least` replicas remain.
 """
 
 from math import ceil, exp
@@ -53,7 +53,7 @@ def decide(
 
 
 def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) -> ScalingState:
-    """Return the state with the observations since the last decision."""
+    """Return the state, extended by the observations since the last decision."""
     load = record_load(state.load, seen, terms)
     cold_starts = dict(state.cold_starts)
     for market in seen.markets:

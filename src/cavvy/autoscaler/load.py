@@ -28,7 +28,7 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     steps: float = 0.0
 
     def add(self, arrived: int, rate: float, step_s: int, keep: float) -> "CountRecord":
-        """Return the record with the arrivals of one more second."""
+        """Return the record, extended by the arrivals of one second."""
         counted, counted_s = self.counted + arrived, self.counted_s + 1
         if counted_s < step_s:
             return replace(self, counted=counted, counted_s=counted_s)
@@ -83,7 +83,7 @@ class ServiceLoad(Struct, frozen=True, kw_only=True):
 
 
 def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerms) -> LoadRecord:
-    """Return the record with the observations since the last decision."""
+    """Return the record, extended by the observations since the last decision."""
     weights = terms.weights
     slow, slow_span_s, fast, fast_span_s = (
         record.slow,

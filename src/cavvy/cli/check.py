@@ -60,7 +60,7 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
 
     @property
     def way_in(self) -> str:
-        """How to enable the provider."""
+        """The change of the settings that enables the provider."""
         table = f"[providers.{self.name}]"
         return f"remove `enabled = false` from {table}" if self.off else f"add {table}"
 

@@ -212,7 +212,9 @@ def _cells(row: "LedgerSumView", by: list[str]) -> tuple[Any, ...]:
 
 
 def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
-    """Return a row for each tag. A job with several tags is counted for each tag."""
+    """Return a row for each tag. The cost of a job with several tags is included in the row of each
+    of its tags.
+    """
     import json
 
     found: dict[str, list[int]] = {}

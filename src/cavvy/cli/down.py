@@ -109,8 +109,8 @@ def found_out(
 
 
 def nothing_runs(project: str | None) -> str:
-    """Return the text to print if there is no job and no node in the project, or in any project if
-    `project` is None.
+    """Return the message that nothing is running in the project or, if `project` is None, in any
+    project.
     """
     where = "" if project is None else f" in project {project}"
     return f"nothing is running{where}, and nothing is billed"

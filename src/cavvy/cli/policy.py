@@ -126,7 +126,7 @@ def delete(project: str, all_projects: bool) -> None:
 
 
 def _read_where(project: str, *, everywhere: bool) -> str | None:
-    """Return the project; `project` is None for the policy of the server."""
+    """Return the name of the project, or None for the policy of the server."""
     from click.core import ParameterSource
 
     source = click.get_current_context().get_parameter_source("project")
@@ -142,8 +142,8 @@ def _say(where: str | None) -> str:
 
 
 def _read_names(option: str, text: str) -> list[str]:
-    """Return the names; () for `any`. An empty text, for example from a variable that is not set,
-    is an error, because it must not remove a restriction.
+    """Return the names in `text`, or [] for `any`. An empty text, for example from a variable that
+    is not set, is an error, because it must not remove a restriction.
     """
     names = [each.strip() for each in text.split(",")]
     if not all(names):
@@ -187,7 +187,7 @@ def _note_unknown(regions: Sequence[str]) -> None:
 
 
 def _read_price(text: str) -> int | None:
-    """Return micro-dollars; None for `any`."""
+    """Return the price in micro-dollars, or None for `any`."""
     from cavvy.domain.units import UnitError, parse_rate
 
     if text == _ANY:

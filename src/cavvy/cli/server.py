@@ -176,7 +176,7 @@ def logs(lines: int, follow: bool) -> None:
 
 
 def _set(chosen: Mapping[str, str | None]) -> None:
-    """Make the server that this command starts use these settings."""
+    """Set these settings for the server that this command starts."""
     import os
 
     for name, value in chosen.items():

@@ -29,7 +29,7 @@ class BudgetAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
-    """Requests a different amount for a budget."""
+    """Requests a new amount for a budget."""
 
     limit_micros: int
     reason: str = ""
@@ -42,7 +42,7 @@ class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetRequestView(Answer, frozen=True, kw_only=True):
-    """A pending request for a different amount of a budget."""
+    """A pending request to change the amount of a budget."""
 
     limit_micros: int
     reason: str

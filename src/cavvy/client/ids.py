@@ -1,5 +1,5 @@
-"""IDs of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters encode
-the time.
+"""IDs of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters of an
+ID encode the time at which the ID was created.
 
 Clients also use IDs of this form as idempotency keys, so that a repeated submission creates only
 one job.

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 class TrafficView(Struct, frozen=True, kw_only=True):
     """The data of one kind that a node has sent: its checkpoints, its log, or one output. `output`
-    is the number of this output in the task. The price is in micro-dollars per GB (10^9 bytes), as
+    is the number of the output in the task. The price is in micro-dollars per GB (10^9 bytes), as
     of its date. If the price is unknown, it is null and the bill does not include the data.
     """
 

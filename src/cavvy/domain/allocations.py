@@ -1,8 +1,8 @@
 """Shared hosts and the allocations on them. An allocation records which devices a gang holds. The
 allocation is stored in the same write as the gang's attempt.
 
-The module also contains the locations of volumes, because some volumes can be mounted only by the
-nodes of one location.
+The module also contains the locations of volumes: some volumes can be mounted only by nodes in one
+location.
 """
 
 from typing import NamedTuple

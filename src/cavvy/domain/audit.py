@@ -67,8 +67,8 @@ class SealedRecord(Struct, frozen=True, kw_only=True):
 
 
 class ChainHead(Struct, frozen=True):
-    """The end of a chain: the number and the hash of its last record. If a copy of the end is saved
-    elsewhere, the copy proves later that no record up to this end has changed.
+    """The end of a chain: the number and the hash of its last record. A copy of this record that is
+    stored outside the server can later prove that no record of this chain has changed.
     """
 
     number: int

@@ -66,8 +66,8 @@ class Principal(Struct, frozen=True, kw_only=True):
     `account` is None for the owner of the state folder, whose token is a file in that folder and
     who has all rights. `roles` are the roles in each project, including inherited roles; the key
     INSTALLATION has the roles that apply everywhere. `scopes` and `within` are the limits of the
-    token: its permissions and its projects. `scopes` or `within` is None if the token has no such
-    limit.
+    token: its permissions and its projects. `scopes` is None if the token has all permissions of
+    its account, and `within` is None if the token is valid in all projects.
     """
 
     account: str | None
@@ -161,8 +161,8 @@ def list_roles(principal: Principal, project: str) -> frozenset[Role]:
 
 
 def decide(principal: Principal, permission: Permission, project: str) -> Verdict:
-    """Return whether the principal may do something in a project or, for INSTALLATION, outside of
-    projects. The installation itself is never HIDDEN.
+    """Return whether the principal has the permission in the project or, for INSTALLATION, in the
+    whole installation. The installation itself is never HIDDEN.
     """
     roles = list_roles(principal, project)
     outside = principal.within is not None and project not in principal.within

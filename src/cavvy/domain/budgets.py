@@ -64,8 +64,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 def compare_lines(
     budgets: Sequence[SpendingBudget], former: Sequence[str], new: Sequence[str]
 ) -> tuple[Sequence[SpendingBudget], Sequence[SpendingBudget]]:
-    """Return the budgets that start to count a project's spending, and the budgets that stop
-    counting it, if the projects above the project change from `former` to `new`.
+    """Return the budgets that begin to include a project's spending, and the budgets that no longer
+    include this spending. The projects above the project change from `former` to `new`.
     """
     gained = [each for each in budgets if each.project in new and each.project not in former]
     lost = [each for each in budgets if each.project in former and each.project not in new]

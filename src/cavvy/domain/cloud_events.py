@@ -72,7 +72,9 @@ def to_headers(event: EventAttributes) -> Mapping[str, str]:
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
-    """Return whether a request is an event in binary mode. Names are in lower case."""
+    """Return whether a request is an event in binary mode. The names in `headers` are in lower
+    case.
+    """
     return all(f"{_PREFIX}{name}" in headers for name in _REQUIRED)
 
 

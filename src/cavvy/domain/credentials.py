@@ -33,7 +33,7 @@ class SealedCredential(Struct, frozen=True, kw_only=True):
 
 
 class CredentialBook:
-    """The pairs of project and provider for which there is a credential."""
+    """The pairs of project and provider that have a credential."""
 
     def __init__(
         self, held: Collection[tuple[str, str]] = (), projects: Iterable[Project] = ()

@@ -288,7 +288,7 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
     """The possible cost of a gang beyond its charges, for a provider that did not report when the
     bill of each node began and ended.
 
-    The charges contain only the time when the nodes were billed for certain. `more` is the
+    The charges contain only the time in which the nodes were certainly billed. `more` is the
     additional cost if each node was billed for the longest possible time. `latest` is the time at
     which the gang had certainly ended, or None if the provider reported the end of each node.
     `traffic` is the part of `more` for the checkpoints that the nodes may have been sending when
@@ -355,12 +355,12 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def bought_as(self) -> str:
-        """The name of the gang at its provider, even after another attempt took the gang over."""
+        """The gang's name at its provider, even after another attempt has taken over the gang."""
         return self.gang.partition("@")[0]
 
     @property
     def handed_on(self) -> bool:
-        """Whether another attempt took the gang over."""
+        """Whether another attempt has taken over the gang."""
         return "@" in self.gang
 
     @property
@@ -394,8 +394,9 @@ class SentKind(StrEnum):
 
 
 class SentData(Struct, frozen=True, kw_only=True):
-    """The number of bytes that a node has sent so far: of one kind or, for OUTPUT, of one
-    output."""
+    """The number of bytes that a node has sent so far, for one kind of data or, for OUTPUT, for one
+    output.
+    """
 
     kind: SentKind
     output: int = 0  # OUTPUT: the number of the output in the task, from 0

@@ -76,7 +76,7 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
 
 
 class LedgerPosting(Struct, frozen=True, kw_only=True):
-    """An amount for the half-open period [since, until), which does not have a position in the
+    """An amount for the half-open period [since, until). A posting does not have a position in the
     ledger yet. The store assigns the position. `line` and `line_since` (the kind and the start of
     the charge) identify the line of the bill to which the posting belongs. The entries of a line
     add up to its charge.
@@ -97,7 +97,7 @@ class LedgerPosting(Struct, frozen=True, kw_only=True):
 class LedgerEntry(LedgerPosting, frozen=True, kw_only=True):
     """A posting with its position in the ledger. `subject`, `rank` and `sequence` identify the
     entry: `sequence` counts the entries of the rank. In a correction, `corrects` is the sequence
-    number of the newest earlier entry of the line that is corrected.
+    number of the newest earlier entry of the corrected line.
     """
 
     number: int = 0  # set by the store; later entries have higher numbers

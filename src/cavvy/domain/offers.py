@@ -34,8 +34,8 @@ class ExtraPrice(Struct, frozen=True, kw_only=True):
     month. If a provider sells disks in fixed sizes, a type of disk has several prices, each per
     whole disk and month. The price with the smallest sufficient `up_to_gib` applies. `name` is the
     provider's name of the type of disk. A node has `usual` GiB or addresses, unless its task
-    requests a different disk. A disk that a task requests has at least `least` GiB. `minimum` is
-    the shortest time that is billed.
+    requests a different disk. If a task requests a disk, the disk has at least `least` GiB.
+    `minimum` is the shortest time that is billed.
     """
 
     kind: ChargeKind

@@ -28,9 +28,9 @@ KINDS = {
 def post(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
     """Return the postings that turn the charges `before` of one node into the charges `after`.
 
-    If a line has only become longer, it gets an entry for the new part of its period. All changes
-    except longer periods are corrections: for example, a shorter period, another price, or the
-    removal of a line. No posting crosses the beginning of a month. Unchanged charges need no
+    If only the period of a line has become longer, an entry for the added time is posted. All
+    changes except longer periods are corrections: for example, a shorter period, another price, or
+    the removal of a line. No posting crosses the beginning of a month. Unchanged charges need no
     postings.
     """
     old = {(charge.kind, charge.since): charge for charge in before}

@@ -32,8 +32,8 @@ def list_unknown(version: int, work: Assignment) -> list[str]:
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """Yield the mark of each field, including nested fields, whose value uses the feature of the
-    mark.
+    """Yield the mark of each marked field of `value` that uses the feature of its mark. Nested
+    fields are included.
     """
     for each in fields(value):
         inner, mark = getattr(value, each.name), each.metadata.get("since")

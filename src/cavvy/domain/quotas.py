@@ -1,4 +1,6 @@
-"""A quota is a limit that a provider sets for an account, such as the vCPUs of running machines."""
+"""A quota is a limit that a provider sets for an account, such as the total number of vCPUs of the
+running machines.
+"""
 
 from collections.abc import Iterable
 

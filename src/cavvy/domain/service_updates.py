@@ -112,7 +112,8 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 class CandidateRevision(Struct, frozen=True, kw_only=True):
     """The revision under test, its terms, and the user who deployed the revision. The revision's
     replicas are stored in the service's list of replicas. `ready_at` is the time when the
-    revision's first replica was ready. With `withdrawn`, the user has returned to the old revision.
+    revision's first replica was ready. If `withdrawn` is true, the user has returned the service to
+    the old revision.
     """
 
     revision: int

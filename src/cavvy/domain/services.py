@@ -110,7 +110,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 
 class BatchRule(Struct, frozen=True, kw_only=True):
-    """The rule by which the gateway joins requests to batches. A batch has at most `most`
+    """The rule by which the gateway joins requests into batches. A batch has at most `most`
     instances, and waits for further requests at most the time `wait` while a replica is free.
     `input` and `output` are the keys of the arrays in the JSON bodies of requests and responses.
     """
@@ -156,8 +156,8 @@ class QueueTerms(Struct, frozen=True, kw_only=True):
     """The settings for sending queued calls. A call is sent `attempts` times at most. The pause
     after the first failure is `backoff`; it doubles with each failure. Results are stored for the
     time `keep`. `at_once` limits the calls that are sent at the same time. 0 means twice the number
-    of requests that all replicas can process at once (in full batches, if requests are joined).
-    The queue accepts no more calls when it contains `waiting` calls.
+    of requests that all replicas can process at the same time (in full batches, if requests are
+    joined). The queue accepts no more calls when it contains `waiting` calls.
     """
 
     attempts: int = 5
@@ -213,12 +213,12 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     Cavvy, the task's program listens on `port`; otherwise on the port in the variable PORT. Clients
     of OpenAI's API select the service by one of its `models`.
 
-    `concurrency` is the number of requests that a replica can work on at once. With `keys`,
-    requests need one of the service's keys. A replica that is being stopped has the time `drain` to
-    finish its requests. With `batch`, the gateway joins waiting requests to batches. Replicas run
-    in `regions`, and requests and replicas must not leave the area `residency`; () and None permit
-    all. `budget` limits the price of all replicas together. With `price_header`, responses state
-    the cost of their requests.
+    `concurrency` is the number of requests that a replica can process at the same time. With
+    `keys`, requests need one of the service's keys. A replica that is being stopped has the time
+    `drain` to finish its requests. With `batch`, the gateway joins waiting requests into batches.
+    Replicas run in `regions`, and requests and replicas must not leave the area `residency`; () and
+    None permit every place. `budget` limits the price of all replicas together. With
+    `price_header`, responses state the cost of their requests.
     """
 
     port: int = 8000
@@ -303,7 +303,7 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 
 class ReplicaLoss(StrEnum):
-    """Whether a spot market lost a replica's node, or refused its launch."""
+    """Whether a spot market lost a replica's node, or refused to launch the node."""
 
     LOST = "lost"  # the replica's node was reclaimed
     REFUSED = "refused"  # there was no capacity for the replica
@@ -336,10 +336,11 @@ class UnplacedRequests(Struct, frozen=True, kw_only=True):
 class ServiceReplica(Struct, frozen=True, kw_only=True):
     """One replica of a revision of a service. The replica was requested in `market` ("" if the
     planner chose the offer) and runs at `place`. The replica may run at these `providers`; () means
-    all providers that its task permits. Each time is None until its event has happened. `reason` is
-    the reason for the last transition. The replica's program listens on `port` of the node. `gang`
-    is the gang that runs the replica. `gang` is "" while there is no gang, and on the server's
-    machine, where the gateway reaches the port without a tunnel.
+    all providers that its task permits. A time such as `ready_at` is None until the replica reaches
+    the corresponding state. `reason` is the reason for the last transition. The replica's program
+    listens on `port` of the node. `gang` is the gang that runs the replica. `gang` is "" while
+    there is no gang, and on the server's machine, where the gateway reaches the port without a
+    tunnel.
     """
 
     id: str

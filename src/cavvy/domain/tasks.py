@@ -163,7 +163,7 @@ class Workdir(Struct, frozen=True, kw_only=True):
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
-    """One input or output: copy `source` to `target`.
+    """One input or output, which is copied from `source` to `target`.
 
     An input's target and an output's source are paths that are relative to the working folder or
     absolute. An input's source and an output's target are absolute paths on the node, or URLs with

@@ -48,7 +48,9 @@ def refuse_residency(
     head: RequestHead,
     places: frozenset[str],
 ) -> None:
-    """Refuse a request because no replica of the service may ever be in all these places."""
+    """Refuse a request because the service's replicas cannot run in all places in which the request
+    must stay.
+    """
     service.refuse()
     never = " and ".join(sorted(places.difference(service.route.places or ())))
     message = f"the service has no replicas in {never}, and the request must stay there"

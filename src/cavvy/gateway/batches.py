@@ -77,7 +77,7 @@ class BatchPart:
         self.half: object | None = None
 
     def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
-        """Return the request for the batch of this part and `others`, as sent to the replica."""
+        """Return the request that sends the batch of this part and `others` to the replica."""
         body = join_bodies((each.body for each in (self, *others)), name)
         ids = _join_ids(each.request_id for each in (self, *others))
         return (
@@ -87,7 +87,7 @@ class BatchPart:
 
 
 class JoinedBatch:
-    """The sink of a joined request: its members get their parts of the response."""
+    """The sink of a batch: each member receives its part of the response."""
 
     passes_chunks = False
 
@@ -208,7 +208,7 @@ class ServiceBatches:
         self._formed = self._joined = self._spoiled = 0
 
     def may_join(self, head: RequestHead) -> bool:
-        """Return whether a request with this head may be joined if its body permits it."""
+        """Return whether the head of a request permits the request to be joined to a batch."""
         if head.method != b"POST" or head.length <= 0 or head.upgrade:
             return False
         media = head.get_header(b"content-type").partition(b";")[0].strip().lower()

@@ -66,8 +66,9 @@ class ServiceKeys:
         return self._find(head, clock) is not None
 
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """Find a key. Keys are looked up by a hash with a secret of this process, and then compared
-        as a whole. Therefore the duration of the search reveals nothing about the keys.
+        """Find a key. The key's digest is looked up in a dictionary, whose hashes depend on a
+        random secret of this process. The digests are then compared in constant time. Therefore the
+        duration of the search reveals nothing about the keys.
         """
         digest = sha256(read_secret(head)).digest()
         key = self._keys.get(digest)
@@ -96,7 +97,7 @@ class ServiceKeys:
         return 0 if found is None else math.ceil(found[1].take(now))
 
     def adopt(self, old: "ServiceKeys") -> None:
-        """Take over the counts of the same keys from an older route."""
+        """Copy the counts of unchanged keys from the service's older route."""
         ids = {key.id for key in self._keys.values()}
         self.used = {name: at for name, at in old.used.items() if name in ids}
         for name, (key, bucket) in old._buckets.items():

@@ -51,7 +51,7 @@ class ResponseSink(Protocol):
         """Handle the end of the exchange, after which its replica is free again."""
 
     def want_body(self) -> None:
-        """Continue after a replica has taken the request."""
+        """Continue to read the request's body after a replica has taken the request."""
 
     def pause_body(self) -> None: ...
 
@@ -59,7 +59,7 @@ class ResponseSink(Protocol):
 
 
 class Exchange:
-    """One exchange. Rarely changed values are attributes of the class until they are set."""
+    """One exchange. Rarely changed values are class attributes until an object sets them."""
 
     started_at = 0.0
     held_bytes = 0
@@ -186,8 +186,8 @@ class Exchange:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether some replicas are not permitted to get this request, so that the request
-        may wait while other requests start.
+        """Return whether some replicas are not permitted to serve this request. Later requests may
+        start while this request waits.
         """
         return self.avoid is not None or bool(self.places)
 

@@ -109,7 +109,7 @@ class RequestHead:
     its CRLF.
 
     Requests with the same bytes share one object, which does not change after parsing. Values that
-    few requests have are attributes of the class until they are set.
+    few requests have are class attributes until they are set on an object.
     """
 
     length = 0  # length of the body; NO_LENGTH if the body is chunked
@@ -274,7 +274,7 @@ def _keep_value(request: RequestHead, role: int, value: bytes) -> None:
 
 
 def read_places(value: bytes) -> frozenset[str]:
-    """Return the places in a field Cavvy-Residency. Raises HeadError."""
+    """Return the places that a field Cavvy-Residency names. Raises HeadError."""
     text = value.decode("latin-1").lower()
     places = frozenset(each.strip(" \t") for each in text.split(","))
     if not all(_PLACE_VALUE.fullmatch(each) for each in places):

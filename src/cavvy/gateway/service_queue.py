@@ -287,7 +287,9 @@ class ServiceQueue:
         self._dispatch()
 
     def adopt(self, old: "ServiceQueue") -> None:
-        """Take over the replicas, requests and counters of the same service in an older route."""
+        """Take over the replicas, requests and counters from `old`, the queue of this service's
+        older route.
+        """
         self.counters = old.counters
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
@@ -457,7 +459,7 @@ class ServiceQueue:
         return self.batches.is_early(exchange, self._waiting, pool, self._count_free(), monotonic())
 
     def _count_free(self) -> int:
-        """Return the number of free slots."""
+        """Return the number of free slots of all replicas."""
         return sum(
             max(0, pool.concurrency - pool.in_flight) for pool in self._replicas if not pool.cooling
         )

@@ -27,7 +27,7 @@ def bucket_of(latency_us: int) -> int:
 
 
 def upper_bound_of(bucket: int) -> int:
-    """Return the smallest latency in microseconds above the bucket."""
+    """Return the smallest latency, in microseconds, that is too large for the bucket."""
     if bucket < 4:
         return bucket + 1
     shift = (bucket >> _SUB_BITS) - 1

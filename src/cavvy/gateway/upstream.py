@@ -214,7 +214,7 @@ class ReplicaPool:
         self._served = self._failed = 0
 
     def permits(self, exchange: Exchange) -> bool:
-        """Return whether the replica is in a place where the exchange must stay."""
+        """Return whether the replica is in all places in which the exchange must stay."""
         return exchange.places <= self._places
 
     def start(self, exchange: Exchange) -> None:

@@ -78,8 +78,9 @@ class JobScheduler:
         self._jobs_left = JOBS  # how many jobs may still be checked for backfill
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
-        """Decide about the next job in the queue. If the job is placed, less capacity is left for
-        later jobs. `others` are alternatives of the same job, which are tried in order.
+        """Decide whether and where the next job in the queue starts. If the job is placed, less
+        capacity is left for later jobs. `others` are alternatives of the same job, which are tried
+        in order.
         """
         choices = (waiting_job, *others)
         checks = self._grant_checks()

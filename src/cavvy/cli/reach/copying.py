@@ -200,8 +200,8 @@ async def _fetch_file(
 
 
 async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
-    """Yield the results of the calls in their order, with at most `_AHEAD` calls running at
-    once.
+    """Yield the results in the order of the calls, with at most `_AHEAD` calls running at the same
+    time.
     """
     flight: deque[asyncio.Task[_T]] = deque()
     try:

@@ -199,7 +199,7 @@ class _JobWatch:
         )
 
     def _follow(self) -> str:
-        """Wait for the job's end. Returns why the check failed, or "" if it passed."""
+        """Wait until the job has ended. Returns why the check failed, or "" if it passed."""
         until = monotonic() + _LONGEST_S
         while True:
             job = self._look()

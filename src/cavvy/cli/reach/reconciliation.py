@@ -79,9 +79,9 @@ def _period(
 def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
-    """Return the gang name in the bill for each attempt in the ledger. A warm gang that an attempt
-    took over has the name of an earlier attempt. The name of a warm gang is read from the job,
-    unless the job was removed.
+    """Return, for each attempt in the ledger, the name that its gang has in the bill. A warm gang
+    that an attempt took over has the name of an earlier attempt. The name of a warm gang is read
+    from the job, unless the job was removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

@@ -32,8 +32,8 @@ answer_timeout_option = click.option(
 
 
 def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
-    """Return the service once its gateway listens. Raises CommandFailure with the reason if the
-    gateway does not start.
+    """Wait until the gateway of the service listens, and return the service. Raises CommandFailure
+    with the reason if the gateway does not start.
     """
     from cavvy.client.service_wire import find_service
 
@@ -52,7 +52,7 @@ def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
 
 
 def find_serving(project: str, name: str) -> "ServedView":
-    """Return the service once its gateway listens. Raises CommandFailure."""
+    """Wait until the service's gateway listens, and return the service. Raises CommandFailure."""
     with session() as client:
         return await_url(client, project, name)
 

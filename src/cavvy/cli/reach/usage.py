@@ -48,7 +48,7 @@ def read_charges(
 
 
 def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[ObservedRun]":
-    """Return the resource use and cost of each attempt, without removed jobs."""
+    """Return the resource use and cost of each attempt, except attempts of removed jobs."""
     from cavvy.client import ApiError
 
     jobs: dict[tuple[str, str], list[ChargedAttempt]] = {}
@@ -124,8 +124,8 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
 
 
 def _unattached(charged: ChargedAttempt) -> Money:
-    """Return the cost of disks for the hours in which they were charged without a machine; 0 for
-    less than one hour.
+    """Return the cost of disks for the hours in which the disks were charged without a machine, or
+    0 if this time is less than one hour.
     """
     machine = sum(hours for kind, hours in charged.hours.items() if kind.is_machine)
     disk = charged.hours.get(ChargeKind.DISK, 0.0)

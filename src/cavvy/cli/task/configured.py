@@ -34,7 +34,7 @@ class ProviderAnswer(Struct, frozen=True):
 
 
 class LiveMatches(Struct, frozen=True, kw_only=True):
-    """The current offers of configured providers that match the filters."""
+    """The current offers that match the filters, from the configured providers."""
 
     matches: Mapping[str, OfferMatches]  # keyed by provider
     offers: Sequence[Offer]  # number of all offers, including those that do not match

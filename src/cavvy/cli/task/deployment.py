@@ -89,7 +89,7 @@ def prepare_file(
     client: "ApiClient", job: "JobDetail", file: str, param: tuple[str, ...], choice: ModelChoice
 ) -> Deployment:
     """Return the service that a file describes, with the job's files in the folder MODEL_FOLDER of
-    its working folder. Raises CommandFailure, ApiError.
+    the service's working folder. Raises CommandFailure, ApiError.
     """
     task, _ = _read_job(job)
     outputs = _find_outputs(job, task, choice)

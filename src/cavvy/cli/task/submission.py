@@ -84,8 +84,8 @@ def _may_ask() -> bool:
 
 
 def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
-    """Upload the files of the task, and return the origin of the run. Raises CommandFailure, and
-    ApiError `secret-missing` before anything is uploaded.
+    """Upload the files of the task, and return the origin of the run. Raises CommandFailure. Raises
+    ApiError `secret-missing` before the upload if the project lacks a secret.
     """
     from cavvy.domain.values import replace
     from cavvy.spec.origin import capture

@@ -237,7 +237,7 @@ class NodeTunnel:
         return await self._open(asked)
 
     async def connect(self, host: str, port: int) -> TunnelChannel:
-        """Make the node open a TCP connection to this address. Raises RemoteError, TunnelLost."""
+        """Let the node open a TCP connection to this address. Raises RemoteError, TunnelLost."""
         return await self._open({"what": "tcp", "host": host, "port": port})
 
     def begin_connect(self, host: str, port: int) -> TunnelChannel:

@@ -70,7 +70,7 @@ def is_direct(service: ServiceRoute) -> bool:
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
     """Return the replicas to which HAProxy passes requests without the gateway. If some replicas
     are nearer than others, the result is empty, and the gateway handles the requests. HAProxy
-    cannot prefer the near replicas. With any weights, HAProxy would send requests to an idle far
+    cannot prefer the near replicas. Even with weights, HAProxy would send requests to an idle far
     replica while near replicas have room. HAProxy uses backup servers only when no other server
     runs.
     """
@@ -170,8 +170,8 @@ def _write_rare_rules() -> list[str]:
 
 
 def _write_hold(listener: HaproxyListener) -> str:
-    """Return the backend for the gateway; the gateway itself limits the time of each request. A
-    request may wait in the gateway for the first replica for as long as its service permits.
+    """Return the backend for the gateway; the gateway itself limits the time of each request. The
+    time for which a request may wait in the gateway for the first replica depends on the service.
     """
     return f"""\
 backend {HOLD}

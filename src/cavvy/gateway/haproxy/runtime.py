@@ -28,8 +28,9 @@ class HaproxyRefused(Exception):
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """A service's requests that HAProxy handles itself, without the requests that HAProxy passes on
-    to the gateway. `answer_s` is the mean time of the last answers, in steps of a millisecond.
+    """The requests of a service that HAProxy handles itself. Requests that HAProxy passes on to the
+    gateway are not included. `answer_s` is the mean time of the last answers, in steps of a
+    millisecond.
     """
 
     in_flight: int = 0
