@@ -19,8 +19,8 @@ class ColdStart(Struct, frozen=True, kw_only=True):
 
 
 def record_cold_starts(before: ColdStart | None, measured_s: tuple[float, ...]) -> ColdStart | None:
-    """Return the cold start with the new measurements: an exponentially weighted mean, and a
-    quantile that increases in large steps and decreases in small steps.
+    """Return the record `before`, updated with new measurements. The mean is weighted
+    exponentially. The quantile increases in large steps and decreases in small steps.
     """
     for each_s in measured_s:
         if before is None:

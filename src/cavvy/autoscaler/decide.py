@@ -15,8 +15,8 @@
     drain   = drain_s * exp(budget / allowed)
 
 Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
-if N was lower than the number of replicas in each of the last minutes; `count_agreeing` returns the
-number of minutes. Replicas that were requested for a backlog end when the backlog has been
+after N was lower than the number of replicas for several minutes in a row; `count_agreeing` returns
+the number of minutes. Replicas that were requested for a backlog end when the backlog has been
 processed. After `idle_s` without a request, `least` replicas remain.
 """
 
@@ -97,7 +97,7 @@ def _agree(
     surplus: float,
     agreeing: int,
 ) -> tuple[int, ScaleReason]:
-    """Return the number of wanted replicas before the bounds of the service apply."""
+    """Return the wanted number of replicas before the service's limits are applied."""
     if state.idle_since_s is not None and seen.now_s - state.idle_since_s >= terms.idle_s:
         return 0, ScaleReason.IDLE
     # Replicas that the spot policy added as spares are not part of what the load needs.
@@ -122,8 +122,9 @@ def _count_for_backlog(
     replicas: int,
     surplus: float,
 ) -> int:
-    """Return the number of replicas that process the backlog in time, or 0 if no request is late
-    with `replicas`."""
+    """Return the number of replicas that process the backlog in time, or 0 if `replicas` replicas
+    answer every request in time.
+    """
     if not seen.backlog:
         return 0
     service_s, slots = load.service_s, terms.concurrency

@@ -18,8 +18,9 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     computed.
 
     `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is a
-    sum over `steps` earlier steps, in which older steps have less weight. Each step adds its
-    squared deviation from the expected number, divided by the expected number.
+    sum over `steps` earlier steps, in which older steps have less weight. Each step adds the
+    squared difference between its arrivals and the expected arrivals, divided by the expected
+    arrivals.
     """
 
     counted: int = 0
@@ -46,8 +47,9 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
     """Sums over the past, in which older values have less weight.
 
     `slow` and `fast` are numbers of requests, and `slow_span_s` and `fast_span_s` are the seconds
-    in which the requests arrived. `short` and `long` are the counts in short and in long steps.
-    `completed` is the number of completed requests, which took `service_s` seconds on average.
+    in which the requests arrived. `short` counts the arrivals in short steps, and `long` counts the
+    arrivals in long steps. `completed` is the number of completed requests, which took `service_s`
+    seconds on average.
     """
 
     slow: float = 0.0

@@ -101,7 +101,7 @@ def _fill(
     placed: list[int], numbers: list[int], markets: tuple[MarketObservation, ...], wanted: int
 ) -> None:
     """Keep all replicas in their markets, and add or remove replicas by price: new replicas are
-    added in the cheapest market, and the most expensive replicas end first.
+    added in the cheapest market, and the most expensive replicas are stopped first.
     """
     order = sorted(numbers, key=lambda number: markets[number].rate)
     left = wanted

@@ -39,11 +39,11 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     `arrivals` contains the number of requests that arrived in each second since the last decision,
     oldest first. `started` is the number of requests that replicas have started to process since
     the last decision, and `late` is the number of these requests that waited too long. `completed`
-    requests ended, after `completed_s` seconds of service in total. Replicas are serving
-    `in_flight` requests, on which they have spent `in_flight_s` seconds in total so far. `backlog`
-    requests wait. `reading` is the mean of the GPU utilisation or of the metric over the ready
-    replicas. `batch` is the measured time of a batch, or None if waiting requests are not joined or
-    no batch was measured.
+    is the number of requests that ended, and `completed_s` is their total service time in seconds.
+    Replicas are serving `in_flight` requests, on which they have spent `in_flight_s` seconds in
+    total so far. `backlog` requests wait. `reading` is the mean of the GPU utilisation or of the
+    metric over the ready replicas. `batch` is the measured time of a batch, or None if waiting
+    requests are not joined or no batch was measured.
     """
 
     now_s: float

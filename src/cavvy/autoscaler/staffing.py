@@ -42,10 +42,10 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 
-    Here, z is the unevenness of arrivals. The formula was found by experiments on recorded
-    requests. If arrivals come in bursts, a service that removes replicas too early answers many
-    requests late. A steady service with many replicas gains nothing if the removal of replicas is
-    delayed, but pays for the delay.
+    In the formula, z is the unevenness of arrivals. The formula was found by experiments on
+    recorded requests. If arrivals come in bursts, a service that removes replicas too early answers
+    many requests late. A steady service with many replicas gains nothing if the removal of replicas
+    is delayed, but pays for the delay.
     """
     weights = terms.weights
     strictness = log10(1 / max(_SMALLEST_SHARE, 1 - terms.on_time))
@@ -117,8 +117,8 @@ def _late_share_of_batches(
     slot that becomes free. If the slots became free independently of each other, P(wait > w) would
     be (1 - w / t(n))^s. In fact, the batches of different slots tend to end together, so the
     exponent is smaller than s. The exponent s^0.75 is an approximation that was found by
-    simulation. If the slots could serve the load without batches, some requests find a free slot.
-    In this case, only the share P(wait > 0) of requests waits, which is computed with S = A + B.
+    simulation. If the slots could serve the load without batches, some requests find a free slot,
+    so only the share P(wait > 0) of requests waits. This share is computed with S = A + B.
     """
     if batch is None:
         return 0.0

@@ -7,15 +7,15 @@ from cavvy.planner.spot.serving import SteadyRecord
 
 
 class ScalingState(Struct, frozen=True, kw_only=True):
-    """The record of one service. A program that stores the record can restart without losing the
-    service's state.
+    """The autoscaler's record of one service. A program that stores the record can restart without
+    losing the service's state.
 
     `began_s` is the time of the first decision, and `wanted` is the result of the last decision.
     `budget` is the number of requests that may still be late; it is negative if too many requests
-    were late. For each of the last minutes, oldest first, `needs` contains the pair (minute, number
-    of replicas that were needed at the end of that minute). `idle_since_s` is the time when the
-    service last became idle, or None if it is not idle. `cold_starts` are stored by market. `spot`
-    is the record of the spot policy, for the markets `spot_markets`.
+    were late. `needs` contains a pair for each recorded minute, oldest first: the minute, and the
+    number of replicas that were needed at the end of the minute. `idle_since_s` is the time when
+    the service last became idle, or None if it is not idle. `cold_starts` are stored by market.
+    `spot` is the record of the spot policy, for the markets `spot_markets`.
     """
 
     began_s: float | None = None

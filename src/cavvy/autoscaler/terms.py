@@ -36,7 +36,7 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
 
 
 class ScalingTerms(Struct, frozen=True, kw_only=True):
-    """The constants of a service.
+    """The autoscaler's requirements and constants for one service.
 
     A request is on time if it waits at most `wait_s`; at least the share `on_time` of all requests
     should be on time. `target` is in the unit of its kind and has no effect with `QUEUE_WAIT`.

@@ -141,8 +141,8 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
 
 
 def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "ChainHead":
-    """Check that the log's hash chain is intact and contains the records `heads`. Returns the end
-    of the log's chain. Raises CommandFailure.
+    """Check that the log's hash chain is intact and contains the records `heads`. Returns the head
+    of the log's hash chain. Raises CommandFailure.
     """
     from cavvy.domain.audit import EMPTY, ChainBroken, check_chain
 

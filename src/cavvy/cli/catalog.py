@@ -193,8 +193,8 @@ def _summary(path: "Path") -> str:
 
 def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
     """Refresh the prices of these providers, or of all providers if `wanted` is empty. Returns the
-    path of the new catalog, and a reason for each source that could not be read. If a source could
-    not be read, the old prices of its provider are kept.
+    path of the new catalog, and a reason for each source that could not be read. If the prices of a
+    provider could not be read, the provider's old prices are kept.
     """
     from cavvy.providers.prices import list_sources, list_unavailable
     from cavvy.store.snapshot.refresh import refresh_offers

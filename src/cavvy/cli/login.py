@@ -88,8 +88,8 @@ def command(
 
 
 def _sign_in(context: "Context", trust: str | None) -> "Context":
-    """Return the context with a token: the token of this CI job, of a browser sign-in, or a token
-    that the person enters. Raises ApiError.
+    """Return the context with a token. The token belongs to this CI job, is the result of a browser
+    sign-in, or is entered by the person. Raises ApiError.
     """
     import os
 
@@ -175,7 +175,7 @@ def _show_time(at: "datetime") -> str:
 
 
 def _given_token(token: str | None, file: str | None) -> str | None:
-    """Return the token of an option or of the environment."""
+    """Return the token that an option or the environment contains."""
     import os
     import sys
 

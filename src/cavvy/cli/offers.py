@@ -182,10 +182,10 @@ def _offers_out(
 def _ask_configured(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool
 ) -> "LiveMatches":
-    """Query configured providers, and return their current offers. If `ready`, the offers of all
-    configured providers are returned. Otherwise, only the offers of providers that `need` names and
-    that the catalog lacks are returned. Configured providers that the catalog contains are queried
-    only to check whether they can be used.
+    """Query configured providers, and return their current offers. If `ready` is true, the result
+    includes all configured providers. If `ready` is false, the result includes only providers that
+    `need` names and that the catalog lacks. Configured providers that the catalog contains are
+    queried only to check whether they can be used.
     """
     from cavvy.cli.task.configured import match_configured
 

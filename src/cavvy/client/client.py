@@ -159,8 +159,8 @@ class ApiClient:
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Return the events whose IDs are above `after`. If no event has a higher ID yet, wait up
-        to `wait_s` seconds for such an event.
+        """Return the events whose IDs are above `after`. If the job has no newer event yet, wait up
+        to `wait_s` seconds for a new event.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
@@ -355,7 +355,7 @@ class ApiClient:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Return two commands. The machine that runs one of the commands becomes a node."""
+        """Return two commands. A machine that runs either command becomes a node."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 

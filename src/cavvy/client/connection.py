@@ -17,8 +17,8 @@ def connect(
     patience: Patience | None = None,
 ) -> ApiClient:
     """Connect to the server of the chosen context (see `contexts.py`). Without a context, or if
-    `home` names a state folder, connect to the embedded server. A server that is not running is
-    started, unless `start` is False. If the server later stops answering, requests are repeated
+    `home` names a state folder, connect to the embedded server. Unless `start` is False, the server
+    is started if it is not running. If the server later stops answering, requests are repeated
     until the time limit of `patience`.
 
     Raises ApiError `context-unknown`; Unreachable (the embedded server is not running and `start`

@@ -33,8 +33,8 @@ _LONGEST_S = 3600.0  # maximum seconds for a person to sign in, even if the prov
 
 
 class DeviceCode(Struct, frozen=True, kw_only=True):
-    """The provider's data about one sign-in: the code and address for the person, and the values to
-    request the result.
+    """The provider's data about one sign-in: the code and address for the person, and the values
+    with which the client requests the result.
     """
 
     url: str

@@ -32,8 +32,8 @@ def connect(
     timeout_s: float = 30.0,
     patience: Patience | None = None,
 ) -> ApiClient:
-    """Connect to the embedded server. If the server is not running, it is started, unless `start`
-    is False. If the server later stops answering, requests are repeated until the time limit of
+    """Connect to the embedded server. Unless `start` is False, the server is started if it is not
+    running. If the server later stops answering, requests are repeated until the time limit of
     `patience`.
 
     Raises Unreachable (the server is not running and `start` is False), StartFailed,

@@ -1,4 +1,4 @@
-"""Errors of the client. Each class requires a different reaction from the caller.
+"""Errors of the client. The caller should handle each class of error separately.
 
 ApiError                    the server refused: code, message, hint and HTTP status
   Unreachable               no server answers; start a server or look at its log

@@ -22,7 +22,7 @@ PAGE = 5000  # maximum number of entries in one answer
 
 
 class LedgerSumView(Answer, frozen=True, kw_only=True):
-    """The entries of one group, added up. `groups` contains a value for each requested dimension.
+    """The sum of the entries of one group. `groups` contains a value for each requested dimension.
     `discount_micros` is the part of `amount_micros` that comes from discounts, 0 or less.
     """
 

@@ -1,5 +1,6 @@
-"""Defines how long a client waits for a server that does not answer, and reports such waits to the
-user."""
+"""Defines how long a client waits for a server that does not answer, and reports these waits to the
+user.
+"""
 
 from collections.abc import Callable
 
@@ -7,9 +8,10 @@ QUIET_S = 3.0  # seconds without an answer after which the silence is reported
 
 
 class Patience:
-    """Limits and reports waits for a server. All connections of one command share one object.
-    `limit_s` is the time for which a request is repeated while no server answers. `report` is
-    called with a sentence when the server stops answering, and when the server answers again.
+    """Limits and reports waits for a server. All connections of one command share one object of
+    this class. `limit_s` is the time for which a request is repeated while no server answers.
+    `report` is called with a sentence when the server stops answering, and when the server answers
+    again.
     """
 
     def __init__(self, limit_s: float = 0.0, report: Callable[[str], None] | None = None) -> None:

@@ -26,7 +26,7 @@ class QueuedCallAsk(Ask, frozen=True, kw_only=True):
 class QueuedCallView(Answer, frozen=True, kw_only=True):
     """A queued call. `status` and `answer_headers` are the status and the headers of the call's
     result. If `running` is set, the gateway is processing the waiting call now. `running` is false
-    if another server sends the calls.
+    if a server other than the answering server sends the calls.
     """
 
     id: str

@@ -108,8 +108,8 @@ class UnplacedView(Answer, frozen=True, kw_only=True):
 
 
 class WebhookView(Answer, frozen=True, kw_only=True):
-    """A webhook of a service. `url` is only a path if the server listens on no address for users,
-    so that other systems cannot reach the webhook.
+    """A webhook of a service. If the server listens on no address for users, other systems cannot
+    reach the webhook, and `url` is only a path.
     """
 
     name: str
@@ -140,9 +140,9 @@ class QueueView(Answer, frozen=True, kw_only=True):
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
-    requests, and `why` is its reason. `url` is empty while the gateway starts. If the gateway
-    cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null in lists of
-    services.
+    requests, and `why` is the reason for this number. `url` is empty while the gateway starts. If
+    the gateway cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null
+    in lists of services.
     """
 
     project: str

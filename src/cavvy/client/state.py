@@ -41,7 +41,7 @@ def read_server(home: str) -> ServerFile | None:
 
 
 def write_private(path: str, data: bytes) -> None:
-    """Replace a file atomically. Only its owner can read the new file."""
+    """Replace a file atomically. Only the file's owner can read the new file."""
     draft = f"{path}.{os.getpid()}-{get_ident()}.tmp"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -481,7 +481,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """Two commands. The machine that runs one of the commands becomes a node."""
+    """Two commands. A machine that runs either command becomes a node."""
 
     shell: str
     python: str

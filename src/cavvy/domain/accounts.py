@@ -32,8 +32,8 @@ class Role(StrEnum):
 
 
 class Permission(StrEnum):
-    """A right that a request needs. Roles grant permissions, and the scopes of a token limit
-    them.
+    """A right that a request needs. Roles grant permissions, and the scopes of a token limit these
+    permissions.
     """
 
     VIEW = "view"  # see jobs, logs, nodes and machines

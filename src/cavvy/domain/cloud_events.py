@@ -114,7 +114,8 @@ def parse_event(value: object) -> EventAttributes:
 
 def read_data(value: dict[str, object]) -> tuple[str, bytes]:
     """Return the content type and the data of an event that `parse_event` accepts, as they are sent
-    in binary mode. The type and the data are empty if the event has no data. Raises InvalidEvent.
+    in binary mode. The content type and the data are empty if the event contains no data. Raises
+    InvalidEvent.
     """
     kind = value.get("datacontenttype") or "application/json"
     assert isinstance(kind, str)

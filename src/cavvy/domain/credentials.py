@@ -75,9 +75,9 @@ def split_account(account: str) -> tuple[str, str]:
 
 
 def mark_account(installation: str, project: str) -> str:
-    """Return the ID by which an account recognises its machines. The ID differs for each project,
-    so that two accounts never manage the same machine, even if their keys belong to the same
-    customer of a cloud.
+    """Return the ID by which an account recognises its machines. Each project has a separate ID.
+    Therefore two accounts never manage the same machine, even if both accounts use keys of the same
+    cloud customer.
     """
     if not project:
         return installation

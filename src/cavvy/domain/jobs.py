@@ -159,7 +159,7 @@ class FailureKind(StrEnum):
 
     @property
     def label(self) -> str:
-        """The name that users see."""
+        """The name of the failure kind, as users see it."""
         return _LABELS.get(self, self.replace("-", " "))
 
 

@@ -13,7 +13,7 @@ OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not 
 
 
 class EntryKind(StrEnum):
-    """The kind of cost of an entry."""
+    """The kind of cost that a ledger entry records."""
 
     NODE = "node"
     DISK = "disk"
@@ -51,7 +51,7 @@ class QuantityUnit(StrEnum):
 class LedgerSubject(Struct, frozen=True, kw_only=True):
     """The subject of entries: an attempt of a job on one kind of machine, a volume between jobs, or
     a replica's work for a service's key. A subject never changes, so a job's later names or tags do
-    not change what was charged. Texts that do not apply to the kind of the subject are empty.
+    not change what was charged. Text fields that do not apply to the kind of subject are empty.
     """
 
     id: str  # the number of the attempt, if the subject is an attempt
@@ -120,7 +120,7 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 
 
 class LedgerSum(Struct, frozen=True, kw_only=True):
-    """The entries of one group, added up. `groups` contains a value for each dimension of the
+    """The sum of the entries of one group. `groups` contains a value for each dimension of the
     group. `amount` is the sum of all entries, and `discount` is the sum of the discounts among
     them.
     """

@@ -177,8 +177,8 @@ class TunnelWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The work of one gang, which agents get with a granted claim. Contains decrypted secrets, so
-    it must not be logged or stored.
+    """The work of one gang. Agents receive the work with a granted claim. The assignment contains
+    decrypted secrets, so it must not be logged or stored.
 
     This class defines the work document and is encoded without conversion. Nodes have only the
     standard library, so `agent/config.py` repeats the names and types of the fields; a test
@@ -273,7 +273,9 @@ class MessagesStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLost:
-    """This agent does not hold the claim, or the attempt has ended: stop the work and exit."""
+    """This agent does not hold the claim, or the attempt has ended, so the agent stops the work and
+    exits.
+    """
 
     reason: str
 

@@ -33,9 +33,9 @@ class ExtraPrice(Struct, frozen=True, kw_only=True):
     The price of an ADDRESS is per public address and hour. The price of a DISK is per GiB and
     month. If a provider sells disks in fixed sizes, a type of disk has several prices, each per
     whole disk and month. The price with the smallest sufficient `up_to_gib` applies. `name` is the
-    provider's name of the type of disk. A node has `usual` GiB or addresses, unless its task
-    requests a different disk. If a task requests a disk, the disk has at least `least` GiB.
-    `minimum` is the shortest time that is billed.
+    provider's name of the type of disk. By default, a node has `usual` GiB or addresses. If a task
+    requests a disk, the disk has at least `least` GiB. `minimum` is the shortest time that is
+    billed.
     """
 
     kind: ChargeKind
@@ -65,9 +65,9 @@ class Offer(Struct, frozen=True, kw_only=True):
     table, or None. If the node has a part of one accelerator, such as 1/6 of an A10,
     `accelerator_part` is below 1, the count is 1, and the memory is the memory of the part.
     `term_months` is how long a reserved offer must be paid for. `capacity` is the number of
-    available nodes, or None if the provider does not report it. `pool` is the name of capacity that
-    several offers of a region share: a node rented from one of these offers is no longer available
-    from the others. The pool is "" if the offer shares no capacity. `credential` is the project
+    available nodes, or None if the provider does not report it. Offers of a region with the same
+    `pool` share their capacity: a node rented from one of these offers is no longer available from
+    the other offers. The pool is "" if the offer shares no capacity. `credential` is the project
     whose credential was used to list the offer, or "" if the installation's credential was used.
     `hosts` is above 1 if the node is one of several hosts that are rented together, such as the
     hosts of a TPU slice. The number of a gang's nodes is a multiple of `hosts`, and all amounts are
@@ -116,7 +116,7 @@ class Offer(Struct, frozen=True, kw_only=True):
         """The text that identifies the offer, regardless of its price:
         provider/region[/zone]/type:accelerators/purchase. For a commitment, the number of months is
         appended to the purchase, as in reserved-12m. If the offer belongs to a project's account,
-        the project is appended to the provider.
+        the project is appended to the provider's name.
         """
         zone = f"/{self.zone}" if self.zone else ""
         machine = f"{self.instance_type}:{self.accelerator_count}"

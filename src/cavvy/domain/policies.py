@@ -15,9 +15,9 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
 
     `regions` are names of regions, countries or areas, as in a task. `accelerators` are products,
     families, vendors or kinds, as in a task. `max_rate` is the highest price of one node. `images`
-    are names of container images, of the form REGISTRY/REPOSITORY, in which `*` stands for any
-    characters; `image_digests` permits only images that are named by their digest. `signed_by` are
-    public keys in PEM form; an image must be signed by one of these keys.
+    contains names of container images in the form REGISTRY/REPOSITORY. In a name, `*` matches any
+    characters. `image_digests` permits only images that are named by their digest. `signed_by`
+    contains public keys in PEM form; an image must be signed with one of these keys.
     """
 
     providers: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Computes the ledger entries that turn a bill into a newer bill, and divides entries into parts.
+"""Computes the ledger entries for the changes of a bill, and divides entries into parts.
 
 A bill is the list of a node's charges. The store calls `post` in the transaction that replaces the
 charges, so the entries of each line of the bill always add up to the line's charge.

@@ -24,9 +24,7 @@ def is_served(version: int) -> bool:
 
 
 def list_unknown(version: int, work: Assignment) -> list[str]:
-    """Return the parts of the work that an agent of this version would ignore, because it does not
-    know them.
-    """
+    """Return the features of the work that an agent of this version would silently ignore."""
     found = (mark.what for mark in _list_marks(work) if version < mark.version)
     return list(dict.fromkeys(found))
 

@@ -44,8 +44,8 @@ class StoredObject(Struct, frozen=True, kw_only=True):
 
 
 class QueuedCall(Struct, frozen=True, kw_only=True):
-    """A call in the queue of a service, without the bodies of the request and of the result. In a
-    service, there is at most one call with an ID.
+    """A call in the queue of a service, without the bodies of the request and of the result. Within
+    a service, the ID of a call is unique.
 
     The call is sent at `due_at` or later. `tries` is the number of finished tries, without the
     tries that the service answered with status 402 or 429. `problem` is the reason for the last

@@ -28,7 +28,7 @@ class RefusalLimiter:
         self._left_out: dict[str, int] = {}
 
     def admit(self, address: str, now: datetime) -> bool:
-        """Return whether this refusal gets a record."""
+        """Return whether to record this refusal in the audit log."""
         if self._begun is None or now - self._begun >= _WINDOW:
             self._begun, self._admitted = now, {}
         mine = self._admitted.get(address, 0)

@@ -11,8 +11,8 @@ from cavvy.domain.values import Struct
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
     """The sums over a revision's answered requests. `timed` is the number of requests that did not
-    fail. `logs` is the sum of the natural logarithms of the latencies of these requests, and
-    `squares` is the sum of the squares of these logarithms.
+    fail. For the `timed` requests, `logs` is the sum of the natural logarithms of the latencies,
+    and `squares` is the sum of the squared logarithms.
     """
 
     requests: int = 0

@@ -27,8 +27,8 @@ class TargetKind(StrEnum):
 
 class ReplicaTarget(Struct, frozen=True, kw_only=True):
     """The target of the autoscaler. `value` is in the unit of the kind: requests, requests per
-    second, a share of 1, or the unit of the metric; for `QUEUE_WAIT` it is the wait in seconds.
-    `metric` names the metric.
+    second, a share from 0 to 1, or the unit of the metric. For `QUEUE_WAIT`, the value is the wait
+    in seconds. `metric` names the metric.
     """
 
     kind: TargetKind = TargetKind.QUEUE_WAIT
@@ -323,8 +323,8 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
 
 
 class UnplacedRequests(Struct, frozen=True, kw_only=True):
-    """Requests that wait although the service has its maximum number of replicas, because the
-    requests must stay in `places` and no replica is in these places. `places` has the format of
+    """Requests that must stay in `places`, where the service has no replica. The requests wait
+    because the service already has its maximum number of replicas. `places` has the format of
     `place_loads.write_places`. A replica in `places` can start only after the replica with the
     number `instead` has ended.
     """

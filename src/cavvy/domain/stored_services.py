@@ -1,4 +1,6 @@
-"""Services as users start and stop them: a task, and the replicas that currently run it."""
+"""Services that users start and stop. A service has a task, and the replicas that currently run the
+task.
+"""
 
 from datetime import datetime
 
@@ -39,7 +41,7 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
 
 class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
-    first. Each replica is a job with the same ID.
+    first. Each replica is a job whose ID is the replica's ID.
 
     `wanted` is false once the user has ended the service. The service's row is deleted together
     with its last replica. `target` is the number of replicas that the autoscaler last requested,
@@ -47,11 +49,11 @@ class StoredService(Struct, frozen=True, kw_only=True):
     contains the counts for the service level, as JSON. For a service on spot, `markets` are the
     markets from which the autoscaler chooses, and `placement` is the number of replicas that each
     of these markets should have. `failures` is the number of consecutive replicas that ended before
-    or soon after they were ready. The last replica that failed in this way ended at `failed_at` for
-    the reason `problem`. `candidate` is the revision on trial, if any; `task` and `revision` then
-    belong to the serving revision. `outcome` is the result of the last trial. `former` is the
-    previous revision, to which a rolling update can return until a replica of the new revision is
-    ready.
+    or soon after they were ready. For the last replica that failed, `failed_at` is the time and
+    `problem` is the reason. During a trial, `candidate` is the revision under test, and `task` and
+    `revision` belong to the serving revision. `outcome` is the result of the last trial. `former`
+    is the previous revision, to which a rolling update can return until a replica of the new
+    revision is ready.
     """
 
     project: str
@@ -100,7 +102,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     @property
     def newest(self) -> int:
-        """The highest number of any revision."""
+        """The highest revision number of the service."""
         tried = (self.candidate, self.outcome)
         return max(self.revision, *(0 if each is None else each.revision for each in tried))
 

@@ -139,7 +139,8 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
 
     def uses_accelerators(self, shared: bool) -> bool:
         """Return whether a task uses the accelerators of its node. A task that requests no
-        accelerators uses them only if it names an instance type and has the node for itself.
+        accelerators uses the node's accelerators only if the task names an instance type and does
+        not share the node.
         """
         return bool(self.accelerators) or (self.instance is not None and not shared)
 
@@ -314,9 +315,10 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     The amount of work is stated by `flops`, `samples` or `duration`. `flops` is the total number of
     floating-point operations of the whole job, at `precision`; nodes reach the share `efficiency`
-    of their peak speed. `samples` is a number of samples, with `rates`: the samples per second
-    measured on one node, keyed by the name of its accelerator, or "cpu". `duration` is the time of
-    the whole job on as many nodes as the task has, each with the accelerators `measured_on`.
+    of their peak speed. `samples` is the total number of samples. `rates` contains the samples per
+    second that were measured on one node; the keys are names of accelerators, or "cpu". `duration`
+    is the time of the whole job on as many nodes as the task has, each with the accelerators
+    `measured_on`.
     """
 
     flops: float | None = None

@@ -29,7 +29,7 @@ SHARED_ISSUERS: Mapping[str, frozenset[str]] = {
 
 
 class AccountRule(StrEnum):
-    """Which people get an account at their first sign-in."""
+    """States which people get an account at their first sign-in."""
 
     CREATE = "create"  # each person that the trust accepts gets a new account
     EXISTING = "existing"  # people need an account that an admin added
@@ -135,9 +135,9 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 
 def limits_users(trust: IssuerTrust) -> bool:
     """Return whether the claims limit a trust to certain users of its issuer. For the
-    SHARED_ISSUERS, a fixed value, or a value that is fixed up to a slash, is required for one of
-    the claims that distinguish the issuer's users. For an issuer that is not in SHARED_ISSUERS, a
-    trust is limited if any claim has a fixed part.
+    SHARED_ISSUERS, one of the claims that distinguish the issuer's users must have a fixed value,
+    or a value that is fixed up to a slash. For an issuer that is not in SHARED_ISSUERS, a trust is
+    limited if any claim has a fixed part.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:

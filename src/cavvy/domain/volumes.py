@@ -12,8 +12,9 @@ from cavvy.domain.values import Struct
 
 class KeptVolume(Struct, frozen=True, kw_only=True):
     """A volume of this installation, as its provider reports it. `made_for` is the gang for which
-    the volume was created, and `used_by` lists the gangs that used it, as far as the provider
-    recorded them. Without a `price`, the cost of the volume is unknown and nothing is charged.
+    the volume was created, and `used_by` lists the gangs that used the volume, if the provider
+    recorded these gangs. Without a `price`, the cost of the volume is unknown and nothing is
+    charged.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Checks whether a listener can use an address, and finds the reason if it cannot."""
+"""Checks whether a listener can use an address, and reports why an address cannot be used."""
 
 import errno
 import os

@@ -3,8 +3,9 @@
 Without affinity, the request is sent to the replica with the fewest requests in flight among the
 nearest replicas (the lowest tier) that have room. A replica's load is the number of its requests in
 flight plus FARTHER for each tier, so that one comparison of loads also chooses the tier. With
-affinity, consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016) finds the
-first replica clockwise of the key whose load stays within `load_factor` times the mean.
+affinity, the request is sent to the first replica, clockwise from the key, whose load is at most
+`load_factor` times the mean load. The method is consistent hashing with bounded loads (Mirrokni,
+Thorup and Zadimoghaddam, 2016).
 """
 
 import math
@@ -36,8 +37,8 @@ def make_ring(ids: Sequence[str]) -> Ring:
 def choose_least(loads: Sequence[int], start: int) -> int:
     """Return the position of the replica with the lowest load, or -1 if all replicas are FULL.
 
-    If several replicas have the lowest load, the first of these replicas from position `start` on
-    is chosen, so that callers who increase `start` distribute requests evenly.
+    If several replicas have the lowest load, the search begins at position `start` and chooses the
+    first of these replicas. A caller that increases `start` distributes its requests evenly.
     """
     if len(loads) == 1:
         return 0 if loads[0] < FULL else -1

@@ -2,9 +2,9 @@
 response.
 
 A batch is an exchange whose sink is a `JoinedBatch`. The connection to the replica treats the batch
-as one request; the queue counts each member as a request. Members whose batch fails are sent again,
-each alone. If the replica refuses a large batch, the halves of the batch are sent first, because
-usually only one request of a batch is wrong.
+as one request; the queue counts each member as a request. If a batch fails, each member of the
+batch is sent again as a separate request. If the replica refuses a large batch, the halves of the
+batch are sent first, because usually only one request of a batch is wrong.
 """
 
 import asyncio
@@ -216,7 +216,9 @@ class ServiceBatches:
         return media == b"application/json" and not streams
 
     def read_part(self, exchange: Exchange, now: float) -> BatchPart | None:
-        """Return the contribution of a request with a complete body to a batch, or None."""
+        """Return the contribution of a request with a complete body to a batch, or None if the
+        request cannot be joined.
+        """
         body = read_body(b"".join(exchange.held), self.terms.input)
         if body is None or len(body.instances) > self.terms.max:
             return None

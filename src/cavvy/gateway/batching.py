@@ -71,8 +71,8 @@ class BatchTimes:
 
     def fit(self) -> tuple[float, float]:
         """Return the coefficients a and b of t(n) = a * n + b, both at least 0. If all batches had
-        nearly the same size, a and b cannot be determined separately. In this case, b is 0, so that
-        the model predicts no gain from larger batches.
+        nearly the same size, a and b cannot be determined separately, so b is set to 0, and the
+        model predicts no gain from larger batches.
         """
         if not self._weight:
             return 0.0, 0.0
@@ -175,11 +175,10 @@ def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) ->
     `requests` requests wait for the next request, which has m = `more` instances and is expected
     after the time g = `gap_s`.
 
-    If the batch of n instances starts now, the next request starts when the batch ends. In this
-    case, the total latency of the batch is k * t(n), and the latency of the next request is t(n) +
-    t(m) - g. If the batch waits, these two latencies are k * (g + t(n + m)) and t(n + m). The
-    difference of the sums is (k + 1) * g + k * a * m - b, so waiting pays if the difference is
-    negative.
+    If the batch of n instances starts now, the total latency of the batch is k * t(n). The next
+    request starts when the batch ends, so the latency of the next request is t(n) + t(m) - g. If
+    the batch waits, these two latencies are k * (g + t(n + m)) and t(n + m). The batch should wait
+    if (k + 1) * g + k * a * m - b, the difference of the sums, is negative.
     """
     if not times.known:
         return False

@@ -32,7 +32,9 @@ class BoundArrivals:
             del self._at[next(iter(self._at))]
 
     def describe(self, waiting: Iterable[Exchange]) -> PlaceLoads:
-        """Return the requests by their places, or an empty result if no request had a place."""
+        """Return the requests by their places, or an empty result if no request had to stay in a
+        place.
+        """
         if not self._at:
             return {}
         counts = Counter(each.places for each in waiting)

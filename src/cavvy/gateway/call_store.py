@@ -89,8 +89,9 @@ class CallStore:
         return found
 
     def list_open(self) -> Iterator[tuple[StoredCall, bool]]:
-        """Return the calls without a result, oldest first, and whether a replica has received
-        them."""
+        """Return each call without a result, oldest first, and whether a replica has received the
+        call.
+        """
         for path in sorted(self._folder.glob("*.call"), key=lambda each: each.stat().st_mtime_ns):
             call = msgspec.msgpack.decode(path.read_bytes(), type=StoredCall)
             yield call, path.with_suffix(".sent").exists()

@@ -72,9 +72,9 @@ class CanarySplit:
         self._both = len(set(are_new)) == 2
 
     def narrow(self, loads: Sequence[int]) -> Sequence[int]:
-        """Return the loads from which to choose a replica. The canary's share decides which
-        revision gets the request; if that revision has a replica with room, the loads of the other
-        revision's replicas are set to FULL.
+        """Return the replicas' loads, from which the caller chooses a replica. The canary's share
+        decides which revision gets the request; if that revision has a replica with room, the loads
+        of the other revision's replicas are set to FULL.
         """
         if not self._turns:
             percent = self.share.percent

@@ -1,8 +1,7 @@
 """The keys of clients, which are looked up by their hash, with a rate limit for each key.
 
 A client sends its key as `Authorization: Bearer KEY` or `X-API-Key: KEY`. The gateway never logs
-the key, stores it, or passes it on to a replica. This also applies if the request is for a service
-without keys.
+the key, stores it, or passes it on to a replica, even if the request is for a service without keys.
 """
 
 import math
@@ -52,16 +51,17 @@ class ServiceKeys:
         return self._needed
 
     def find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """Return the key of a request, or None. `clock` is the current time in seconds since
-        1970."""
+        """Return the key of a request, or None if the request has no valid key. `clock` is the
+        current time in seconds since 1970.
+        """
         key = self._find(head, clock)
         if key is not None:
             self.used[key.id] = clock
         return key
 
     def knows(self, head: RequestHead, clock: float) -> bool:
-        """Return whether a request has one of the keys. The check does not count as a use of the
-        key.
+        """Return whether a request has one of the service's keys. The check does not count as a use
+        of the key.
         """
         return self._find(head, clock) is not None
 
@@ -84,8 +84,8 @@ class ServiceKeys:
         return head.places if residency is None else head.places | {residency}
 
     def write_residency(self, key_id: str) -> bytes:
-        """Return the header field that states where the requests of a key must stay, if the field
-        is needed.
+        """Return the header field that states where the requests of a key must stay, or b"" if the
+        key does not restrict the places.
         """
         residency = self._residencies.get(key_id)
         return b"" if residency is None else b"Cavvy-Residency: %b\r\n" % residency.encode()

@@ -1,7 +1,7 @@
 """The control socket: the control plane sets services and replicas, and reads statistics.
 
-Only its owner can open this Unix socket. Each line is a JSON object with a `type`; each object is
-answered by one line, in order.
+Only the socket's owner can open this Unix socket. Each line is a JSON object with a `type`; each
+object is answered by one line, in order.
 """
 
 import asyncio

@@ -163,7 +163,7 @@ class DeferredSink:
     def end(self) -> None: ...
 
     def want_body(self) -> None:
-        """Record that a replica takes the request; called before the replica receives it."""
+        """Record that a replica is about to receive the request."""
         self._calls.store.mark_sent(self._call_id)
 
     def pause_body(self) -> None: ...

@@ -134,7 +134,7 @@ class Door:
     # what clients' connections call
 
     def enter(self, connection: InboundConnection) -> bool:
-        """Register a new client connection; return whether there is room for it."""
+        """Register a client connection; return False if the gateway has too many connections."""
         self._connections.add(connection)
         return len(self._connections) <= self.limits.connections
 

@@ -186,8 +186,8 @@ class Exchange:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether some replicas are not permitted to serve this request. Later requests may
-        start while this request waits.
+        """Return whether some replicas are not permitted to serve this request. If so, later
+        requests may start before this request.
         """
         return self.avoid is not None or bool(self.places)
 

@@ -31,7 +31,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take a token; return 0.0, or the seconds until a token is available."""
+        """Take a token and return 0.0, or return the seconds until a token is available."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
         if self._tokens >= 1:
@@ -102,9 +102,9 @@ class ServiceRates:
     def take(
         self, head: RequestHead, target: bytes, key: str, peer: bytes, now: float
     ) -> tuple[RateLimit, int] | None:
-        """Count a request in each limit that covers it. If a limit is exhausted, count the request
-        in none of the limits, and return this limit and the whole seconds until it permits a
-        request.
+        """Count a request in each limit that covers it. If a limit is exhausted, no limit counts
+        the request, and the method returns the exhausted limit and the whole seconds until this
+        limit permits a request.
         """
         taken: list[TokenBucket] = []
         target = _make_plain(target)

@@ -178,7 +178,7 @@ class ServiceQueue:
             self._start(self._take(waiting), pool, now)
 
     def update(self, pool: ReplicaPool) -> None:
-        """Update the state of a replica that may take requests again."""
+        """Record that a replica can receive requests again, and start waiting requests."""
         if not pool.draining:
             self._set_load(pool)
             self._dispatch()
@@ -330,7 +330,7 @@ class ServiceQueue:
             each.keep(now)
 
     def close(self) -> None:
-        """Remove the service: waiting requests are refused, requests in flight finish."""
+        """Remove the service: waiting requests are refused, and requests in flight finish."""
         for each in self._work.values():
             each.forget()
         self._answer_waiting(404, AnswerCode.NO_SERVICE, "the service was removed")

@@ -1,4 +1,5 @@
-"""The statistics of a service: counters that only grow, so that a reader computes differences.
+"""The statistics of a service: counters that only grow. A reader computes the difference between
+two readings.
 
 The autoscaler reads the counters over the control socket. Times are in seconds of a monotonic
 clock.

@@ -49,7 +49,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.closed = False
 
     def begin(self, exchange: Exchange) -> None:
-        """Send the request, or the part of it that has arrived."""
+        """Send the request's head and the received bytes of its body."""
         self._exchange = exchange
         self._body = self._chunks = None
         exchange.upstream = self
@@ -65,8 +65,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.write(exchange.take_bytes())
 
     def abort(self) -> None:
-        """Abort the request of a client that has disconnected, by closing the connection to the
-        replica: a request cannot be cancelled in any other way."""
+        """Close the connection to the replica, which is the only way to cancel the request of a
+        client that has disconnected.
+        """
         self._exchange = None
         self.transport.abort()
 

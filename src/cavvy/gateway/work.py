@@ -3,9 +3,9 @@
 At each moment, the requests in flight share the replica equally. The shares of all requests thus
 add up to the time in which the replica had at least one request. `_virtual` is the share of an
 imaginary request that is always in flight: it grows by dt / n, where n is the number of requests in
-flight. The share of a request is the difference between the values of `_virtual` at the request's
-end and start, so it is computed in constant time. In a batch, a request with k instances counts as
-k requests.
+flight. The share of a request is computed in constant time: it is the value of `_virtual` at the
+end of the request minus the value at its start. In a batch, a request with k instances counts as k
+requests.
 """
 
 from collections.abc import Mapping

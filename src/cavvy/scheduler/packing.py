@@ -21,7 +21,7 @@ class AllocationOwner(Struct, frozen=True, kw_only=True):
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
     """Return the shared host of an offer. The host's name is provider/zone, or provider/region if
-    there are no zones.
+    the provider has no zones.
     """
     name = f"{offer.provider}/{offer.zone or offer.region}"
     return next((host for host in hosts if host.name == name), None)
@@ -126,8 +126,9 @@ def allocate_one(
 
 
 def may_share(host: Host, allocations: Iterable[Allocation], project: str) -> bool:
-    """Return whether jobs of the project may run on the host together with the jobs that have
-    allocations there."""
+    """Return whether jobs of the project may run on the host together with the jobs that already
+    have allocations on the host.
+    """
     return host.separates or all(
         allocation.project == project for allocation in allocations if allocation.host == host.name
     )

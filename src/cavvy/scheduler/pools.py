@@ -3,10 +3,9 @@ a node used for one offer of the pool reduces the capacity of all its offers. Th
 I/O.
 
 An offer's capacity is the number of nodes that would be available if only this offer were used.
-Therefore each used node takes the share 1/capacity of the pool, and the capacity of every other
-offer in the pool shrinks by the same share. The result is exact if each node size is a multiple of
-all smaller node sizes, and otherwise slightly too low until the provider reports its capacity
-again.
+Each used node takes the share 1/capacity of the pool, and the capacity of every other offer in the
+pool shrinks by the same share. The result is exact if each node size is a multiple of all smaller
+node sizes. Otherwise, the result is slightly too low until the provider next reports its capacity.
 """
 
 from collections.abc import Mapping, MutableMapping

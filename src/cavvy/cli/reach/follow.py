@@ -69,8 +69,8 @@ def leave_running(project: str, name: str) -> Iterator[None]:
 
 
 def _billed(client: "ApiClient", project: str, job_id: str) -> "JobDetail":
-    """Wait until the job's bill is complete or its last gang has become a warm gang, for at most
-    `_BILL_S` seconds. Returns the job.
+    """Wait at most `_BILL_S` seconds until the job's bill is complete or the job's last gang has
+    become a warm gang. Returns the job.
     """
     until = monotonic() + _BILL_S
     while True:

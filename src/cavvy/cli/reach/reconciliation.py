@@ -31,8 +31,8 @@ def reconcile_file(
     provider: str | None,
     period: tuple[datetime | None, datetime | None],
 ) -> ReconciliationReport:
-    """Compare the file with the ledger of all projects that the caller may see, in the period or,
-    by default, on the days of the bill. Raises BillFileError, ImportError or ApiError.
+    """Compare the file with the ledger of all projects that the caller may see. By default,
+    `period` is the days of the bill. Raises BillFileError, ImportError or ApiError.
     """
     from cavvy.client.ledger_wire import list_entries, to_line
     from cavvy.costs.reconcile import add_up_bill, add_up_ledger, find_lacking, reconcile

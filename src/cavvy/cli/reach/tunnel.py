@@ -25,7 +25,7 @@ def read_target(target: str) -> tuple[str, int]:
 
 
 def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]]) -> _T:
-    """Run `act` with a tunnel to the node, and return its result. Raises CommandFailure."""
+    """Call `act` with a tunnel to the node, and return the result. Raises CommandFailure."""
     import asyncio
 
     from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost, open_by_api

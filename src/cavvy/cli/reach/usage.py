@@ -205,7 +205,7 @@ def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "Obser
 
 
 def _mean(told: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """Return the mean over the nodes that measured the value."""
+    """Return the mean of a value over the nodes that measured the value."""
     values = [each[name] for each in told if name in each]
     return sum(values) / len(values) if values else None
 

@@ -24,8 +24,8 @@ watch_option = click.option(
 def show_repeatedly(
     read: "Callable[[ApiClient], _T]", show: Callable[[_T], None], watch: bool, output: str
 ) -> None:
-    """Call `read` and pass its result to `show`. If `watch` is set, clear the terminal and repeat
-    both calls.
+    """Call `read` and pass its result to `show`. If `watch` is set, clear the terminal and call
+    both functions repeatedly.
     """
     if watch and (output != "table" or not sys.stdout.isatty()):
         raise CommandFailure(

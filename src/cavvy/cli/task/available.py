@@ -191,8 +191,8 @@ def _add_fitting(
     live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
 ) -> None:
     """Add each offer to the fitting or to the rejected offers. An offer fits if the quotas allow
-    it, its node can reach the task's volumes, its hosts match the task's number of nodes, and the
-    task states its required options.
+    the offer, its nodes can reach the task's volumes, the number of hosts matches the number of
+    nodes, and the task states the options that the offer requires.
     """
     blind = {name} if answer.blind else ()
     rejected = {

@@ -97,8 +97,8 @@ async def _ask(provider: Provider) -> ProviderAnswer | str:
 
 
 async def _with_volumes(provider: Provider, answer: ProviderAnswer) -> ProviderAnswer:
-    """Return the answer with the provider's volumes. If the volumes cannot be read, only tasks
-    without volumes fit.
+    """Return the provider's answer, extended by the provider's volumes. If the volumes cannot be
+    read, only tasks without volumes fit.
     """
     holder = ability(provider, HOLDS_VOLUMES)
     if holder is None:

@@ -141,7 +141,9 @@ def _find_parts(text: str, path: str, params: Mapping[str, str]) -> Mapping[str,
 
 
 def _choose(files: Sequence[str], choice: ModelChoice, job: str) -> ServedModel:
-    """Return the model to serve among these files, and its engine. Raises CommandFailure."""
+    """Choose the model to serve from `files`, and return the model with its engine. Raises
+    CommandFailure.
+    """
     models = find_models(files)
     if choice.path:
         known = [each.engine for each in models if each.path == choice.path.rstrip("/")]

@@ -64,7 +64,8 @@ def submit(
 
 def ask_consent(consent: bool, ask_server: Callable[[bool], _T]) -> _T:
     """Send a request that may cost money. If the user must first agree to the costs, show the price
-    and ask."""
+    and ask for consent.
+    """
     try:
         return ask_server(consent)
     except ApiError as error:

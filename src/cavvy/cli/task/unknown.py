@@ -66,7 +66,7 @@ def unknown_names(
 
 
 def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
-    """Return one line for each name of a provider or of an option that resembles a known name. No
+    """Return one line for each name of a provider or option, if the name resembles a known name. No
     line is returned for a name that resembles no known name. The provider itself checks its
     options, and an unknown provider may be installed on the server.
     """

@@ -80,8 +80,8 @@ def longest_word(text: str) -> int:
 def choose_widths(
     heads: Sequence[TableColumn], table: Sequence[Sequence[str]], width: int | None
 ) -> dict[int, int] | None:
-    """Return the columns to show, as a dictionary from index to width, or None if no choice fits
-    into `width`. A column of width 0 is printed on a separate line below the row.
+    """Return the columns to show, as a dictionary from index to width, or None if no selection of
+    columns fits into `width`. A column of width 0 is printed on a separate line below the row.
 
     `table` is the heading and the rows. Columns with the same value in all rows are dropped first.
     """
@@ -103,8 +103,9 @@ def _fit(
     width: int | None,
     among: Collection[int],
 ) -> dict[int, int] | None:
-    """Choose widths as `choose_widths` does, only for the columns in `among`, and without lines
-    below the row."""
+    """Choose widths for the columns in `among`, as `choose_widths` does, but without lines below
+    the row.
+    """
     columns = list(zip(*table, strict=True))
     full = [max(map(text_width, column)) for column in columns]
     if width is None:

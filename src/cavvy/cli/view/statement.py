@@ -31,7 +31,7 @@ td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 def write_page(
     file: IO[str], title: str, period: tuple[datetime, datetime], lines: Sequence[LedgerLine]
 ) -> None:
-    """Write a page with the sums by user and by kind, and all lines."""
+    """Write an HTML page with all lines, and with the sums by user, kind of charge and GPU."""
     idle = [line for line in lines if line.entry.kind is EntryKind.IDLE]
     tables = [
         _sums("By user", "user", lines, lambda line: line.subject.user or "-"),

@@ -109,8 +109,8 @@ def _describe_traffic(cost: "CostView") -> str:
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":
-    """Return the cost of the same job on the three cheapest offers that fit the task and that have
-    at least the memory that the job used.
+    """Return the cost of the job on the three cheapest offers that fit the task and have at least
+    as much memory as the job used.
     """
     from msgspec.json import decode
 

@@ -4,7 +4,7 @@ are added and removed over the runtime API.
 Each service is a backend whose only fixed server is the gateway, as a backup: HAProxy uses the
 gateway while no replica is available. Requests of services with keys, rates, path prefixes, a
 canary or affinity by body are always passed to the gateway, because HAProxy cannot handle these
-features. Requests that must stay in a place are also always passed to the gateway.
+features. Requests that must stay in a place are always passed to the gateway.
 """
 
 from collections.abc import Iterable

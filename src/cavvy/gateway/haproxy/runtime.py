@@ -76,7 +76,7 @@ class HaproxyRuntime:
     def set_replicas(
         self, service: str, addresses: Iterable[ReplicaAddress], concurrency: int
     ) -> None:
-        """Make these replicas the servers of the service. Raises HaproxyRefused, OSError.
+        """Replace the servers of the service with these replicas. Raises HaproxyRefused, OSError.
 
         New servers are made ready before old servers are removed, so that a server is always
         available.
