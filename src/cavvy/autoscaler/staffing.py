@@ -1,5 +1,5 @@
-"""Computes how many replicas a lasting load needs, and how long the load must stay lower before
-replicas are stopped.
+"""Computes how many replicas a lasting load needs, and how long a decrease of the load must last
+before replicas are stopped.
 """
 
 from math import ceil, erf, exp, inf, log10, pi, sqrt
@@ -106,9 +106,9 @@ def _late_share_of_batches(
 ) -> float:
     """Return the share of requests that wait longer than w = `wait_s` for a running batch.
 
-    A batch of n requests takes t(n) = A * n + B. A slot that becomes free takes all requests that
-    are waiting. In the steady state, all batches have the same size n. With s slots, n is computed
-    as follows:
+    A batch of n requests takes t(n) = A * n + B. A slot that becomes free starts a batch of all
+    waiting requests. In the steady state, all batches have the same size n. With s slots, n is
+    computed as follows:
 
         n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
 

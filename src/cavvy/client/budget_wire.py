@@ -99,7 +99,7 @@ def request_amount(client: ApiClient, project: str, name: str, ask: BudgetReques
 
 
 def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
-    """Approve the requested amount. Raises ApiError, for example if the pending amount differs."""
+    """Approve the requested amount. Raises ApiError, for example if another amount is pending."""
     body = encode(ask)
     client.repeat(lambda: client.send("POST", f"{_path(name)}/approve", body))
 

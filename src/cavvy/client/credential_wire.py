@@ -12,8 +12,8 @@ from cavvy.client.wire import Answer, Ask
 
 
 class CredentialAsk(Ask, frozen=True, kw_only=True):
-    """Settings of the provider, and the content of its key files keyed by the names of the
-    settings.
+    """The provider's settings, and the contents of its key files, keyed by the name of the setting
+    for each file.
     """
 
     settings: dict[str, str | int | float | bool] = field(default_factory=dict)

@@ -204,7 +204,7 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with all details.
 
     `queue_position` is 1 for the next job to start. `queue_position` is null for a job that is not
-    queued or may not start yet.
+    queued or is not allowed to start yet.
     """
 
     task: Raw

@@ -30,7 +30,7 @@ def list_unknown(version: int, work: Assignment) -> list[str]:
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """Yield the mark of each marked field of `value` that uses the feature of its mark. Nested
+    """Yield the `Since` mark of each field of `value` whose content uses the marked feature. Nested
     fields are included.
     """
     for each in fields(value):

@@ -71,8 +71,8 @@ class UpdateEnd(StrEnum):
 
 class NullDistribution(Struct, frozen=True, kw_only=True):
     """The distribution of a test's statistic if both revisions are equally good. `masses[i]` is the
-    probability that the statistic is `first + i` and no earlier look has rolled back the revision.
-    `spent` is the probability that an earlier look has rolled back the revision.
+    probability that the statistic is `first + i` and no earlier interim check has rolled back the
+    revision. `spent` is the probability that an earlier interim check has rolled back the revision.
     """
 
     first: int = 0

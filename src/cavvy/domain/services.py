@@ -111,7 +111,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 class BatchRule(Struct, frozen=True, kw_only=True):
     """The rule by which the gateway joins requests into batches. A batch has at most `most`
-    instances, and waits for further requests at most the time `wait` while a replica is free.
+    instances. While a replica is free, a batch waits at most the time `wait` for further requests.
     `input` and `output` are the keys of the arrays in the JSON bodies of requests and responses.
     """
 
@@ -310,8 +310,8 @@ class ReplicaLoss(StrEnum):
 
 
 class ServingMarket(Struct, frozen=True, kw_only=True):
-    """A market for replicas and its cheapest price. `place` is the zone or region of a spot market;
-    "" for on-demand offers, among which the planner chooses.
+    """A market for replicas and its cheapest price. `place` is the zone or region of a spot market,
+    or "" for on-demand offers, because the planner chooses among these offers.
     """
 
     name: str

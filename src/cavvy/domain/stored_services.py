@@ -21,10 +21,10 @@ KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a servi
 
 
 class ServiceKey(Struct, frozen=True, kw_only=True):
-    """A key that may call a service. Only the key's SHA-256 is stored, which is safe because a key
-    has 256 random bits. `per_s` and `burst` limit the key's rate; if they are None, only the
-    service's limits apply. Requests with the key must not leave the place `residency`; None permits
-    all places. `user` created the key.
+    """A key that permits calls to a service. Only the key's SHA-256 is stored, which is safe
+    because a key has 256 random bits. `per_s` and `burst` limit the key's rate; if they are None,
+    only the service's limits apply. Requests with the key must not leave the place `residency`;
+    None permits all places. `user` created the key.
     """
 
     id: str

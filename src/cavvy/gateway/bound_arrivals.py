@@ -14,8 +14,8 @@ _OFFSET_S = time() - monotonic()
 
 class BoundArrivals:
     """For each set of places, the time when the last request that must stay in these places
-    arrived. `unbound_at` is the arrival time of the last request that may go to any place. Times
-    are in seconds of a monotonic clock.
+    arrived. `unbound_at` is the arrival time of the last request that is not bound to a place.
+    Times are in seconds of a monotonic clock.
     """
 
     __slots__ = ("_at", "unbound_at")

@@ -17,7 +17,7 @@ _FASTEST_S = 1e-6
 
 
 class RevisionFacts(Struct, frozen=True, kw_only=True):
-    """Counters that only grow. Responses with a status of 500 or more and lost connections are
+    """Counters that only grow. Lost connections, and responses with a status of 500 or more, are
     errors. `logs` and `squares` are the sums of x and of x squared, where x is the natural
     logarithm of a request's latency in seconds. The latency is the time from the start of the
     request at the replica to the last byte of the response. The sums cover the `timed` requests:

@@ -1,4 +1,4 @@
-"""The gateway's entry point: all connections of clients, and the services behind them."""
+"""The gateway's entry point, which manages the clients' connections and the services."""
 
 import asyncio
 import time

@@ -186,8 +186,8 @@ class Exchange:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether some replicas are not permitted to serve this request. If so, later
-        requests may start before this request.
+        """Return whether the request is bound: some replicas are not permitted to serve the
+        request, and later requests may start before it.
         """
         return self.avoid is not None or bool(self.places)
 

@@ -1,11 +1,12 @@
 """Parses the heads of HTTP/1.1 messages by a strict grammar, and extracts the fields that the
 gateway uses.
 
-A head is refused unless it has only one interpretation (RFC 9112). CRLF must end each line, no line
-may be folded, no space may precede a colon, and at most one field may state the length of the body.
-The gateway writes a new head from the parsed fields, so that the next server cannot interpret the
-head differently. The contract suite tests the parser with both data planes, `tests/hostile` tests
-it with hostile input, and tests/unit/test_gateway_rules.py compares it with httptools.
+A head is refused unless it has only one interpretation (RFC 9112). Every line must end with CRLF,
+no line may be folded, no space may precede a colon, and at most one field may state the length of
+the body. The gateway writes a new head from the parsed fields, so that the next server cannot
+interpret the head differently. The contract suite tests the parser with both data planes,
+`tests/hostile` tests it with hostile input, and tests/unit/test_gateway_rules.py compares it with
+httptools.
 """
 
 import re
@@ -108,8 +109,8 @@ class RequestHead:
     """The head of a request. `fields` are the fields that are passed on to the replica, each with
     its CRLF.
 
-    Requests with the same bytes share one object, which does not change after parsing. Values that
-    few requests have are class attributes until they are set on an object.
+    Requests whose heads have the same bytes share one object, which does not change after parsing.
+    Values that few requests have are class attributes until they are set on an object.
     """
 
     length = 0  # length of the body; NO_LENGTH if the body is chunked
@@ -155,7 +156,7 @@ class RequestHead:
 
 class ResponseHead:
     """The head of a response. `fields` is the status line and the fields that are passed on to the
-    client, each with its CRLF. Responses with the same bytes share one object.
+    client, each with its CRLF. Responses whose heads have the same bytes share one object.
     """
 
     __slots__ = ("close", "fields", "length", "status", "upgrade")

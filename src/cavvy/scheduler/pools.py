@@ -5,7 +5,7 @@ I/O.
 An offer's capacity is the number of nodes that would be available if only this offer were used.
 Each used node takes the share 1/capacity of the pool, and the capacity of every other offer in the
 pool shrinks by the same share. The result is exact if each node size is a multiple of all smaller
-node sizes. Otherwise, the result is slightly too low until the provider next reports its capacity.
+node sizes; otherwise, the result is slightly too low until the provider next reports its capacity.
 """
 
 from collections.abc import Mapping, MutableMapping

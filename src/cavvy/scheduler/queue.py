@@ -179,8 +179,8 @@ class JobScheduler:
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
         """Return the names of the resources that a job waits for if the job needs this offer. The
-        resource is the offer or its shared host. For a group of hosts, each host that the job does
-        not avoid is also included.
+        resource is the offer or its shared host. For a group of hosts, the result also contains
+        every host that the job does not avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}

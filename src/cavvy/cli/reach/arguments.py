@@ -79,7 +79,7 @@ def complete_regions(ctx: click.Context, param: click.Parameter, incomplete: str
 def complete_copies(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Return local files, and names of jobs, each with the colon that begins a path on a node."""
+    """Return local files, and names of jobs followed by the colon that begins a path on a node."""
     from click.shell_completion import CompletionItem
 
     jobs = (f"{name}:" for name in complete_jobs(ctx, param, incomplete))

@@ -223,8 +223,9 @@ def _changed(path: object) -> CommandFailure:
 async def _common_start(
     tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
 ) -> int:
-    """Return the number of bytes that need not be copied again. The number is `length`, the size of
-    the partial copy, if both files begin with the same `length` bytes, else 0.
+    """Return the number of bytes that need not be copied again. If the file begins with the same
+    `length` bytes as the partial copy, the result is `length`, the size of the partial copy.
+    Otherwise, the result is 0.
     """
     if not 0 < length <= item.size:
         return 0

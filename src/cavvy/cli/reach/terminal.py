@@ -95,8 +95,8 @@ def exit_code(end: "CommandExit | None") -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data. A single call of os.write may write only part of the data to a terminal or
-    pipe.
+    """Write all data. A single call of os.write is not guaranteed to write all data to a terminal
+    or pipe.
     """
     rest = memoryview(data)
     while rest:

@@ -21,7 +21,7 @@ _NO_SPOT = "no spot offer fits"
 class WayPrices(Struct, frozen=True, kw_only=True):
     """The prices of each way to run a service, from offers or from the user. `managed` is the offer
     of a configured provider of managed endpoints. `spot_recorded` is true if recorded spot capacity
-    was used, so that spot replicas could be lost.
+    was used, in which spot replicas can be lost.
     """
 
     demand: Offer

@@ -50,8 +50,9 @@ class ServerRequests(Struct, frozen=True, kw_only=True):
 
 
 class HaproxyRuntime:
-    """The servers of all backends, as this process has set them. Several threads may read the
-    statistics."""
+    """The servers of all backends, as this process has set them. Several threads can read the
+    statistics at the same time.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
