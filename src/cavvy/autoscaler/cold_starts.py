@@ -11,8 +11,7 @@ _QUANTILE, _STEP = 0.9, 0.1
 
 
 class ColdStart(Struct, frozen=True, kw_only=True):
-    """The mean of the last cold starts of a market, and the time that nine of ten cold starts do
-    not exceed."""
+    """The mean and the 90th percentile of the last cold starts of a market."""
 
     mean_s: float
     high_s: float

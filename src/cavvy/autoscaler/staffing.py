@@ -44,8 +44,8 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
 
     In the formula, z is the unevenness of arrivals. The formula was found by experiments on
     recorded requests. If arrivals come in bursts, a service that removes replicas too early answers
-    many requests late. A steady service with many replicas gains nothing if the removal of replicas
-    is delayed, but pays for the delay.
+    many requests late. A steady service with many replicas gains nothing from a delayed removal of
+    replicas, but pays for the delay.
     """
     weights = terms.weights
     strictness = log10(1 / max(_SMALLEST_SHARE, 1 - terms.on_time))

@@ -31,7 +31,7 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether a repeated request may succeed, because no server answered this request, or the
+        """Whether a repeated request can succeed, because no server answered this request, or the
         server's database did not answer.
         """
         return self.code in _PASSING or (self.code == _NO_DATABASE and self.status > 0)

@@ -93,8 +93,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The host names of the service, including the names that the service will have if its
-        candidate takes over, in lower case.
+        """The host names of the service in lower case. The names that the service will have after
+        its candidate takes over are included.
         """
         tried = None if self.candidate is None else self.candidate.task.service
         names = (*self.spec.hosts, *(() if tried is None else tried.hosts))

@@ -317,8 +317,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     floating-point operations of the whole job, at `precision`; nodes reach the share `efficiency`
     of their peak speed. `samples` is the total number of samples. `rates` contains the samples per
     second that were measured on one node; the keys are names of accelerators, or "cpu". `duration`
-    is the time of the whole job on as many nodes as the task has, each with the accelerators
-    `measured_on`.
+    is the time of the whole job, with the task's number of nodes and the accelerators `measured_on`
+    on each node.
     """
 
     flops: float | None = None

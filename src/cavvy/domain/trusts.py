@@ -157,8 +157,8 @@ def needs_limits(trust: IssuerTrust) -> bool:
 
 
 def _meets(value: object, want: str) -> bool:
-    """Return whether a claim has the wanted value. Lists and objects never match. The check takes
-    linear time, because strangers can choose the value, for example as the name of a branch.
+    """Return whether a claim has the wanted value. Lists and objects never match. The check must
+    take linear time, because strangers can choose the value, for example as the name of a branch.
     """
     if isinstance(value, bool):
         value = "true" if value else "false"

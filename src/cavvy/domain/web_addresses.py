@@ -7,7 +7,7 @@ _FORM = re.compile(r"https?://[^\s/?#]+\S*")
 
 
 def is_web_address(text: str) -> bool:
-    """Return whether a request can be sent to this URL: it has a host and a valid port."""
+    """Return whether a request can be sent to a URL. The URL must have a host and a valid port."""
     if not _FORM.fullmatch(text):
         return False
     try:

@@ -171,7 +171,7 @@ class ResponseHead:
 
 class HeadMemo:
     """Caches parsed heads: clients and replicas repeat heads, and a look-up takes a tenth of the
-    time of parsing. Heads with credentials are not cached.
+    time that parsing takes. Heads with credentials are not cached.
     """
 
     def __init__(self, limits: GatewayLimits) -> None:

@@ -28,7 +28,7 @@ class JoinableBody(Struct, frozen=True):
 
 
 def read_body(body: bytes, name: str) -> JoinableBody | None:
-    """Return the parts of a body whose array is called `name`, or None if the body contains no such
+    """Return the parts of a body that contains the array `name`, or None if the body lacks this
     array or requests a stream.
     """
     try:

@@ -7,10 +7,10 @@ the file may lack counts that were already reported. All counts start at 0 under
 restart of the machine, unless the last gateway ended in an orderly way.
 
 The file has slots of 256 bytes. The first slot is the header: the format, the epoch and,
-only while a gateway uses the file, the machine's boot ID. Each slot after the header has two
-numbers of 8 bytes, the length of its name, and the name. The first number is the number of
-requests, and the second number is their share of the replica's time in microseconds. The name
-consists of the service, the replica and the client's key. A length of 0 marks a free slot.
+only while a gateway uses the file, the machine's boot ID. Each slot after the header contains two
+numbers of 8 bytes, the length of a name, and the name. The first number is the number of requests,
+and the second number is their share of the replica's time in microseconds. The name consists of the
+service, the replica and the client's key. A length of 0 marks a free slot.
 """
 
 import fcntl
