@@ -1,4 +1,6 @@
-"""Computes the cost of the same run on other offers. `metering` computes the real cost."""
+"""Computes how much a finished run would have cost on other offers. `metering` computes the real
+cost of a run.
+"""
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -9,8 +11,9 @@ from cavvy.domain.values import Struct
 
 
 class CounterfactualCost(Struct, frozen=True, kw_only=True):
-    """The cost of the same run on another offer. `basis` is a text that states which running time
-    was assumed."""
+    """The cost that a run would have had on another offer. `basis` is a text that states which
+    running time was assumed.
+    """
 
     offer: Offer
     node_time: timedelta  # billed time of each node
@@ -27,14 +30,14 @@ def price_counterfactuals(
     lengths: Mapping[str, timedelta] | None = None,
     count: int = 3,
 ) -> list[CounterfactualCost]:
-    """Return the `count` rentable `offers` on which the same run, without interruptions, would have
-    been cheapest.
+    """Return the `count` rentable offers in `offers` on which the run would have been cheapest if
+    nothing had interrupted the run.
 
     `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
     running time by offer key; for other offers, the measured time is assumed. `basis` states
-    whether the estimated or the measured time was used. `start` is the time that is billed before
-    the work begins. For each combination of provider, instance type and purchase option, the result
-    contains only the cheapest offer of all regions and zones.
+    whether the estimated or the measured time was used. `start` is the billed time before the work
+    begins. For each combination of provider, instance type and purchase option, the result contains
+    only the cheapest offer of all regions and zones.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

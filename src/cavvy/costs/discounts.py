@@ -74,8 +74,8 @@ def parse_discounts(text: str) -> tuple[Discount, ...]:
 def spread_discounts(
     discounts: Sequence[Discount], charged: Sequence[DiscountBase]
 ) -> dict[str, dict[str, int]]:
-    """Return, for each discount by name, the reduction for each attempt in micro-dollars; amounts
-    are 0 or more.
+    """Return the reductions in micro-dollars, 0 or more, by the discount's name and then by
+    attempt.
     """
     left = {each.subject: each.micros for each in charged if each.micros > 0}
     # percentages refer to the charges, not to the amounts that remain after other discounts

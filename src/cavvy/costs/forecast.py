@@ -16,9 +16,9 @@ _Z80 = 1.2816
 
 
 class SpendingForecast(Struct, frozen=True, kw_only=True):
-    """The expected spending at the end of the month, and an interval for the spending. If the
-    remaining days are independent and like the earlier days, the interval contains the actual
-    spending with a probability of about 80 %.
+    """The expected spending at the end of the month, and an interval for the spending. If spending
+    on the remaining days is independent and distributed as on the earlier days, the interval
+    contains the actual spending with a probability of about 80 %.
     """
 
     expected: Money
@@ -28,7 +28,7 @@ class SpendingForecast(Struct, frozen=True, kw_only=True):
 
 def forecast_month(spent: Money, daily: Sequence[int], now: datetime) -> SpendingForecast | None:
     """Forecast the spending of the month that contains `now`, from the amount spent so far in that
-    month and the micro-dollars spent on each of the last days. Returns None if fewer than two days
+    month and the micro-dollars spent on each day in `daily`. Returns None if fewer than two days
     are given.
 
     For mean m and standard deviation s of the days, and d remaining days (with fractions): expected

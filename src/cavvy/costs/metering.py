@@ -30,10 +30,10 @@ def bill(
     """Charge the node of `rank` for its lifetime so far, [`started`, `until`).
 
     `rates` are the prices of one node, each with the time from which it applies, as in
-    `GangSeen.rates`. The first price also applies to the time before it takes effect. If `rates` is
-    (), the offer's rate applies. `minimum` is the shortest time that is billed, even if the node
-    ends earlier; if it is None, the offer's minimum applies. If `final` is set, the node ended at
-    `until`, and the rest of the minimum is charged separately.
+    `GangSeen.rates`. If the first price takes effect after `started`, this price also applies from
+    `started` on. If `rates` is (), the offer's rate applies. `minimum` is the shortest time that is
+    billed, even if the node ends earlier; if it is None, the offer's minimum applies. If `final` is
+    set, the node ended at `until`, and the part of `minimum` after `until` is charged separately.
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.
     Each charge is rounded once. A later call with a greater `until`, and with new `rates` that

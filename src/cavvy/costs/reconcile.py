@@ -88,7 +88,7 @@ class BilledSum(Struct, kw_only=True):
     job: str = ""
 
     def take(self, other: "BilledSum") -> None:
-        """Add another sum of the same resource and kind."""
+        """Add another sum; both sums are for the same resource and kind."""
         self.amount += other.amount
         both = self.hours is not None and other.hours is not None
         self.hours = (self.hours or 0) + (other.hours or Decimal(0)) if both else None
@@ -214,8 +214,8 @@ class BillSummary:
                 self.untagged.setdefault(key, BilledSum()).take(part)
 
     def join_disks(self, groups: Mapping[str, str]) -> None:
-        """Add up the disks of each group of gangs and volumes, because the ledger has no sums for
-        groups. Call this method after all lines have been added.
+        """Add up the disk charges of each group of gangs and volumes, because these charges can be
+        compared only as one sum. Call this method after all lines have been added.
         """
         self._groups = groups
         self.tagged = self.name_gangs(self.tagged, {})

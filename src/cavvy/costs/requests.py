@@ -4,10 +4,10 @@ Whenever the bill has grown, the new amount is divided in proportion to time. Th
 of the requests of each key, the time before the replica was ready (`cold start`), and the remaining
 time (`idle`). Requests that are in flight at the same moment share the replica equally. Each
 division posts entries that add up to zero: they subtract the amount from the bill's own kinds and
-add it to the kinds of the parts. Therefore, the parts of a bill add up exactly to the bill. Changes
-of a bill after the end of its replica count as idle time. So that each request is counted, some
-requests get an entry without an amount: requests that are reported after the last division of a
-bill, and requests whose share is smaller than a micro-dollar.
+add it to the kinds of the parts. Therefore, the parts of a bill add up exactly to the bill. Amounts
+that are added to a bill after the replica has ended count as idle time. Some requests get an entry
+without an amount, so that every request is counted. These are the requests that are reported after
+the last division of a bill, and the requests whose share is smaller than a micro-dollar.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,9 +44,9 @@ class Division(Struct, frozen=True, kw_only=True):
 
 
 def keep_undivided(bill: ReplicaBill, counts: RequestCounts, ready_at: datetime | None) -> Division:
-    """Begin to divide a bill that has not been divided before. The amount so far stays undivided,
-    because its requests were not counted. Only amounts that are added to the bill after this call
-    are divided.
+    """Begin to divide a bill that has not been divided before. The bill's amount before this call
+    stays undivided, because the requests up to now were not counted. Only amounts that are added to
+    the bill after this call are divided.
     """
     divided = DividedBill(
         attempt_id=bill.attempt_id,
@@ -65,9 +65,9 @@ def divide_bill(
     *,
     final: bool = False,
 ) -> Division | None:
-    """Divide the amount by which the bill has grown. Returns None if there is nothing to divide.
-    `final` means that the replica has ended: its bill may not grow again, so new counts are
-    recorded even if the bill has not changed.
+    """Divide the bill's increase since the last division. Returns None if nothing remains to be
+    divided. If `final` is set, the replica has ended and the bill might never grow again, so new
+    counts of requests are recorded even if the bill has not changed.
     """
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
     kinds = {*bill.amounts, *before.moved}

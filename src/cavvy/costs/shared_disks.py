@@ -5,9 +5,9 @@ A cloud bills a volume for its whole life, with the tag of the gang for which th
 created. In the ledger, the disk charges of a job cover the time in which the job used the volume;
 the volume's own entries cover the remaining time. Therefore the disks of the volume, of the gang in
 its tag and of all jobs that used the volume are compared as one sum. The volume's own charges cover
-the time for which no job paid. Therefore the times of charges show which jobs used the volume. The
-disk charges of a job that used the volume begin or end in the same microsecond in which the
-volume's own charges end or begin.
+the time for which no job paid. Therefore the times of charges show which jobs used the volume. If a
+job used the volume, the period of the job's disk charges directly adjoins a period of the volume's
+own charges, to the microsecond.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,9 +23,9 @@ def group_disks(
     gangs: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the name of the group of each gang and volume whose disks must be added up. `gangs`
-    maps attempts to gangs. `tags` maps the ids of disks in the bill to the gangs that the disks'
-    tags name.
+    """Return a dictionary that names the group of each gang and volume whose disks must be added
+    up. `gangs` maps attempts to gangs. `tags` maps the ids of disks in the bill to the gangs that
+    the disks' tags name.
     """
     entries = _list_entries(lines, provider)
     if not (volumes := entries[STORAGE_LINE]):

@@ -1,6 +1,6 @@
 """Computes the rows of a statement: the charges in a period, with one row for each line of a bill.
 
-A running node has an entry in the ledger for each time that its bill grew. A statement adds up the
+The ledger contains one entry for each increase of a running node's bill. A statement adds up the
 ledger entries of a node. Corrections and discounts have separate rows.
 """
 
@@ -19,9 +19,10 @@ _UNMERGED = (EntryKind.CORRECTION, EntryKind.DISCOUNT)
 def make_statement(
     lines: Iterable[LedgerLine], since: datetime, until: datetime
 ) -> list[LedgerLine]:
-    """Return the lines in [since, until), with only the part of an entry that is in this period.
-    Entries of the same kind for the same line of a bill are combined into one line, which has the
-    ID of the first entry. The amounts of the lines add up to the amounts of the entries.
+    """Return the lines for [since, until). Of an entry, only the part within this period is used.
+    Entries that have the same kind and belong to the same line of a bill are combined into one line
+    of the statement, which has the ID of the first entry. The amounts of the lines add up to the
+    amounts of the entries.
     """
     found: dict[tuple[object, ...], LedgerLine] = {}
     for line in lines:
@@ -78,5 +79,5 @@ def total_of(lines: Sequence[LedgerLine]) -> Money:
 
 
 def month_period(month: datetime) -> tuple[datetime, datetime]:
-    """Return the beginning and the end of the month that begins at this time."""
+    """Return the beginning and the end of a month, given the time at which the month begins."""
     return month, (month + timedelta(days=32)).replace(day=1)

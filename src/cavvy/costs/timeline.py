@@ -112,7 +112,7 @@ def _work_until(attempt: Attempt, end: datetime) -> datetime:
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]]:
-    """Yield the periods of an attempt in order, each as a pair of its use and its end."""
+    """Yield the use and the end time of each period of an attempt, in chronological order."""
     gone = attempt.ended_at or end
     worked = attempt.finished_at or gone
     if attempt.running_at is None:

@@ -18,8 +18,8 @@ _BYTES_PER_S = 12_500_000_000
 
 def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
     """Return a charge for each node that has sent data, from the start of its work until its last
-    message. Each kind of data has the price that applied when its first bytes were sent. Data
-    without a known price is not charged.
+    message. Each kind of data has the price that applied when the first bytes of this kind were
+    sent. Data without a known price is not charged.
     """
     charges = []
     for node in nodes:
@@ -45,8 +45,7 @@ def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
 
 def bound_upload(length: timedelta) -> int:
     """Return the maximum number of bytes that a node can have sent in the time `length`. Nodes are
-    not trusted, so a budget is never charged for more bytes than the node's network could have
-    sent.
+    not trusted, so no budget is charged for more bytes than a node's network can have sent.
     """
     return max(0, length // timedelta(microseconds=1) * _BYTES_PER_S // 1_000_000)
 

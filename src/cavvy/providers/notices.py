@@ -21,7 +21,7 @@ class NoticeTokenSource(Struct, frozen=True, kw_only=True):
 
 
 class NoticeHold(Struct, frozen=True, kw_only=True):
-    """A long poll: the server holds each request until its answer differs from the last answer.
+    """A long poll: the server delays its answer until the answer differs from the previous answer.
     `query` is appended to the URL, with `{tag}` replaced by the last ETag.
     """
 
@@ -58,7 +58,7 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
 
     The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
     An event is a notice if every field in `match` has one of the values listed for this field. If
-    the answer is a string, `match` lists the values of the whole string under the key "". Times are
+    the answer is a string, `match` lists the strings that are notices, under the key "". Times are
     in ISO 8601 or in the form of HTTP headers.
     """
 

@@ -321,8 +321,8 @@ def _own() -> dict[str, KnownProvider]:
 
 def _foreign() -> Sequence[tuple[str, str]]:
     """Return the names and modules of third-party providers. Most installations have no third-party
-    provider, and importing importlib.metadata takes longer than searching the folders, so the
-    folders are searched first.
+    provider, and importing importlib.metadata takes longer than searching the folders in
+    `sys.path`. Therefore these folders are searched first.
     """
     if not any(_may_declare(Path(folder)) for folder in sys.path):
         return []

@@ -24,6 +24,6 @@ class OtherServers(Protocol):
 
     async def ask(self, server: str, provider: str, call: str, body: bytes) -> bytes:
         """Return the answer of the same provider on another server (`ServesNodes.answer_server`).
-        Raises OSError if the server does not answer, even though it may have carried out the
-        request. The other server may take a minute to answer.
+        Raises OSError if the other server does not answer; the other server may nevertheless have
+        executed the request. The other server may take a minute to answer.
         """

@@ -1,5 +1,5 @@
-"""Processes on this machine: starts processes that continue when the server stops, identifies and
-signals them, and finds processes by the environment variables that mark them.
+"""Starts processes that keep running when the server stops, sends signals to these processes, and
+finds the processes of a rank by their environment variables.
 
 A process is identified by its PID and its start time, because PIDs are reused. Information is read
 from /proc on Linux, and on other systems from `ps`, which is slower.

@@ -249,7 +249,7 @@ async def _succeeds(program: str, folder: Path, home: Path) -> bool:
 
 
 async def _ask(command: Sequence[str]) -> str:
-    """Return the line that an agent's program prints, or "?" if it fails."""
+    """Return the line that an agent's program prints, or "?" if the program fails."""
     null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     try:
         asked = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe)

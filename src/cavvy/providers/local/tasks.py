@@ -45,8 +45,8 @@ def check_task(
 ) -> Sequence[Objection]:
     """Return the objections that result from the state of this machine rather than from the
     manifest. `engine` finds the container engine. `engine` is called only for a task with an image,
-    because `engine` searches PATH, which takes too long for every attempt to place a task. `hides`
-    is the folder that containers must not be able to read.
+    because searching PATH at every attempt to place a task would take too long. `hides` is the
+    folder that containers must not be able to read.
     """
     if task.image is None and task.image_build is None:
         return []

@@ -53,7 +53,7 @@ class ProcessWatch:
         asyncio.get_running_loop().add_reader(descriptor, self._ended, name, process)
 
     def close(self) -> None:
-        """Stop watching. The method must be called in the event loop that watches."""
+        """Stop watching. The method must be called in the event loop that watches the processes."""
         for descriptor in self._descriptors.values():
             asyncio.get_running_loop().remove_reader(descriptor)
             os.close(descriptor)

@@ -2,8 +2,9 @@
 in the server's process claims the rank, reports that the work runs, and receives the order to end
 the work.
 
-The nonce and the numbers of the messages are always the same. Therefore the control plane applies
-each message once, even if the message is sent again after a restart or by another server.
+Each server computes the same nonce and the same message numbers for an endpoint. Therefore the
+control plane applies each message once, even if the message is sent again after a restart or by
+another server.
 """
 
 import asyncio

@@ -37,7 +37,8 @@ def object_to_program(
     starts: str = "starts the image with the argument `serve`",
 ) -> list[Objection]:
     """Return the objection to a service whose field `run` is not `serve`, because the provider
-    starts the image with this argument. `starts` says how the provider starts the image.
+    always starts the image with the argument `serve`. `starts` says how the provider starts the
+    image.
     """
     if task.service is None or task.run.strip() == "serve":
         return []

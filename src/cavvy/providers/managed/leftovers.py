@@ -10,7 +10,7 @@ _PAUSE = timedelta(minutes=30)  # minimum time between two searches in a region
 
 
 class LeftoverSearch:
-    """Limits how often each region is searched."""
+    """Limits how often each region is searched for leftover objects."""
 
     def __init__(self) -> None:
         self._searched: dict[str, datetime] = {}

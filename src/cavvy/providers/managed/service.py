@@ -34,8 +34,8 @@ class HostList(Struct, frozen=True, kw_only=True):
     that contains the rank; without the variable, the rank is 0. If `index` is "", the rank is the
     host's position in a list of hosts. The list of hosts is JSON in the environment variable that
     `hosts` names or, if that variable is missing, in the file that `file` names. If `cluster` is
-    set, it names the environment variable that contains JSON with the hosts of each worker pool,
-    and the host's own pool and index. Without the variable that `cluster` names, the rank is 0.
+    set, it names an environment variable; the variable's JSON lists the hosts of each worker pool
+    and states the host's own pool and index. If this variable is missing, the rank is 0.
     """
 
     index: str = ""
@@ -127,10 +127,12 @@ class ManagedService(Protocol):
         """
 
     async def get(self, job: str) -> ServiceJob | None:
-        """Return one job by id, or None if the service does not know it."""
+        """Return the job with this id, or None if the service does not know the id."""
 
     async def stop(self, job: str) -> None:
-        """Request the end of a job. Raises CloudFault with the status 404 if the job has ended."""
+        """Tell the service to end a job. Raises CloudFault with the status 404 if the job has
+        ended.
+        """
 
     def is_full(self, fault: CloudFault) -> bool:
         """Return whether this fault of `submit` means that the offer is not available now."""

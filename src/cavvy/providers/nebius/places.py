@@ -24,8 +24,9 @@ class NebiusPlaces:
         self._families: dict[tuple[str, str], str] = {}  # by region and platform
 
     def forget(self) -> None:
-        """Find subnets and images again at the next launch, because a subnet or an image
-        may have been deleted."""
+        """Drop the cached subnets and images, because a cached subnet or image may have been
+        deleted.
+        """
         self._subnets.clear()
         self._families.clear()
 

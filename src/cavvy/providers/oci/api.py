@@ -43,8 +43,8 @@ class OciApi:
         *,
         token: str = "",
     ) -> Json:
-        """Send a request that changes something. OCI executes repeated requests
-        with the same token only once.
+        """Send a request that creates or deletes a resource. OCI executes repeated requests with
+        the same token only once.
         """
         headers = {"opc-retry-token": token} if token else {}
         return await self._client(COMPUTE, region).send(method, path, body, headers)

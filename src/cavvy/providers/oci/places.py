@@ -39,8 +39,9 @@ class OciPlaces:
         self._images: dict[tuple[str, str, str], str] = {}
 
     def forget(self) -> None:
-        """Find subnets and images again at the next launch, because a subnet or an image
-        may have been deleted."""
+        """Drop the cached subnets and images, because a cached subnet or image may have been
+        deleted.
+        """
         self._subnets.clear()
         self._images.clear()
         self._since = self._now()

@@ -1,5 +1,5 @@
-"""Reads the tenancy's service limits for compute and their use, and limits offers to the unused
-part.
+"""Reads the tenancy's compute limits and the use of these limits, and reduces the offers' capacity
+to the unused quota.
 
 Each shape names the limits toward which its instances count; most limits apply to one availability
 domain. On-demand and preemptible instances count toward the limits in the same way. The facts in
@@ -129,10 +129,10 @@ class OciQuotas:
     async def _read_use(
         self, region: str, name: str, zone: str, limit: float
     ) -> tuple[float, float | None]:
-        """Return the limit that applies in the compartment of instances, and the part of the limit
-        that new instances cannot use. The unusable part is None if OCI does not report it. A quota
-        policy may reduce the limit in the compartment, and instances of other compartments also use
-        the limit.
+        """Return the limit that applies in the instances' compartment, and the part of the limit
+        that new instances cannot use. This part is None if OCI does not report the use of the
+        limit. A quota policy may reduce the limit in the compartment, and instances of other
+        compartments also use the limit.
         """
         query = {"compartmentId": await self._market.compartment()}
         query |= {"availabilityDomain": zone} if zone else {}

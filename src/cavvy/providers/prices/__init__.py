@@ -54,11 +54,11 @@ class PriceSource(Protocol):
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """The name of the price list, and how the list is read, to show to users."""
+        """A text for users: the name of the price list, and how Cavvy reads the list."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
-        """Read the whole list. Raises PriceError if any part of the list cannot be read, so the
-        result always contains every price of the list.
+        """Read the whole list. Raises PriceError if any part of the list cannot be read, so a
+        returned result contains every price of the list.
         """
 
 

@@ -74,8 +74,8 @@ def read_nodes(
     """Return the nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status,
     and /api/v0/placement_groups.
 
-    The reservations of placement groups are current, but the usage data are some seconds old, so
-    the usage data are used only for resources outside of placement groups.
+    The reservations of placement groups are current, but the usage data are some seconds old.
+    Therefore only the resources outside of placement groups are taken from the usage data.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -169,8 +169,8 @@ def _camel(name: str) -> str:
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """Deduct the resources of `count` nodes of the offer, which were requested but not placed yet,
-    from the Ray nodes that have room for the requested nodes.
+    """Return the Ray nodes, without the resources that are needed for `count` nodes of the offer
+    that were requested but not placed yet.
     """
     left = []
     for node in nodes:

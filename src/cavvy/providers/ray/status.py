@@ -113,8 +113,9 @@ def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
 
 
 def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime) -> RayGangRecord:
-    """Return the record updated with the job and the driver's log. The record of an ended gang is
-    returned unchanged."""
+    """Return the record, updated from the job's state and the driver's log. The record of an ended
+    gang is returned unchanged.
+    """
     if record.ended_at is not None:
         return record
     known = {rank.rank: rank for rank in record.ranks}
@@ -137,8 +138,8 @@ def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime)
 
 
 def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
-    """Return the record of a gang that has ended. Nodes that did not report their own end get the
-    end time `at`.
+    """Return the record of a gang that has ended. A node whose end was not reported gets the end
+    time `at`.
     """
     ranks = tuple(
         rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
@@ -181,8 +182,8 @@ def _has_ended(rank: RayRank | None) -> bool:
 
 
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
-    """Describe a gang for the control plane, from its record. `waits` is the reason why the gang
-    waits.
+    """Return the gang's state for the control plane, derived from the gang's record. `waits` is the
+    reason why the gang waits.
     """
     codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
     if record.ended_at is not None:

@@ -1,7 +1,7 @@
 """Selects the task inputs that SageMaker itself copies to the nodes as data channels.
 
 An input becomes a channel under two conditions. The input's target must be the folder of a channel,
-such as `/opt/ml/input/data/train`, and the input's source must be a folder in an S3 bucket that is
+such as `/opt/ml/input/data/train`. The input's source must be a folder in an S3 bucket that is
 known to be in the job's region:
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html. As on every
 provider, the agent copies the inputs that are not channels.

@@ -164,8 +164,8 @@ class NotebookInstances:
             raise
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
-        """Delete scripts whose notebook was deleted or never created. If a deletion fails, the next
-        search repeats the deletion.
+        """Delete scripts whose notebook was deleted or never created. If deleting a script fails,
+        the next search for such scripts deletes the script.
         """
         now = self._now()
         if not self._leftovers.is_due(region, now):
@@ -184,7 +184,7 @@ class NotebookInstances:
                 )
 
     def _make(self, request: JobRequest) -> Mapping[str, Any]:
-        """Return the body of the request for a notebook instance."""
+        """Return the body of the request that creates a notebook instance."""
         settings = self._settings
         body: dict[str, Any] = {
             "NotebookInstanceName": request.name,

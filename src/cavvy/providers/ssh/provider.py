@@ -184,8 +184,9 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """Call `_update` to apply the inventory to the links to hosts. If the inventory cannot be
-        read, keep the links from the last inventory."""
+        """Update the links to hosts from the inventory. If the inventory cannot be read, keep the
+        links to the hosts of the last inventory.
+        """
         try:
             self._update()
         except Refused:

@@ -50,7 +50,7 @@ class TpuApi:
         return await self._rest.get(await self._path(path))
 
     async def send(self, method: str, path: str, body: Json = None, **query: str) -> Json:
-        """Send a request that changes something; return its operation."""
+        """Send a request that creates or deletes a resource; return the request's operation."""
         try:
             return await self._rest.send(method, await self._path(path, query), body)
         except CloudFault as fault:

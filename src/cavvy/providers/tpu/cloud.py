@@ -146,8 +146,9 @@ class TpuCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """Return the host. If the host's slice no longer exists, its end is read from the zone's
-        operations."""
+        """Return the host. If the host's slice no longer exists, the time when the slice ended is
+        read from the zone's operations.
+        """
         zone, name, worker = machine.split("/")
         try:
             return _read(await self._api.get(f"locations/{zone}/nodes/{name}"))[int(worker)]
@@ -158,7 +159,7 @@ class TpuCloud:
 
     async def delete(self, machine: str) -> None:
         """Delete the host's slice, unless the deletion was just requested for another host of the
-        slice. A slice that is being deleted may refuse another deletion.
+        slice. Google may refuse a second request to delete a slice.
         """
         now, place = self._now(), machine.rpartition("/")[0]
         self._deleted = {each: at for each, at in self._deleted.items() if now - at < _DELETED_AGE}
@@ -281,7 +282,7 @@ def _make_id(zone: str, name: str, hosts: int) -> str:
 
 
 def _target(operation: Json) -> str:
-    """Return the slice of an operation, as ZONE/NAME."""
+    """Return the slice to which an operation applies, as ZONE/NAME."""
     parts = str((operation.get("metadata") or {}).get("target") or "").split("/")
     return f"{parts[3]}/{last_part(parts[-1])}" if len(parts) == 6 else ""
 

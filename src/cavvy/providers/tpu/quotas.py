@@ -128,8 +128,8 @@ def _find_key(zone: str, kind: TpuSlice, spot: bool, known: _Quotas) -> _Key:
 
 
 def _count(kind: TpuSlice) -> int:
-    """Return the number of cores that a slice of this kind counts toward its quota. A slice type's
-    name ends with the number of cores, as in "v5p-8". The chips of v5e and v6e have one core each.
+    """Return the number of cores that a slice of this type uses of the quota. A slice type's name
+    ends with the number of cores, as in "v5p-8". The chips of v5e and v6e have one core each.
     """
     return int(kind.type.rpartition("-")[2])
 

@@ -37,8 +37,8 @@ def slice_name(name: str, hosts: int) -> str:
 
 
 def locate(offer: Offer, rank: int) -> MetadataService:
-    """Return the metadata URL from which the host with this rank reads its rank, or the rank itself
-    for a slice of one host.
+    """Return the metadata URL from which a host reads its rank, or, for a slice of one host, the
+    rank itself.
     """
     if offer.hosts == 1:
         return MetadataService(rank=rank, address="")

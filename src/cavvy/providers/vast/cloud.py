@@ -196,8 +196,8 @@ class VastCloud:
     async def _search(
         self, purchase: Purchase, where: Mapping[str, object], unknown: set[str]
     ) -> Sequence[_Ask]:
-        """Return the free computers that match the settings. The names of GPUs that are not in the
-        catalog are added to `unknown`.
+        """Return the available computers that match the settings. The names of GPUs that are not in
+        the catalog are added to `unknown`.
         """
         query = self._query(purchase, where)
         text = quote(json.dumps(query, separators=(",", ":")), safe="")

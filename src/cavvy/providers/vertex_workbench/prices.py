@@ -66,8 +66,9 @@ def read_fees(text: str) -> Fees:
 
 
 def make_offers(known: Sequence[Offer], zones: Sequence[str], fees: Fees) -> Sequence[Offer]:
-    """Return the offers in these zones, with fees. Machines with GPUs whose fee is unknown are
-    omitted."""
+    """Return the offers in these zones, at prices that include the management fees. Machines with
+    GPUs whose fee is unknown are omitted.
+    """
     return [
         replace(
             each,

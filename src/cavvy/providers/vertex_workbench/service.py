@@ -218,7 +218,7 @@ class WorkbenchInstances:
         )
 
     def _make(self, request: JobRequest) -> Mapping[str, Any]:
-        """Return the body of the request for an instance."""
+        """Return the body of the request that creates an instance."""
         settings, offer = self._settings, request.offer
         size = request.gang.disk_gib or int(settings["disk_gib"])
         setup: dict[str, Any] = {
@@ -284,7 +284,7 @@ def _end(job: ServiceJob, deletion: _Deletion) -> ServiceJob:
 
 
 def _unlisted(job: str) -> ServiceJob:
-    """Return an instance of which only the id is known or needed."""
+    """Return an instance with only an id, a name and a state."""
     return ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RECLAIMED)
 
 

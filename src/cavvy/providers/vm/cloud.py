@@ -196,7 +196,7 @@ class Cloud(Protocol):
         """
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """Return one machine by id, or None if the cloud does not know it."""
+        """Return the machine with this id, or None if the cloud does not know the id."""
 
     async def delete(self, machine: str) -> None:
         """Start deleting a machine. May raise CloudFault with the status 404 if the machine no

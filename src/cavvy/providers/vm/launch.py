@@ -250,9 +250,9 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
-    """Add the `doomed` machines that are not nodes of the record to the record's rolled-back
-    machines, so that they are billed. The record does not contain the time when a `doomed` machine
-    was requested, so the time of the launch is used.
+    """Record the `doomed` machines that are not nodes of the record as rolled back, so that these
+    machines are billed. The record does not contain the time when a `doomed` machine was requested,
+    so the time of the launch is used.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

@@ -30,7 +30,9 @@ class LeftoverScripts:
         self._unused: dict[str, datetime] = {}  # scripts without a machine, and since when
 
     async def sweep(self, names: Collection[str]) -> None:
-        """Delete old scripts that have none of the machines' `names`. Raises CloudFault."""
+        """Delete old scripts whose names are not in `names`, the names of the machines. Raises
+        CloudFault.
+        """
         now = self._now()
         if self._swept_at is not None and now - self._swept_at < _EVERY:
             return

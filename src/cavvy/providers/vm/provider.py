@@ -98,7 +98,7 @@ class VmProvider:
 
     def let_release(self, release: Release) -> None:
         """Add the ability KEEPS_NODES to the provider. `release` ends a machine that the cloud
-        keeps after the work.
+        keeps running after the work has ended.
         """
         self.release = lambda name: self._release(name, release)
 

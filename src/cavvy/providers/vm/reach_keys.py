@@ -1,5 +1,5 @@
 """Connects to machines by SSH with the installation's own key pair, which all its servers share. A
-machine's host key is trusted at the first login, and must then stay the same.
+machine's host key is trusted at the first login, and every later login requires this key.
 """
 
 import json

@@ -264,8 +264,8 @@ def _choose_reason(node: VmNode, machine: CloudMachine) -> str:
 def begin(
     node: VmNode, machine: CloudMachine | None, now: datetime, *, boots_free: bool, over: bool
 ) -> VmNode:
-    """Return the node with the start of its bill. `now` is the time of the poll that found
-    `machine`. `machine` is None if the cloud no longer knows the machine.
+    """Return a copy of the node in which the start of the node's bill is set. `now` is the time of
+    the poll that found `machine`. `machine` is None if the cloud no longer knows the machine.
 
     If the cloud does not report the start, the start is recorded as a range. The bill began after
     the last poll that showed the machine as not billed yet or, without such a poll, after the

@@ -4,7 +4,8 @@
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
 only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
 status 429 states a time to wait, the client waits for that time. The client does not repeat calls
-that change something, because the launcher must first check whether such a call took effect.
+that change resources, because the launcher must first check whether a call without a reply took
+effect.
 """
 
 import asyncio
@@ -98,8 +99,8 @@ class RestClient:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Json:
-        """Send a request that changes something. The client never repeats the request.
-        Raises CloudFault.
+        """Send a request that is not read-only. The client never repeats the request. Raises
+        CloudFault.
         """
         what = f"{method} {path}"
         return await self._run(what, body, lambda: self._call(method, path, body, headers=headers))

@@ -105,8 +105,8 @@ class VmStatus:
 
     async def removal(self, name: str) -> None:
         """Mark a gang as removed and delete its machines. The machines in the record are deleted
-        first, because the list fails if a region does not answer. The caller holds the gang's lock.
-        Raises TryAgain, Refused.
+        before the cloud's machines are listed, because listing fails if a region does not answer.
+        The caller holds the gang's lock. Raises TryAgain, Refused.
         """
         known = self._ledger.get(name)
         if known is not None:
@@ -146,8 +146,8 @@ class VmStatus:
         return record
 
     async def fail(self, name: str, machine: str, reason: str) -> None:
-        """Delete one machine of a gang, because its agent cannot work or has ended. `reason` is
-        recorded as the reason of the node's end. Raises TryAgain, Refused.
+        """Delete one machine of a gang, because the machine's agent cannot work or has ended.
+        `reason` is recorded as the reason why the node ended. Raises TryAgain, Refused.
         """
         async with self._ledger.lock(name):
             record = self._ledger.get(name)
@@ -352,8 +352,8 @@ def _unwanted(record: VmGangRecord) -> set[str]:
 
 
 def _without_blame(before: VmGangRecord, after: VmGangRecord) -> VmGangRecord:
-    """Mark nodes that ended after the removal of their gang as not preempted, because Cavvy deleted
-    them.
+    """Mark nodes that ended after their gang was removed as not preempted, because Cavvy itself
+    deleted these nodes.
     """
     if not before.removed:
         return after
@@ -372,9 +372,9 @@ def _asked_at(record: VmGangRecord) -> datetime:
 
 
 def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen:
-    """Describe a gang for the control plane, from its record. `sighted` maps each machine's id to
-    the time when the machine was last seen. A time in `sighted` can be earlier than the poll,
-    because several polls share one list of machines.
+    """Return the gang's state for the control plane, derived from the gang's record. `sighted` maps
+    each machine's id to the time when the machine was last seen. A time in `sighted` can be earlier
+    than the poll, because several polls share one list of machines.
     """
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)

@@ -1,5 +1,5 @@
-"""Supervises the agent of one rank on a Ray node: fetches the agent, starts it, ends it on request,
-and reports its end.
+"""Supervises the agent of one rank on a Ray node: fetches and starts the agent, ends the agent on
+request, and reports when the agent has exited.
 
 This process is detached from the Ray worker that starts it. If the worker dies, this process's
 standard input closes, and this process orders the agent to exit within the agent's grace period.

@@ -227,7 +227,9 @@ class RayGang:
             )
 
     def hold(self) -> None:
-        """Wait until every agent has exited, or the time limit for their exit has passed."""
+        """Wait until all agents have exited, or until the time limit for the agents' exit has
+        passed.
+        """
         waiting = {
             actor.call.remote("begin"): (rank, "begin") for rank, actor in enumerate(self.actors)
         }
@@ -243,8 +245,8 @@ class RayGang:
                 return
 
     def learn(self, rank: int, what: str, reference: Any) -> str:
-        """Handle the result of an actor's call. Return the actor's next call, or "" if there is
-        none.
+        """Handle the result of an actor's call. Return the next call for the actor, or "" if no
+        call remains.
         """
         try:
             told = ray.get(reference)
