@@ -1,2 +1,3 @@
-"""Computes the cost of jobs, the cost of the same jobs on other offers, and how the jobs' time was
-spent. The module does no I/O."""
+"""Computes the cost of jobs, the cost that the jobs would have had on other offers, and how the
+jobs' time was spent. The module does no I/O.
+"""

@@ -4,9 +4,9 @@ charges.
 The rules, in the order in which they apply:
 
 1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
-   account at a provider. Percentages of the same charges are added, up to at most 100 %.
-2. A credit is an amount for each month. The credit reduces the amount that remains after the
-   percentages are applied, at most down to 0.
+account at a provider. If several percentages apply to a charge, the percentages are added, up to at
+most 100 %. 2. A credit is an amount for each month. The credit reduces the amount that remains
+after the percentages are applied, at most down to 0.
 
 The amount of a discount is rounded down to whole micro-dollars once. The amount is distributed over
 the attempts in proportion to their charges. Each attempt's share is rounded down. The remaining
@@ -100,8 +100,8 @@ def spread_discounts(
 
 
 def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """Divide `amount` in proportion to the weights, which are 0 or more, by the method of largest
-    remainders. The parts add up to the amount, unless all weights are 0.
+    """Use the method of largest remainders to divide `amount` in proportion to the weights, which
+    are 0 or more. The parts add up to the amount, unless all weights are 0.
     """
     total = sum(weights.values())
     if not total or amount <= 0:

@@ -75,8 +75,8 @@ def rate_extras(offer: Offer, extras: Sequence[NodeExtra], now: datetime) -> Hou
 def expect_extras(
     offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
 ) -> HourlyRate:
-    """Return the hourly rate of the extras that a node of the offer is expected to have, in an
-    average month; see `list_extras`.
+    """Return the expected hourly rate of the extras of one node of the offer, in a month of average
+    length; see `list_extras`.
     """
     if not offer.extras:
         return HourlyRate()

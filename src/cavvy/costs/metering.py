@@ -36,8 +36,9 @@ def bill(
     set, the node ended at `until`, and the part of `minimum` after `until` is charged separately.
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.
-    Each charge is rounded once. A later call with a greater `until`, and with new `rates` that
-    begin after the last period, changes only the last period and appends new periods.
+    Each charge is rounded once. If a later call passes a greater `until`, and adds only `rates`
+    that begin after the last period, the call extends the last period and appends new periods;
+    earlier periods do not change.
     """
     prices = list_prices(rates or ((started, attempt.offer.rate),), started)
     charges = [
@@ -89,7 +90,7 @@ def list_stretches(
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
     """Return the price that applied when the node ended. A price that begins exactly when the node
-    ended is ignored, unless it is the first price.
+    ended is ignored, unless the price is the first one.
     """
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 

@@ -1,9 +1,9 @@
 """Compares a cloud's bill with the ledger, by resource, day and kind.
 
 The caller adds the bill's lines to a `BillSummary` as it reads them, and calls `reconcile` at the
-end. Therefore the required memory depends on the number of Cavvy's resources and days, not on the
-length of the bill. If charges are missing from the bill, the caller reads the bill a second time
-for the lines without a tag on the days of the missing charges.
+end. Therefore the required memory depends on the numbers of Cavvy's resources and of days, and does
+not grow with the length of the bill. If charges are missing from the bill, the caller reads the
+bill a second time for the lines without a tag on the days of the missing charges.
 
 Each resource that is compared is a gang. The ledger identifies a gang's machines by the attempt,
 and the bill identifies the machines by Cavvy's tag. A line without the tag belongs to Cavvy only if
@@ -223,8 +223,8 @@ class BillSummary:
     def name_gangs(
         self, cells: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
     ) -> dict[CellKey, BilledSum]:
-        """Return the sums under the names of their gangs or groups of disks. If the gang of a sum
-        is unknown, the sum keeps the name of its resource.
+        """Return the sums under the names of their gangs or groups of disks. A sum whose gang is
+        unknown keeps the name of the resource.
         """
         found: dict[CellKey, BilledSum] = {}
         for key, each in cells.items():
@@ -348,7 +348,9 @@ def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]
 def find_lacking(
     bill: BillSummary, ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
 ) -> frozenset[KindOnDay]:
-    """Return the kinds and days for which a resource of the ledger is missing from the bill."""
+    """Return the pairs of kind and day for which the ledger charges a resource but the bill does
+    not.
+    """
     own = bill.name_gangs(ledger, gangs)
     return frozenset((key.kind, key.day) for key in own if key not in bill.tagged)
 
@@ -487,8 +489,8 @@ def _look_untagged(
 
 
 def _compare_reductions(rows: Sequence[Difference], discounts: Decimal) -> list[Difference]:
-    """Compare credits and discounts of the bill with the discounts of the ledger; add a difference
-    unless the sums are equal.
+    """Compare the sum of the bill's credits and discounts with the sum of the ledger's discounts.
+    Return no difference if the sums are equal up to rounding.
     """
     total = sum((each.bill or Decimal(0) for each in rows), Decimal(0))
     if abs(total - discounts) <= _OWN_ROUNDING * (len(rows) + 1):

@@ -144,8 +144,8 @@ def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) 
 
 
 def _split(total: int, weights: Mapping[_Part, int], rest: _Part) -> dict[_Part, int]:
-    """Divide the amount in proportion to the weights, by the method of largest remainders. If all
-    weights are 0, `rest` gets the whole amount.
+    """Use the method of largest remainders to divide the amount in proportion to the weights. If
+    all weights are 0, `rest` gets the whole amount.
     """
     whole = sum(weights.values())
     if not whole:

@@ -1,7 +1,7 @@
 """Computes the rows of a statement: the charges in a period, with one row for each line of a bill.
 
 The ledger contains one entry for each increase of a running node's bill. A statement adds up the
-ledger entries of a node. Corrections and discounts have separate rows.
+ledger entries of a node. Corrections and discounts have rows of their own, apart from the charges.
 """
 
 from collections.abc import Iterable, Sequence

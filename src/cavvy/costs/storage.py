@@ -32,8 +32,9 @@ def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: dateti
 
 
 def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> VolumeBill:
-    """Return the bill, updated by the provider's current report. A new size, type or price applies
-    from now on. If the bill has no price yet, the new price also applies to the time before `now`.
+    """Return the bill, updated by the provider's current report. A changed size, type or price of
+    the volume applies from `now` on. If the bill contains no price yet, the reported price also
+    applies to the time before `now`.
     """
     gangs = tuple(dict.fromkeys((*bill.gangs, *volume.used_by)))
     bill = replace(bill, seen_at=max(now, bill.seen_at), gangs=gangs)
@@ -57,9 +58,9 @@ def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> Volum
 
 def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> VolumeBill:
     """Return the bill without the lines that are older than two months, so that the bill stays
-    small. The ledger entries of lines that are older than two months no longer change. A line that
-    is only partly older than two months is kept whole. `uses` contains the periods in which the
-    bill's gangs used the volume.
+    small. The ledger entries of lines that are older than two months no longer change. If only part
+    of a line is older than two months, the whole line is kept. `uses` contains the periods in which
+    the bill's gangs used the volume.
     """
     since = bill.seen_at - SETTLED_AFTER
     since = next((each.since for each in bill.lines if each.since < since < each.until), since)

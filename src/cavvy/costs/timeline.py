@@ -63,10 +63,10 @@ _LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     """Return the periods of `job` from its submission to its end, or to `now` if it has not ended.
 
-    Lost work begins at the newest checkpoint or, if there is none, when the work began to run. The
-    period of lost work ends when the attempt stops working. If the user retries a job after its
-    end, the time between the end and the retry counts as queued. If the clocks of machines
-    disagree, periods may be shifted, but no time is counted twice.
+    Lost work begins at the newest checkpoint or, if the job has no checkpoint, when the work began
+    to run. The period of lost work ends when the attempt stops working. If the user retries a job
+    after its end, the time between the end and the retry counts as queued. If the machines' clocks
+    disagree, the recorded periods can differ from the real periods, but no time is counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at

@@ -10,7 +10,7 @@ from cavvy.domain.values import Struct, field
 
 class NoticeTokenSource(Struct, frozen=True, kw_only=True):
     """A token that agents fetch before they poll, and send in the header `header` of each poll.
-    Agents fetch the token again after half of its `life`.
+    Agents fetch a new token after half of the token's `life`.
     """
 
     url: str
@@ -41,8 +41,8 @@ class NoticeNode(Struct, frozen=True, kw_only=True):
 
 
 class NoticeReply(Struct, frozen=True, kw_only=True):
-    """A request that the agent sends when the work has ended and its checkpoint is durable, so that
-    the provider can reclaim the node before the announced time.
+    """A request that the agent sends once the work has ended and the checkpoint is stored durably.
+    The request allows the provider to reclaim the node before the announced time.
 
     In `body`, `{id}` is replaced by the event's field `id_field`.
     """

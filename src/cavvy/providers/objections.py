@@ -56,7 +56,8 @@ def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
 
 def _object_to_options(task: TaskSpec, manifest: Manifest) -> list[Objection]:
     """Return an objection to each option that the manifest does not list. `Manifest.options` also
-    contains options that only `cavvy export` reads, so that the same task can be exported and run.
+    contains options that only `cavvy export` reads, so that a task with such options can be
+    exported and also run.
     """
     name, known = manifest.name, manifest.options
     found = []

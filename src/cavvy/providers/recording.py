@@ -92,7 +92,8 @@ _NUMBER_OF = ("id", "number", "phone")
 
 class _Recording(Struct, kw_only=True):
     """The calls for one gang, in order. `began` is the start of the recording, in seconds of the
-    recorder's clock. `latest` contains the last reply to each read since the last write.
+    recorder's clock. `latest` maps each read-only call to its last reply, and is cleared by each
+    write call.
     """
 
     began: float
@@ -101,7 +102,7 @@ class _Recording(Struct, kw_only=True):
     characters: int = 0
 
     def add(self, call: Mapping[str, Any], characters: int) -> None:
-        """Add a call. Repeated reads with the same reply are stored once."""
+        """Add a call. A read-only call whose reply has not changed is not stored a second time."""
         if self.latest.get(call["call"]) == call:
             return
         if self.characters + characters > _MOST_CHARACTERS:
@@ -115,8 +116,8 @@ class _Recording(Struct, kw_only=True):
 
 
 class CallRecorder:
-    """Records one provider's calls for gangs that have the label `TAG`. While no gang has this
-    label, nothing is recorded. `clock` returns seconds that never decrease.
+    """Records one provider's calls for gangs that have the label `TAG`. While no gang has the label
+    `TAG`, nothing is recorded. `clock` returns seconds that never decrease.
     """
 
     def __init__(
@@ -179,15 +180,16 @@ class CallRecorder:
             each.add(plain, len(text))
 
     async def end(self, gang: str) -> None:
-        """End the gang's recording, if one exists, and write it to a file."""
+        """End the gang's recording, if one exists, and write the recording to a file."""
         recording = self._open.pop(gang, None)
         if recording is not None:
             whole = {**self._head, "gang": gang, "calls": recording.calls}
             await asyncio.to_thread(self._write, gang, json.dumps(whole, indent=1))
 
     async def end_finished(self, ledger: LaunchLedger[_N], is_over: Callable[[_N], bool]) -> None:
-        """End and write the recordings of gangs without machines: gangs that have no record in the
-        provider's ledger, and gangs for whose record `is_over` returns True.
+        """End the recordings of gangs without machines, and write these recordings to files. A gang
+        has no machines if the provider's ledger contains no record of the gang, or if `is_over`
+        returns True for the record.
         """
         for name in self.recorded():
             if ledger.lock(name).locked():  # a launch or a removal of the gang is in progress

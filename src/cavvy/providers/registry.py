@@ -5,9 +5,9 @@ A provider is a module or package that defines `MANIFEST: Manifest` and `make(co
 ProviderContext) -> Provider`. Cavvy finds providers in the package `cavvy.providers` and in the
 entry points of the group `cavvy.providers`. A provider's name is the name of its package, without
 the suffix `_cloud` and with each "_" replaced by "-". A table `[providers.<name>]` enables a
-provider. A package that contains a file `on-by-default` needs no table; this applies only to this
-distribution's own providers, so that installing another package never spends money. `enabled =
-false` in a provider's table disables the provider.
+provider. A package that contains a file `on-by-default` needs no table; the file `on-by-default`
+has no effect in packages of other distributions, so that installing a package never spends money.
+`enabled = false` in a provider's table disables the provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -332,8 +332,7 @@ def _foreign() -> Sequence[tuple[str, str]]:
 
 
 def _may_declare(folder: Path) -> bool:
-    """Return whether a package that is installed in this folder of `sys.path` may declare
-    providers."""
+    """Return whether any package in this folder of `sys.path` possibly declares providers."""
     if folder.is_file():  # packages in a zip file, which only importlib.metadata can read
         return True
     try:

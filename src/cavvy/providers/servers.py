@@ -23,7 +23,8 @@ class OtherServers(Protocol):
         """Return whether another server with this ID is alive."""
 
     async def ask(self, server: str, provider: str, call: str, body: bytes) -> bytes:
-        """Return the answer of the same provider on another server (`ServesNodes.answer_server`).
-        Raises OSError if the other server does not answer; the other server may nevertheless have
-        executed the request. The other server may take a minute to answer.
+        """Ask the instance of `provider` that runs on another server, and return the answer
+        (`ServesNodes.answer_server`). Raises OSError if the other server does not answer; the other
+        server may nevertheless have executed the request. The other server can take up to a minute
+        to answer.
         """

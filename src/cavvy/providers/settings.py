@@ -114,7 +114,7 @@ def isolation_setting() -> ProviderSetting:
 
 
 def lost_setting(consequence: str) -> ProviderSetting:
-    """Return the setting for how long a machine may be silent before it counts as dead."""
+    """Return the setting for the time after which a silent machine counts as dead."""
     return number("lost_after_s", consequence, default=600, minimum=1, unit="seconds")
 
 

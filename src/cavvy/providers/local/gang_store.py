@@ -2,8 +2,8 @@
 
 The methods block briefly and run in threads, one at a time. All state is in files, so a server that
 was killed at any point continues correctly after a restart. The intent is written before the first
-agent starts, and an agent's process is recorded after its start. An agent that was started but not
-recorded is found by its command line.
+agent starts, and each agent's process is recorded after the agent has started. An agent that was
+started but not recorded is found by its command line.
 """
 
 import fcntl
@@ -185,7 +185,7 @@ class LocalGangStore(Struct):
             self._forget()
 
     def empty_trash(self) -> None:
-        """Delete discarded folders, which may take a long time. The caller needs no lock. A
+        """Delete discarded folders. The deletion can take a long time. The caller needs no lock. A
         deletion that fails is repeated later.
         """
         self.has_trash = False
@@ -205,7 +205,7 @@ class LocalGangStore(Struct):
 
     def _check_free(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> None:
         """Raise NoCapacity if one of the devices is in use. A control plane that lost data, or was
-        restored from an old backup, may wrongly consider devices free.
+        restored from an old backup, can wrongly consider devices free.
         """
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
@@ -432,9 +432,9 @@ class LocalGangStore(Struct):
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """Return the time when the agent exited, from the agent's own record. Without a record,
-        return the current time if this server has seen the agent running, otherwise the time when
-        the agent last wrote a file.
+        """Return the time when the agent exited, from the agent's own record. If this record is
+        missing, return the current time if this server has seen the agent running; otherwise,
+        return the time when the agent last wrote a file.
         """
         now = self.now()
         alive_at = now.timestamp() if process in self._seen_alive else None

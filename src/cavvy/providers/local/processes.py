@@ -119,8 +119,8 @@ def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
 
 
 def find_command(argument: str) -> LocalProcess | None:
-    """Return the running process of this user that was started with this argument, such as the path
-    of its configuration, or None if no such process runs.
+    """Return this user's running process that was started with this argument, such as the path of
+    an agent's configuration, or None if no running process has this argument.
     """
     if _HAS_PROC:
         found = _find_all(each["pid"] for each in supervised.find_command(argument))

@@ -216,8 +216,8 @@ class LocalProvider:
         self._machine, self._looked_at = limited(machine, self._settings), now
 
     def _sweep(self) -> None:
-        """Delete the folders of ended gangs in the background, because a working folder may be
-        large.
+        """Delete the folders of ended gangs in the background, because deleting a large working
+        folder takes long.
         """
         if self._gang_store.has_trash and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(asyncio.to_thread(self._gang_store.empty_trash))

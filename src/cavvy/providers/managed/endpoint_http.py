@@ -1,5 +1,5 @@
 """Sends requests to managed endpoints. Each request is sent only once, because a repeated request
-could do its work twice. Calls have their own threads, so that slow requests do not delay the
+could do its work twice. Calls run in separate threads, so that slow requests do not delay the
 control plane.
 """
 
@@ -80,8 +80,8 @@ class EndpointHttp(EndpointThreads):
 
 
 def read_error(answer: ReplicaAnswer) -> str | None:
-    """Return the message of an error that the cloud itself sent, or None if the answer comes from
-    the container. An error from the cloud has the format of the cloud's API.
+    """Return the error message if the cloud sent the answer, or None if the container sent the
+    answer. An error that the cloud itself sends has the format of the cloud's API.
     """
     try:
         told = json.loads(answer.body)["error"]

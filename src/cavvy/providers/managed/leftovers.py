@@ -16,8 +16,9 @@ class LeftoverSearch:
         self._searched: dict[str, datetime] = {}
 
     def is_due(self, region: str, now: datetime) -> bool:
-        """Return whether a search is due. If a search is due, record `now` as the time of the
-        region's last search."""
+        """Return whether a search of the region is due. If a search is due, record `now` as the
+        time of the region's last search.
+        """
         if region in self._searched and now - self._searched[region] < _PAUSE:
             return False
         self._searched[region] = now

@@ -66,7 +66,7 @@ class NotebookEnds:
         return None if off is None else replace(off, state=JobState.ENDED)
 
     def forget(self, listed: Container[str]) -> None:
-        """Forget notebooks that ended long ago and are not listed."""
+        """Forget the notebooks that ended long ago and that the service no longer lists."""
         since = self._now() - _SHOWN
         self._off = {
             job: off

@@ -2,7 +2,7 @@
 
 Requests and replies are the messages' JSON form: https://protobuf.dev/programming-guides/json/. The
 messages are described in https://github.com/nebius/api. The fields of a resource's metadata, such
-as its id and its name, are returned at the same level as its specification.
+as the id and the name, are returned at the top level, beside the resource's specification.
 """
 
 import asyncio
@@ -206,7 +206,9 @@ def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
 
 
 def _import(package: str) -> Any:
-    """Return the module of an API package, in the newest version that has all of `_REQUESTS`."""
+    """Return the module of an API package, in the newest version that defines all requests in
+    `_REQUESTS`.
+    """
     version = "v2" if package == "iam" else "v1"
     return importlib.import_module(f"nebius.api.nebius.{package}.{version}")
 

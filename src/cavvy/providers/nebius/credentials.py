@@ -15,8 +15,9 @@ _PAGE = "https://docs.nebius.com/iam/service-accounts/authorized-keys"
 
 
 class NebiusCredentials(Struct, frozen=True, kw_only=True):
-    """Credentials, and the file or variable from which they were read (`source`). Either the field
-    `token` or the field `file` is set."""
+    """Credentials, and the file or variable (`source`) from which the credentials were read. Either
+    the field `token` or the field `file` is set.
+    """
 
     source: str
     token: str = ""

@@ -171,7 +171,7 @@ class OciCloud:
 
     async def _is_left(self, region: str, ocid: str) -> bool:
         """Return whether the instance exists and was not terminated. Raises Refused if the user has
-        no permission to list instances, because OCI may then hide an instance that still exists.
+        no permission to list instances, because OCI can hide an existing instance from such a user.
         """
         try:
             found = [await self._api.get(region, f"/instances/{ocid}")]

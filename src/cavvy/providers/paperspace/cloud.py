@@ -179,9 +179,10 @@ class PaperspaceCloud:
         return [each for page in await self._api.pages(first, read_next) for each in page["items"]]
 
     async def _read_templates(self) -> Sequence[Json]:
-        """Return the templates that machines may boot: the template in the setting `template` or,
-        if this is unset, Paperspace's Ubuntu templates. The team's own templates are requested even
-        without the setting, because Paperspace checks the API key only for this request.
+        """Return the templates from which machines can boot: the template in the setting `template`
+        or, if this setting is unset, Paperspace's Ubuntu templates. The team's own templates are
+        requested even without the setting, because Paperspace checks the API key only for this
+        request.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")
         wanted = str(self.account.settings.get("template") or "")

@@ -92,7 +92,7 @@ class RayDashboard:
         return await self._state("placement_groups", detail="1")
 
     async def usage(self) -> Mapping[str, Object]:
-        """Return the used and the total amount of each resource, by node. The amounts may be some
+        """Return the used and the total amount of each resource, by node. The amounts can be some
         seconds old.
         """
         told = _object(await self._ask("GET", "/api/cluster_status"))

@@ -152,7 +152,7 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 def name_accelerator(word: str) -> str:
     """Return the catalog's name for the accelerator that Ray calls `word`. Ray's name for an
-    accelerator may start with the manufacturer's name. If the accelerator is not in the catalog,
+    accelerator can start with the manufacturer's name. If the accelerator is not in the catalog,
     `word` is returned.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))

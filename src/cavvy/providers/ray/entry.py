@@ -1,5 +1,5 @@
-"""Builds the Ray job of a gang. The job's entrypoint contains no secret, because it fetches the
-driver and its plan from the server.
+"""Builds the Ray job of a gang. The job's entrypoint contains no secret, because the entrypoint
+fetches the driver and the driver's plan from the server.
 """
 
 import json

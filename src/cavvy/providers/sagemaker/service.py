@@ -248,7 +248,7 @@ class SageMakerService:
 def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse a reply of DescribeTrainingJob. A job that waits for instances after an interruption
     counts as reclaimed, because SageMaker would start it again. A job whose instances are in a warm
-    pool has the state KEPT, and its bill ends when the pool ends.
+    pool has the state KEPT, and the bill of the job ends when the pool ends.
     """
     status, secondary = str(told["TrainingJobStatus"]), str(told.get("SecondaryStatus"))
     started = told.get("TrainingStartTime")
@@ -292,8 +292,8 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_end(told: Mapping[str, Any]) -> datetime | None:
-    """Return the time when the bill of an ended training job ended, not counting its warm pool, or
-    None if the reply does not state this time.
+    """Return the time when the bill of an ended training job ended, or None if the reply does not
+    state this time. The time of the job's warm pool is not included.
     """
     started, billed = told.get("TrainingStartTime"), told.get("BillableTimeInSeconds")
     end: datetime | None = told.get("TrainingEndTime")
@@ -309,9 +309,10 @@ def _read_code(reason: str) -> str:
 
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
-    """Return the task's parameters, supplemented or replaced by the parameters in the options.
-    Raises Refused if the options exceed SageMaker's limits. Task parameters that exceed SageMaker's
-    limits are omitted, because the work also gets all parameters as environment variables.
+    """Return the parameters in the task and in the options. If both contain a parameter with the
+    same name, the value in the options is used. Raises Refused if the options exceed SageMaker's
+    limits. If all parameters together exceed SageMaker's limits, the task's parameters are omitted;
+    the work also gets all parameters as environment variables.
     """
     named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):

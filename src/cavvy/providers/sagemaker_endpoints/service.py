@@ -2,7 +2,7 @@
 
 An endpoint needs three objects with one name: the model (image, environment, files), the
 configuration (instance type) and the endpoint. Only the endpoint is billed. The model and the
-configuration are deleted with the endpoint, or later if the server stopped before it deleted them.
+configuration are deleted with the endpoint, or later if the server stopped before the deletion.
 """
 
 import re

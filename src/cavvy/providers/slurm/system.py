@@ -249,8 +249,8 @@ def _read_node(row: Row) -> ClusterNode:
 
 
 def _gpus(text: str) -> tuple[str, int]:
-    """Parse the type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1". If there are several types
-    of GPUs, only the first type is counted.
+    """Parse the type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1". If the text lists several
+    types of GPUs, only the first type is counted.
     """
     found = _GRES.findall(text)
     kind = found[0][0] if found else ""

@@ -51,7 +51,7 @@ def locate(offer: Offer, rank: int) -> MetadataService:
 
 
 class ScriptMaker:
-    """Builds the script of a slice, which is the same for all its hosts."""
+    """Builds the script of a slice. All hosts of a slice run this script."""
 
     def __init__(self, node_endpoint: NodeEndpoint | None) -> None:
         self._node_endpoint = node_endpoint

@@ -236,7 +236,7 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """Return the fault, with the HTTP status that its message implies."""
+    """Return the fault, with the HTTP status that the fault's message implies."""
     if _GONE.search(fault.message):
         return CloudFault(404, fault.code, fault.message)
     if _TOO_EARLY.search(fault.message):  # deleting the instance later will succeed

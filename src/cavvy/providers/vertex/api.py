@@ -129,8 +129,8 @@ def is_gone(fault: CloudFault) -> bool:
 
 def _read_error(told: Json) -> tuple[str, str]:
     """Return the status and the message of an error reply:
-    https://cloud.google.com/apis/design/errors. Exceeded quotas for machines and exceeded rate
-    limits have the same status.
+    https://cloud.google.com/apis/design/errors. Google uses one status both for exceeded machine
+    quotas and for exceeded rate limits.
     """
     error = told["error"]
     message = str(error["message"])

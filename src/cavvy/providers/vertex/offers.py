@@ -23,7 +23,7 @@ _SPOT_ONLY = re.compile(r"a3-highgpu-[124]g")
 
 
 class VertexOffers:
-    """The offers for the regions and machine types in the settings of `provider`."""
+    """The offers in the regions and for the machine types that the settings of `provider` name."""
 
     def __init__(self, context: ProviderContext, provider: str, api: VertexApi) -> None:
         self._settings, self._now = context.settings, context.now
@@ -39,8 +39,9 @@ class VertexOffers:
         return found
 
     async def list(self) -> Sequence[Offer]:
-        """Return the offers, which are read again after ten minutes, because the catalog may have
-        been refreshed."""
+        """Return the offers. Offers older than ten minutes are computed again, because the catalog
+        may have been refreshed.
+        """
         now = self._now()
         if self._read is None or now - self._read[0] >= _AGE:
             # a missing right is reported before a plan relies on it

@@ -3,7 +3,7 @@
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
 endpoint. In this module, a job is the deployment, because only the deployment is billed. The model
 and the endpoint have the same name, and are deleted together with the deployment, or later if the
-server stopped before it deleted them. Google creates, deploys and removes models and endpoints in
+server stopped before the deletion. Google creates, deploys and removes models and endpoints in
 long-running operations.
 """
 

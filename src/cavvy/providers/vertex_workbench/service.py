@@ -97,8 +97,9 @@ class WorkbenchInstances:
         return facts + [(f"notebook {job}", at) for job, at in sorted(self._jupyters.items())]
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers, which are read again after ten minutes, because the catalog may have
-        been refreshed."""
+        """Return the offers. Offers older than ten minutes are computed again, because the catalog
+        may have been refreshed.
+        """
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             self._need("script")

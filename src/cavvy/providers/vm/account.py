@@ -86,6 +86,6 @@ def make_provider(
 
 def keep_ours(told: Sequence[Json], name: str = "name") -> Sequence[Json]:
     """Return the machines whose field `name` starts with Cavvy's prefix. Machines without this
-    prefix must not be parsed, because these machines may lack fields.
+    prefix must not be parsed, because the data of these machines can lack fields.
     """
     return [each for each in told if str(each.get(name)).startswith(NAME_PREFIX)]

@@ -148,7 +148,7 @@ class CloudFault(Exception):
 
     @property
     def uncertain(self) -> bool:
-        """Whether the request may have taken effect despite the fault."""
+        """Whether the request has possibly taken effect despite the fault."""
         return self.status in _NO_REPLY or self.status >= 500
 
 

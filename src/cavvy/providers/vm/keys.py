@@ -60,8 +60,8 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
     def facts(
         self, settings: Mapping[str, Scalar], unknown: Sequence[str]
     ) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`: where the key was found, and the accelerators that are
-        not in the catalog.
+        """Return facts for `cavvy check`: the file or variable that contains the key, and the
+        accelerators that are not in the catalog.
         """
         names = [("unknown accelerators", ", ".join(unknown))] if unknown else []
         return [("API key", self.find(settings)[1]), *names]

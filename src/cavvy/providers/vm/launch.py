@@ -1,8 +1,9 @@
-"""Launches gangs: all nodes or none, although in most clouds each request starts only one machine.
+"""Launches all nodes of a gang or none, although in most clouds each request starts only one
+machine.
 
 If a launch cannot be completed now, `launch` raises TryAgain. The control plane repeats the call of
 `launch` within 15 seconds, and the repeated call continues the launch. If a launch cannot succeed,
-the machines that it has started are deleted.
+the machines that the launch has started are deleted.
 """
 
 import hashlib
@@ -170,9 +171,9 @@ class VmLauncher:
     def _await_listing(
         self, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
     ) -> None:
-        """After a lost reply, raise TryAgain until a list is recent enough to show the machine if
-        it exists. If the cloud accepts idempotency tokens, nothing is raised, because the request
-        can be repeated immediately.
+        """If the reply to a request was lost, raise TryAgain until the list of machines is recent
+        enough to contain a machine that the request created. If the cloud accepts idempotency
+        tokens, nothing is raised, because the request can be repeated immediately.
         """
         asked = [node.asked_at for node in group if node.asked_at is not None]
         if asked and not self._traits.tokens and listed_at - max(asked) < self._traits.list_lag:
@@ -232,8 +233,9 @@ def _has_asked(record: VmGangRecord) -> bool:
 
 
 def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> VmGangRecord:
-    """Find the machines of nodes whose id is unknown, and update all nodes from the cloud's list of
-    machines. The list may be out of date: a machine that it shows as booting may already run.
+    """Find the machines of the nodes without a known machine id, and update all nodes from the
+    cloud's list of machines. The list may be out of date: a machine that the list shows as booting
+    may already be running.
     """
     found: dict[str, list[str]] = {}
     others = {*record.leftovers, *(node.id for node in record.rolled_back)}
@@ -252,7 +254,7 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
     """Record the `doomed` machines that are not nodes of the record as rolled back, so that these
     machines are billed. The record does not contain the time when a `doomed` machine was requested,
-    so the time of the launch is used.
+    so the start of the launch is recorded as this time.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

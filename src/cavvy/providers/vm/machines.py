@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 
 class GangMachines:
     """The installation's machines by gang. `at` is the time when the list was requested. `silent`
-    contains the errors of the regions that did not answer, whose machines are missing from the
-    list.
+    contains the errors of the regions that did not answer; machines in these regions are missing
+    from the list.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class GangMachines:
         return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
 
     def require(self, region: str) -> None:
-        """Raise the error of the region if the region did not answer, because its machines are then
-        missing from the list. If `region` is "", all regions must have answered.
+        """If the region did not answer, raise the region's error, because the list of machines does
+        not contain the region's machines. If `region` is "", all regions must have answered.
         """
         for silent, error in self.silent.items():
             if not silent or region in ("", silent):
@@ -122,8 +122,7 @@ class VmMachines:
             }
 
     def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
-        """Return the provider error for a fault, if the failed call named no machine; see
-        `ask_all`."""
+        """Return the provider error for a fault of a call that names no machine; see `ask_all`."""
         if isinstance(fault, Refused):
             return fault
         error = read_fault(self.cloud, fault, what)
@@ -156,7 +155,7 @@ class VmMachines:
             raise errors[0]
 
     async def release(self, machine: str, call: Awaitable[None]) -> None:
-        """Await `call`, a request that ends a machine which the cloud keeps warm."""
+        """Await `call`, a request to end a machine that the cloud keeps warm."""
         with suppress(NotFound):
             await self._ask(call, f"the release of machine {machine}")
         self._listing = None

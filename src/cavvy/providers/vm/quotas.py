@@ -26,8 +26,7 @@ class QuotaCache(Generic[_K]):
 
     def forget(self) -> None:
         """Make the next call of `read` request the quotas again, because machines were created or
-        deleted. If the last request failed less than a minute ago, the quotas are not requested
-        again yet.
+        deleted. If the last request failed less than a minute ago, no new request is sent.
         """
         for region in self._read_at.keys() - self.faults.keys():
             del self._read_at[region]

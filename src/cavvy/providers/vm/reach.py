@@ -3,11 +3,11 @@ reach.
 
 The server connects to all machines of a gang at the same time, sends the supervisor and the agent,
 and starts the agent. The agent's requests go through a socket on the machine, which SSH forwards to
-the server. The server keeps the connection open, and connects again after the connection broke or
-the server was restarted.
+the server. The server keeps the connection open, and reconnects if the connection breaks or the
+server restarts.
 
-A machine is deleted if no agent can be started on it within `PATIENCE` of its creation, or once its
-agent has ended. The node of a deleted machine counts as ended, and the reason is recorded.
+A machine is deleted if its agent has ended, or if no agent can be started within `PATIENCE` after
+the machine was created. The node of a deleted machine counts as ended, and the reason is recorded.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 class ReachedMachine(Struct, frozen=True, kw_only=True):
-    """One machine, as `SshLink` needs it."""
+    """One machine, with the data that `SshLink` needs to connect."""
 
     name: str
     folder: str = _FOLDER
@@ -142,7 +142,9 @@ class VmReach:
         self._wake.set()
 
     async def relay(self) -> None:
-        """Connect to the machines of all gangs, and keep them connected, until cancelled."""
+        """Connect to the machines of all gangs, and keep the connections open until the method is
+        cancelled.
+        """
         await self._records.refresh()
         listed_at = -_IDLE_LIST_S
         clock = asyncio.get_running_loop().time
@@ -198,8 +200,8 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
-        """Forget the machines' tasks that have ended. A failed task is logged, and starts again, so
-        that an error of one machine does not end the tasks of other machines.
+        """Remove the ended tasks of machines. A failed task is logged and later restarted, so that
+        an error of one machine does not end the tasks of other machines.
         """
         for machine, task in list(self._visits.items()):
             if task.done():
@@ -288,8 +290,9 @@ class VmReach:
         return there is not None and all(each.state is RankState.OVER for each in there.ranks)
 
     def _give_up(self, gang: str, node: VmNode, began: datetime, problem: str) -> str:
-        """Return the reason to delete a machine that cannot be reached. The result is "" if there
-        is still time to reach the machine, or if its agent was already started.
+        """Return the reason to delete a machine that cannot be reached. The result is "" if the
+        time limit for reaching the machine has not passed, or if the machine's agent was already
+        started.
         """
         record = self._records.get(gang)
         if record is not None and node.id in record.started:
@@ -333,7 +336,8 @@ class VmReach:
         return self._make_link(entry, dependencies, door.dial)
 
     def _make_config(self, record: ReachRecord, node: VmNode, setup: HostSetup) -> dict[str, Any]:
-        """Return the agent's configuration. The agent may use the whole machine."""
+        """Return the agent's configuration. The configuration lets the agent use the whole machine.
+        """
         if not setup.agent:
             raise Refused("no agent can be started: the server has no archive of the agent")
         address = node.address or (node.ssh and node.ssh.address) or "127.0.0.1"

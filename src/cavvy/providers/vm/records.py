@@ -1,10 +1,10 @@
 """The records of gangs on virtual machines, and the machines' names. If a record is lost, the
 gang's machines are found by their names.
 
-A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK identifies the installation. LAUNCH is
-different for each launch of a gang, so that machines of an abandoned launch are not mistaken
-for machines of the next launch. COUNT is the number of nodes, which shows whether a gang is
-complete. If a gang's name is too long for the cloud, GANG is a hash of the name.
+A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK identifies the installation. Each launch
+of a gang has its own LAUNCH, so that machines of an abandoned launch are not mistaken for machines
+of the next launch. COUNT is the number of nodes, which shows whether a gang is complete. If a
+gang's name is too long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib
@@ -54,8 +54,8 @@ class VmNode(Struct, frozen=True, kw_only=True):
 
 
 class VmGangRecord(Struct, frozen=True, kw_only=True):
-    """The record of one gang. A gang counts as launched, and is reported, only when all its nodes
-    exist.
+    """The record of one gang. A gang counts as launched, and is reported, once all nodes of the
+    gang exist.
     """
 
     name: str
@@ -152,7 +152,7 @@ class MachineNames:
 
 
 def is_machine_name(name: str) -> bool:
-    """Return whether the name has the form that an installation gives its machines. The prefix
+    """Return whether the name has the form of a machine's name, for any installation. The prefix
     `cv-` is not enough, because users may have objects with names such as "cv-images".
     """
     return _NAME.fullmatch(name) is not None
@@ -270,8 +270,8 @@ def begin(
     If the cloud does not report the start, the start is recorded as a range. The bill began after
     the last poll that showed the machine as not billed yet or, without such a poll, after the
     request. If the cloud bills the boot, the bill began before the reply to the request; otherwise,
-    the bill began before this poll. If a machine ended while it was still booting (`over`), the
-    node gets no start, unless the cloud bills the boot.
+    the bill began before this poll. If a machine ended while booting (`over` is True), no start is
+    recorded, unless the cloud bills the boot.
     """
     if node.started_at is not None:
         return node
@@ -293,7 +293,9 @@ def make_nodes(asked: Sequence[VmNode], ids: Sequence[str], now: datetime) -> li
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:
-    """Return the record, in which each node of `changed` replaces the node with the same rank."""
+    """Return the record with the nodes in `changed`; each of these nodes replaces the record's node
+    of the same rank.
+    """
     by_rank = {node.rank: node for node in changed}
     return replace(record, nodes=tuple(by_rank.get(node.rank, node) for node in record.nodes))
 

@@ -202,7 +202,7 @@ class VmStatus:
                     await self._update_locked(record, shown)
 
     async def _update_locked(self, record: VmGangRecord, shown: GangMachines) -> None:
-        """Bring a record up to date, and delete the machines that the gang must not keep."""
+        """Bring a record up to date, and delete the gang's unwanted machines."""
         now = self._now()
         if record.ended_at is not None and now - record.ended_at >= KEPT:
             return await self._ledger.drop(record.name)
@@ -240,8 +240,8 @@ class VmStatus:
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
     async def _see_nodes(self, nodes: Sequence[VmNode], shown: GangMachines) -> tuple[VmNode, ...]:
-        """Return the nodes with their current state. The state comes from the list of machines or,
-        for a machine that is not listed, from a separate request.
+        """Return the nodes with their current state. The state of a listed machine is read from the
+        list; the state of any other machine is requested separately.
         """
         seen = [
             self._machines.sight(node, shown.by_id[node.id], shown.at)
@@ -338,8 +338,8 @@ class VmStatus:
 def _check_complete(
     seen: Sequence[GangSeen], errors: Mapping[str, ProviderError], shown: GangMachines
 ) -> None:
-    """Raise PartlyUnknown if the state of some gangs is unknown, or if gangs may be missing because
-    their region did not answer.
+    """Raise PartlyUnknown if the state of some gangs is unknown, or if a region did not answer,
+    because gangs of this region could be missing.
     """
     problems = [*errors.values(), *shown.silent.values()]
     if problems:

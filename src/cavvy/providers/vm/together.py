@@ -29,7 +29,7 @@ async def start_together(
 
 
 def _is_final(error: BaseException) -> bool:
-    """Return whether the same request would fail every time it is repeated."""
+    """Return whether the request would also fail if it were repeated."""
     if not isinstance(error, CloudFault):
         return True
     return not error.uncertain and error.status not in (409, 425, 429)

@@ -59,7 +59,7 @@ class NodeActor:
 
     def call(self, what: str) -> dict[str, Any]:
         """Execute the operation `what`, "begin" or "wait", for the driver, and return the reply. If
-        the driver repeats the call because the reply was lost, return the same reply again.
+        the driver repeats the call because the reply was lost, return the earlier reply.
         """
         with self.locks[what]:
             if what not in self.told:
@@ -115,8 +115,8 @@ class NodeActor:
 
 
 class ControlPlaneProbe:
-    """Checks whether the control plane answers. A gang ends itself if it has not reached the
-    control plane for the duration of the lease.
+    """Checks whether the control plane answers. The control plane counts as lost if no request has
+    reached it for `patience_s` seconds, which is longer than the lease.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
