@@ -1,7 +1,7 @@
-"""Computes the amounts of discounts on the charges of a month, and distributes them over the
-charges.
+"""Computes the amounts of discounts on the charges of a month, and distributes these amounts over
+the charges.
 
-The rules, in the order in which they apply:
+The rules for discounts, in the order of application:
 
 1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
 account at a provider. If several percentages apply to a charge, the percentages are added, up to at

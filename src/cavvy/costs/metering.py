@@ -36,9 +36,9 @@ def bill(
     set, the node ended at `until`, and the part of `minimum` after `until` is charged separately.
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.
-    Each charge is rounded once. If a later call passes a greater `until`, and adds only `rates`
-    that begin after the last period, the call extends the last period and appends new periods;
-    earlier periods do not change.
+    Each charge is rounded once. A later call may pass a greater `until` and additional `rates` that
+    begin after the last period. This call extends the last period and appends new periods; earlier
+    periods do not change.
     """
     prices = list_prices(rates or ((started, attempt.offer.rate),), started)
     charges = [

@@ -1,15 +1,15 @@
 """Compares a cloud's bill with the ledger, by resource, day and kind.
 
-The caller adds the bill's lines to a `BillSummary` as it reads them, and calls `reconcile` at the
-end. Therefore the required memory depends on the numbers of Cavvy's resources and of days, and does
-not grow with the length of the bill. If charges are missing from the bill, the caller reads the
-bill a second time for the lines without a tag on the days of the missing charges.
+While reading a bill, the caller adds each line to a `BillSummary`, and finally calls `reconcile`.
+Therefore the required memory depends on the numbers of Cavvy's resources and of days, and does not
+grow with the length of the bill. If charges are missing from the bill, the caller reads the bill a
+second time, and adds the lines without a tag for the days of these charges.
 
 Each resource that is compared is a gang. The ledger identifies a gang's machines by the attempt,
-and the bill identifies the machines by Cavvy's tag. A line without the tag belongs to Cavvy only if
-the line costs as much on a day as a resource that is in the ledger but missing from the bill. A
-volume is compared together with the disks of the gang that the volume's tag names, and with the
-disks of the jobs that used the volume (`shared_disks`).
+and the bill identifies the machines by Cavvy's tag. A line without the tag counts as Cavvy's if the
+line's cost on a day equals the ledger's cost of a resource that is missing from the bill. A volume
+is compared together with the disks of the gang that the volume's tag names, and with the disks of
+the jobs that used the volume (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -456,8 +456,8 @@ def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
 
 
 def _rounding(billed: BilledSum, charged: BilledSum) -> Decimal:
-    """Return the largest difference that rounding can cause: for each line of the bill, half a unit
-    of the last decimal place; for each entry of the ledger, the ledger's own rounding.
+    """Return the largest difference that rounding can cause. Each line of the bill adds half a unit
+    of the last decimal place, and each entry of the ledger adds the ledger's own rounding.
     """
     half = Decimal(10) ** -max(2, billed.decimals) / 2
     return half * billed.count + _OWN_ROUNDING * charged.count

@@ -20,8 +20,8 @@ def make_statement(
     lines: Iterable[LedgerLine], since: datetime, until: datetime
 ) -> list[LedgerLine]:
     """Return the lines for [since, until). Of an entry, only the part within this period is used.
-    Entries that have the same kind and belong to the same line of a bill are combined into one line
-    of the statement, which has the ID of the first entry. The amounts of the lines add up to the
+    Entries that have the same kind and belong to the same line of a bill become one line of the
+    statement. This line has the ID of the first entry. The amounts of the lines add up to the
     amounts of the entries.
     """
     found: dict[tuple[object, ...], LedgerLine] = {}

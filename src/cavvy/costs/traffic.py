@@ -1,7 +1,7 @@
 """Computes the cost of the data that nodes send out of their clouds: checkpoints, outputs and logs.
 
-The agent reports the bytes when they are sent. If a node is lost during the upload of a checkpoint,
-the number of sent bytes is unknown, so the cost of these bytes is known only as a range.
+The agent reports the bytes when they are sent. If a node is lost while uploading a checkpoint, the
+number of sent bytes is unknown. Therefore the cost of this upload is known only as a range.
 """
 
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ def bound_upload(length: timedelta) -> int:
 def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -> Money:
     """Return the maximum cost of checkpoint uploads that were interrupted when nodes were lost. For
     each lost node, the maximum is the smaller of two amounts: the size of the newest complete
-    checkpoint, and the amount that the node can have sent since its last message.
+    checkpoint, and the most that the node can have sent since the node's last message.
     """
     most = Money()
     for node in nodes:

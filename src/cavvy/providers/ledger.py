@@ -70,7 +70,7 @@ class LaunchLedger(Generic[_N]):
 
     async def put(self, record: _N) -> None:
         """Store a record. Raises TryAgain if the record is new and cannot be stored, and
-        ChangedElsewhere if another server has written it first.
+        ChangedElsewhere if another server has written the record first.
         """
         name, before = record.name, self.records.get(record.name)
         if before == record:

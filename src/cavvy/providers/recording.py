@@ -1,5 +1,5 @@
 """Records the calls to a cloud while a gang of `cavvy check NAME --live` exists. The file contains
-no secrets, and a simulated cloud can replay it in tests.
+no secrets, and a simulated cloud can replay the file's calls in tests.
 
 A string in a call is recorded only if the string is known to be safe. Safe strings are the values
 of fields in `_KEPT`, the strings in replies about products (`_PRODUCTS`), and the names of objects

@@ -1,4 +1,4 @@
-"""Starts and watches the agents of this machine's gangs, and cleans up after them.
+"""Starts and watches the agents of this machine's gangs, and cleans up after the agents have ended.
 
 The methods block briefly and run in threads, one at a time. All state is in files, so a server that
 was killed at any point continues correctly after a restart. The intent is written before the first

@@ -160,8 +160,8 @@ class LocalProvider:
                 await asyncio.wait([task])
 
     async def _has_namespaces(self) -> bool:
-        """Return whether the server's folder must be hidden from jobs without an image, and the
-        system can hide it.
+        """Return True if the server's folder must be hidden from jobs without an image and the
+        system can hide this folder.
         """
         if self._hides is not None and self._can_hide is None:
             self._can_hide = await _succeeds(hide.__file__, self._hides, self._home)

@@ -89,7 +89,7 @@ class ManagedCloud:
         return self._service.is_full(fault)
 
     def _machines(self, job: ServiceJob) -> Sequence[CloudMachine]:
-        """Return the machines of a job, or () if its name does not have Cavvy's form."""
+        """Return the machines of a job, or () if the job's name does not have Cavvy's form."""
         name = _NAME.fullmatch(job.name)
         if name is None or (not self._service.traits.single and name["rank"] != "0"):
             return ()

@@ -1,8 +1,8 @@
 """Builds the command and the environment with which a container starts the agent.
 
-Services limit commands and environment variables to a few hundred characters, so several
-environment variables together contain a short script, which fetches a longer script from the
-server. The server returns the longer script to anyone who knows its hash. The script from the
+Services limit commands and environment variables to a few hundred characters. Therefore several
+environment variables together contain a short script, and this script fetches a longer script from
+the server. The server returns the longer script to anyone who knows its hash. The script from the
 server contains no lasting secrets: each claim token in it is valid for one claim.
 """
 

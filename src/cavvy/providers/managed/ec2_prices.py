@@ -20,7 +20,7 @@ class Ec2Prices:
         self._read_at: datetime | None = None
 
     async def refresh(self) -> None:
-        """Read the catalog's prices, if they have not been read for some time."""
+        """Read the catalog's prices, unless the prices read last are newer than `_AGE`."""
         now = self._now()
         if self._read_at is None or now - self._read_at >= _AGE or not self._prices:
             self._prices = await asyncio.to_thread(self._list_prices, "aws")

@@ -42,7 +42,7 @@ class EndpointAgents:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """See `RunsAgentsHere.connect`. Cancels all tasks; the next call of `note` starts them
+        """See `RunsAgentsHere.connect`. Cancels all tasks; the next call of `note` starts the tasks
         again.
         """
         self._control_plane = control_plane

@@ -1,7 +1,7 @@
 """Finds the reasons why a managed endpoint cannot run a service.
 
 All managed endpoints have the same contract: the container answers POST /invocations and GET /ping
-on port 8080, and the provider's API forwards each request only with its complete body.
+on port 8080. The provider's API forwards a request once the complete body has arrived.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -11,9 +11,9 @@ def list_unsupported(
     service: str, notebook: str, *, images: str, api: str, deletion: str
 ) -> Mapping[Feature, str]:
     """Return the features that managed notebooks lack. `notebook` is the service's word for a
-    notebook, with an article, such as "a notebook instance". `images`, `api` and `deletion` are the
-    service's pages about the images of notebooks, about the call that creates a notebook, and about
-    the objects that are deleted with a notebook.
+    notebook, with an article, such as "a notebook instance". Three arguments are pages of the
+    service's documentation: `images` about the images of notebooks, `api` about the call that
+    creates a notebook, and `deletion` about the objects that are deleted with a notebook.
     """
     image = f"{notebook} has {service}'s own image ({images})"
     return {

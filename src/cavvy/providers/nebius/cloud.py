@@ -2,7 +2,7 @@
 
 The operation that creates an instance can fail after Nebius has accepted the request. The failed
 operation leaves the instance and its disk behind; `list` reports the instance as stopped, so that
-`VmProvider` deletes it.
+`VmProvider` deletes the instance.
 """
 
 import asyncio

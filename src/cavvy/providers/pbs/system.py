@@ -169,7 +169,7 @@ def read_cluster(
 
 
 def _is_usable(queue: Facts) -> bool:
-    """Return whether the queue accepts jobs, starts them, and is an execution queue (not a routing
+    """Return True if the queue accepts and starts jobs and is an execution queue (not a routing
     queue).
     """
     runs = str(queue.get("queue_type", "")).lower().startswith("e")

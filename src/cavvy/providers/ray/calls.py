@@ -114,7 +114,7 @@ class RayDashboard:
             raise
 
     async def log(self, name: str) -> str | None:
-        """Return the output of a job's driver, or None if it is not available."""
+        """Return the output of a job's driver, or None if the output is not available."""
         try:
             return str(
                 _object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or ""

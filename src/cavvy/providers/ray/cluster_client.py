@@ -1,4 +1,4 @@
-"""One Ray cluster: launches gangs on it, reads their state, and removes them."""
+"""Launches gangs on one Ray cluster, reads the state of these gangs, and removes gangs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -156,7 +156,7 @@ def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> Ra
 
 
 def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, bool]:
-    """Return the reason why the gang ended, and whether it was preempted."""
+    """Return the reason why the gang ended, and whether the gang was preempted."""
     worst = next((rank for rank in record.ranks if rank.preempted), None)
     worst = worst or next((rank for rank in record.ranks if rank.reason), None)
     if told.refused:

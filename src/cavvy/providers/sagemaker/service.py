@@ -176,7 +176,7 @@ class SageMakerService:
             raise
 
     async def release(self, job: str) -> None:
-        """End the job's warm pool, if it has one."""
+        """End the job's warm pool, if a warm pool exists."""
         found = await self.get(job)
         if found is not None and found.state is JobState.KEPT:
             region, _, name = job.partition("/")

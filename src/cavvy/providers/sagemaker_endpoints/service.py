@@ -105,8 +105,8 @@ class SageMakerEndpoints:
         return self._ends.find(job) if told is None else self._ends.note(read_endpoint(job, told))
 
     async def stop(self, job: str) -> None:
-        """Delete the endpoint. SageMaker refuses the deletion while it is still creating the
-        endpoint, so `VmProvider` repeats the call until the endpoint has ended.
+        """Delete the endpoint. SageMaker refuses the deletion while the endpoint is still being
+        created, so `VmProvider` repeats the call until the endpoint has ended.
         """
         region, _, name = job.partition("/")
         told = await self._describe(job)

@@ -265,7 +265,7 @@ class SshProvider:
                 self._learnt_at.pop(name, None)
 
     async def _recall(self, name: str) -> None:
-        """Use the last facts that the host reported, until it answers again."""
+        """Use the last facts that the host reported, until the host answers again."""
         facts = read(self._home / "facts" / f"{name}.json", SupervisorFacts)
         if facts is not None:
             await self._fleet.keep(self._links[name].entry, facts)

@@ -281,8 +281,9 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _country(told: Json) -> str:
-    """Return the country in a computer's location, such as "US" for "Texas, US", or "" if it is
-    unknown."""
+    """Return the country in a computer's location, such as "US" for "Texas, US", or "" if the
+    country is unknown.
+    """
     code = str(told.get("geolocation") or "").rpartition(",")[2].strip()
     return code if re.fullmatch(r"[A-Z]{2}", code) else ""
 

@@ -3,8 +3,8 @@
 Vertex AI bills a standard machine at the price of Compute Engine plus a management fee. A spot
 machine costs Compute Engine's spot price plus the fee of a standard machine. The fee is a fraction
 of Compute Engine's standard price. Each row of `fees.csv` contains two prices for one component of
-a machine: the price of the component in a standard machine of Vertex AI, which includes the fee,
-and the fee alone.
+a machine: the component's price in a standard machine of Vertex AI, including the fee, and the fee
+alone.
 """
 
 import csv

@@ -35,8 +35,9 @@ class Fees(Struct, frozen=True, kw_only=True):
     usd: Mapping[str, Decimal]
 
     def of(self, offer: Offer) -> int | None:
-        """Return the fee of a machine in micro-dollars an hour, rounded half up, or None if it is
-        unknown."""
+        """Return the fee of a machine in micro-dollars an hour, rounded half up, or None if the fee
+        is unknown.
+        """
         gpu = Decimal(0)
         if offer.accelerator is not None:
             known = self.usd.get(offer.accelerator.lower())

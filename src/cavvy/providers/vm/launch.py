@@ -204,9 +204,9 @@ class VmLauncher:
             )
 
     def _pace(self, record: VmGangRecord) -> None:
-        """Raise TryAgain if it is too early for the next request, or if another gang has priority.
-        Gangs that have already requested nodes have priority over other gangs, and the oldest of
-        these gangs comes first.
+        """Raise TryAgain if the pause between two requests has not passed, or if another gang has
+        priority. Gangs that have already requested nodes have priority over other gangs, and the
+        oldest of these gangs comes first.
         """
         now, mine = self._now(), (not _has_asked(record), record.intended_at)
         first = self._traits.launch_every and any(

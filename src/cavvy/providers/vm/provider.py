@@ -1,6 +1,6 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. Either the user data of a node starts the agent, which connects to the server over TLS,
-or the server connects to the node by SSH and starts the agent.
+`Provider`. An agent is started in one of two ways: by the node's user data, after which the agent
+connects to the server over TLS; or by the server, which connects to the node by SSH.
 """
 
 import asyncio

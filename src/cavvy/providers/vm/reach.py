@@ -336,8 +336,7 @@ class VmReach:
         return self._make_link(entry, dependencies, door.dial)
 
     def _make_config(self, record: ReachRecord, node: VmNode, setup: HostSetup) -> dict[str, Any]:
-        """Return the agent's configuration. The configuration lets the agent use the whole machine.
-        """
+        """Return an agent configuration that lets the agent use the whole machine."""
         if not setup.agent:
             raise Refused("no agent can be started: the server has no archive of the agent")
         address = node.address or (node.ssh and node.ssh.address) or "127.0.0.1"

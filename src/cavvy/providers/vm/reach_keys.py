@@ -79,7 +79,7 @@ def _make_keys() -> KeyPair:
 
 class MachineDoor(Struct, frozen=True, kw_only=True):
     """Connects to one machine. `read_pin` returns the line of `known_hosts` that was recorded at
-    the first login, or ""; `keep_pin` records it.
+    the first login, or ""; `keep_pin` records this line.
     """
 
     alias: str  # the machine's name in messages, in file names and in `known_hosts`

@@ -93,8 +93,8 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
 
 def is_over(record: VmGangRecord) -> bool:
-    """Return whether all machines of the gang have ended, or the gang was removed before it had a
-    machine.
+    """Return whether all machines of the gang have ended, or the gang was removed before a machine
+    was created for the gang.
     """
     return record.ended_at is not None or (
         record.removed and not any(node.id for node in record.nodes)

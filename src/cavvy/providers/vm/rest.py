@@ -89,7 +89,8 @@ class RestClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, path: str) -> Json:
-        """Send a GET request, and repeat it after a temporary failure. Raises CloudFault."""
+        """Send a GET request, and repeat the request after a temporary failure. Raises CloudFault.
+        """
         return await self._run(f"GET {path}", None, lambda: self._read(path))
 
     async def send(
@@ -142,7 +143,7 @@ class RestClient:
         return path
 
     async def _run(self, what: str, body: object, call: Callable[[], Json]) -> Json:
-        """Make the call in a thread, and record it."""
+        """Make the call in a thread, and record the call."""
         try:
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except CloudFault as fault:

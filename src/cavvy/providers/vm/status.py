@@ -2,8 +2,8 @@
 to no gang.
 
 If a machine is missing from the list, the machine is queried by its id. The node counts as ended
-only if the cloud does not know the id, the machine is older than `list_lag`, and `ended_listed` has
-passed since the machine was last seen.
+under three conditions: the cloud does not know the id, the machine is older than `list_lag`, and
+`ended_listed` has passed since the machine was last seen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -176,8 +176,8 @@ class VmStatus:
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
         """Create records for gangs that the cloud lists but that are not in the ledger. If a
-        machine's name contains only the hash of the gang's name, the hash is the name of the record
-        until the control plane requests the gang by name.
+        machine's name contains only the hash of the gang's name, the record is stored under the
+        hash until the control plane requests the gang by name.
         """
         names = shown.unknown(self._ledger.records) if name is None else [name]
         for each in names:
