@@ -60,7 +60,7 @@ class BillFault(StrEnum):
 
 
 class BadBillLine(Struct, frozen=True, kw_only=True):
-    """A line of a bill that could not be read."""
+    """An unreadable line of a bill."""
 
     number: int
     fault: BillFault

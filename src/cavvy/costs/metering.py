@@ -30,13 +30,14 @@ def bill(
     """Charge the node of `rank` for its lifetime so far, [`started`, `until`).
 
     `rates` are the prices of one node, each with the time from which it applies, as in
-    `GangSeen.rates`. If the first price takes effect after `started`, this price also applies from
-    `started` on. If `rates` is (), the offer's rate applies. `minimum` is the shortest time that is
-    billed, even if the node ends earlier; if it is None, the offer's minimum applies. If `final` is
-    set, the node ended at `until`, and the part of `minimum` after `until` is charged separately.
+    `GangSeen.rates`. If the first price takes effect after `started`, the time in between is also
+    charged at this price. If `rates` is (), the offer's rate applies. `minimum` is the shortest
+    time that is billed, even if the node ends earlier; if it is None, the offer's minimum applies.
+    If `final` is set, the node ended at `until`, and the part of `minimum` after `until` is charged
+    separately.
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.
-    Each charge is rounded once. A later call may pass a greater `until` and additional `rates` that
+    Each charge is rounded once. A later call can pass a greater `until` and additional `rates` that
     begin after the last period. This call extends the last period and appends new periods; earlier
     periods do not change.
     """

@@ -9,8 +9,8 @@ ALL_PROVIDERS = "all"
 
 
 class LedgerMeter(Struct, frozen=True, kw_only=True):
-    """How Cavvy determines the amounts of one kind of cost, which providers report the amounts, and
-    which parts are missing and why.
+    """Describes how Cavvy determines the amounts of one kind of cost, which providers report these
+    amounts, and which parts of the cost are missing and why.
     """
 
     kind: EntryKind

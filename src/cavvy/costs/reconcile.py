@@ -119,9 +119,9 @@ class CellKey(NamedTuple):
 class Difference(Struct, frozen=True, kw_only=True):
     """A difference between the bill and the ledger. `ledger` is None if the charge is missing from
     the ledger, and `bill` is None if the charge is missing from the bill. `bill` is in the currency
-    `billed_in`. `lines` contains the first lines of the bill. `ledger_hours` and `bill_hours` are
-    machine hours. `ledger_hours` and `bill_hours` are set only if the ledger and the bill both
-    state hours.
+    `billed_in`. `lines` contains the numbers of the first lines of the bill with this difference.
+    `ledger_hours` and `bill_hours` are machine hours. `ledger_hours` and `bill_hours` are set only
+    if the ledger and the bill both state hours.
     """
 
     cause: DifferenceCause

@@ -1,7 +1,7 @@
 """Finds the disks that a bill assigns to one gang and the ledger to another, so that the charges of
 these disks can be compared as one sum.
 
-A cloud bills a volume for its whole life, with the tag of the gang for which the volume was
+A cloud bills a volume for its whole life under the tag of the gang for which the volume was
 created. In the ledger, the disk charges of a job cover the time in which the job used the volume;
 the volume's own entries cover the remaining time. Therefore the disks of the volume, of the gang
 that the volume's tag names, and of all jobs that used the volume are compared as one sum. The

@@ -64,9 +64,10 @@ def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTime
     """Return the periods of `job` from its submission to its end, or to `now` if it has not ended.
 
     Lost work begins at the newest checkpoint or, if the job has no checkpoint, when the work began
-    to run. The period of lost work ends when the attempt stops working. If the user retries a job
-    after its end, the time between the end and the retry counts as queued. If the machines' clocks
-    disagree, the recorded periods can differ from the real periods, but no time is counted twice.
+    to run. The period of lost work ends when the attempt stops working. If the user retries an
+    ended job, the time between the job's end and the retry counts as queued. If the machines'
+    clocks disagree, the recorded periods can differ from the real periods, but no time is counted
+    twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at

@@ -1,7 +1,8 @@
 """Computes the cost of the data that nodes send out of their clouds: checkpoints, outputs and logs.
 
-The agent reports the bytes when they are sent. If a node is lost while uploading a checkpoint, the
-number of sent bytes is unknown. Therefore the cost of this upload is known only as a range.
+The agent reports the number of bytes when the bytes are sent. If a node is lost while uploading a
+checkpoint, the number of sent bytes is unknown. Therefore the cost of this upload is known only as
+a range.
 """
 
 from collections.abc import Iterable
@@ -17,9 +18,9 @@ _BYTES_PER_S = 12_500_000_000
 
 
 def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
-    """Return a charge for each node that has sent data, from the start of its work until its last
-    message. Each kind of data has the price that applied when the first bytes of this kind were
-    sent. Data without a known price is not charged.
+    """Return a charge for each node that has sent data. The charge covers the time from the start
+    of the node's work until the node's last message. Each kind of data has the price that applied
+    when the first bytes of this kind were sent. Data without a known price is not charged.
     """
     charges = []
     for node in nodes:

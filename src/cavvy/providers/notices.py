@@ -32,8 +32,8 @@ class NoticeHold(Struct, frozen=True, kw_only=True):
 
 class NoticeNode(Struct, frozen=True, kw_only=True):
     """Selects this node's events from a list of events for many nodes. A request to `url` returns
-    the node's name. An event applies to this node if the event's list `field_name` contains the
-    node's name.
+    the node's name. An event applies to this node if the list in the event's field `field_name`
+    contains the node's name.
     """
 
     url: str

@@ -99,8 +99,8 @@ def list_known() -> Mapping[str, KnownProvider]:
 
 
 def manifests() -> Sequence[Manifest]:
-    """Return the manifests of all installed providers, sorted by name. The modules of all providers
-    are imported.
+    """Return the manifests of all installed providers, sorted by name. The call imports the modules
+    of all providers.
     """
     return [manifest_of(known) for _, known in sorted(list_known().items())]
 
@@ -189,8 +189,8 @@ def manifest_of(known: KnownProvider) -> Manifest:
 
 
 def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the table with defaults filled in. Settings without a value and without a default are
-    omitted. Raises BadSettings.
+    """Return the settings table, with the defaults filled in. Settings without a value and without
+    a default are omitted. Raises BadSettings.
     """
     known = {setting.name: setting for setting in (ENABLED, *manifest.settings)}
     for name in table:
@@ -243,7 +243,7 @@ def settings_page() -> str:
 
 
 def _list_accounts(known: Sequence[Manifest]) -> list[str]:
-    """Return the table of the providers at which projects can have accounts of their own."""
+    """Return a Markdown table that shows at which providers a project can have its own account."""
     lines = [
         "",
         "## Accounts of projects",

@@ -87,8 +87,8 @@ def node_price() -> ProviderSetting:
 
 
 def price_setting(more: str = "") -> ProviderSetting:
-    """Return the setting for the price of a user's own machine. `more` describes the provider's
-    other price settings.
+    """Return the setting for the price of a user's own machine. `more` describes additional price
+    settings of the provider.
     """
     consequence = (
         "Jobs pay this price for each accelerator that they use, or once per node if they use "

@@ -29,9 +29,9 @@ def make_configs(
     separates: bool = False,
 ) -> Sequence[HostAgentConfig]:
     """Return one configuration for each rank. The work must not be able to read the folder `hides`.
-    `covers` states whether this machine can hide the folder with namespaces. `separates` states
-    whether the namespaces also separate the work from all other processes. Raises NoCapacity if the
-    offer or an allocation does not fit this machine.
+    `covers` states whether this machine can use namespaces to hide the folder. `separates` states
+    whether the namespaces also separate the work from all processes outside of the work. Raises
+    NoCapacity if the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:

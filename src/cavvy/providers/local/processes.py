@@ -31,8 +31,8 @@ class LocalProcess(Struct, frozen=True):
 
 
 def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> LocalProcess:
-    """Start a program in a new session, with empty input and with its output appended to a file.
-    Raises OSError.
+    """Start a program in a new session. The program's input is empty, and the output is appended to
+    a file. Raises OSError.
 
     posix_spawn does not copy the server's memory map, so the start takes well under a millisecond.
     """

@@ -260,7 +260,7 @@ async def _ask(command: Sequence[str]) -> str:
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:
-    """Return the part of the machine that jobs may use according to the settings."""
+    """Return the machine, reduced to the resources that the settings allow jobs to use."""
     cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
     return machine.limit(
         cpus=None if cpus is None else float(cpus),

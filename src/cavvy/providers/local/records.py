@@ -57,7 +57,7 @@ class LastDelivery(Struct, frozen=True, kw_only=True):
 
 class LocalGangEnd(Struct, frozen=True, kw_only=True):
     """The record of an ended gang. `seen_at` is the time when Cavvy detected that the gang had
-    ended. Cavvy keeps the record for a fixed period after `seen_at`.
+    ended. Cavvy keeps the record for a fixed period that begins at `seen_at`.
     """
 
     name: str

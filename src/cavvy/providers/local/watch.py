@@ -1,5 +1,5 @@
 """Reports the exit of processes immediately, through pidfds. On a system without pidfds, the next
-poll finds the exit.
+poll detects that a process has exited.
 """
 
 import asyncio

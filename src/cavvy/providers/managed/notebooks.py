@@ -78,10 +78,10 @@ class NotebookEnds:
 def make_start_script(
     request: JobRequest, programs: str, *, folder: str = _FOLDER, last: str = ""
 ) -> str:
-    """Return the script that starts the agent as root. The script exits immediately, because
-    services wait for scripts. `programs` lists the folders of the service's own Jupyter, in the
-    form of `PATH`. `folder` is the agent's folder, on the disk where the work runs. `last` is a
-    shell command that runs once the agent has ended.
+    """Return the script that starts the agent as root. The script exits immediately, because the
+    service waits until the script has exited. `programs` lists the folders of the service's own
+    Jupyter, in the form of `PATH`. `folder` is the agent's folder, on the disk where the work runs.
+    `last` is a shell command that runs once the agent has ended.
     """
     values = {**request.entry.environment, RANK: str(request.rank)}
     lines = [f"{name}={shlex.quote(text)}\nexport {name}" for name, text in values.items()]

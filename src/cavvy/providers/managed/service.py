@@ -30,12 +30,12 @@ class JobState(StrEnum):
 
 
 class HostList(Struct, frozen=True, kw_only=True):
-    """How a container determines its rank. If `index` is set, it names the environment variable
-    that contains the rank; without the variable, the rank is 0. If `index` is "", the rank is the
-    host's position in a list of hosts. The list of hosts is JSON in the environment variable that
-    `hosts` names or, if that variable is missing, in the file that `file` names. If `cluster` is
-    set, it names an environment variable; the variable's JSON lists the hosts of each worker pool
-    and states the host's own pool and index. If this variable is missing, the rank is 0.
+    """Describes how a container determines its rank. If `index` is set, it names the environment
+    variable that contains the rank; without the variable, the rank is 0. If `index` is "", the rank
+    is the host's position in a list of hosts. The list of hosts is JSON in the environment variable
+    that `hosts` names or, if that variable is missing, in the file that `file` names. If `cluster`
+    is set, it names an environment variable; the variable's JSON lists the hosts of each worker
+    pool and states the host's own pool and index. If this variable is missing, the rank is 0.
     """
 
     index: str = ""
@@ -119,7 +119,7 @@ class ManagedService(Protocol):
         """Return the instance types with a known price."""
 
     async def submit(self, request: JobRequest) -> str:
-        """Request a job with all its instances or none; return the job's id."""
+        """Request one job, with all instances or none; return the job's id."""
 
     async def list(self) -> Sequence[ServiceJob]:
         """Return the account's jobs that are unfinished or that ended within

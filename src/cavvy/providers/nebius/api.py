@@ -1,8 +1,9 @@
 """Calls Nebius's gRPC API with Nebius's own package, which also obtains and renews tokens.
 
-Requests and replies are the messages' JSON form: https://protobuf.dev/programming-guides/json/. The
-messages are described in https://github.com/nebius/api. The fields of a resource's metadata, such
-as the id and the name, are returned at the top level, beside the resource's specification.
+Requests and replies are protobuf messages in JSON form:
+https://protobuf.dev/programming-guides/json/. The messages are described in
+https://github.com/nebius/api. The fields of a resource's metadata, such as the id and the name, are
+returned at the top level, beside the resource's specification.
 """
 
 import asyncio

@@ -248,7 +248,9 @@ def _read(told: Json) -> CloudMachine:
 
 
 def _is_attached(disk: Json) -> bool:
-    """Return whether an instance uses the disk, according to its `nebius.compute.v1.DiskStatus`."""
+    """Return whether an instance uses the disk, according to the disk's
+    `nebius.compute.v1.DiskStatus`.
+    """
     return bool(disk.get("readWriteAttachment") or disk.get("readOnlyAttachments"))
 
 

@@ -1,4 +1,5 @@
-"""Reads the configuration file of OCI's own tools, and signs requests with its API key.
+"""Reads the configuration file of OCI's own tools, and signs requests with the API key that this
+file names.
 
 The file: https://docs.oracle.com/en-us/iaas/Content/API/Concepts/sdkconfig.htm. The signature:
 https://docs.oracle.com/en-us/iaas/Content/API/Concepts/signingrequests.htm.
@@ -113,7 +114,9 @@ class OciCredentials:
 
 
 def _read_key(told: Mapping[str, str]) -> rsa.RSAPrivateKey:
-    """Read the key in the profile itself, or otherwise in the file that the profile names."""
+    """Read the private key from the profile or, if the profile contains no key, from the file that
+    the profile names.
+    """
     inline, phrase = told.get("key_content", "").strip(), told.get("pass_phrase", "")
     file = "key_content" if inline else told["key_file"]
     try:

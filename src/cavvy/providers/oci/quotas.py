@@ -3,10 +3,10 @@ to the unused quota.
 
 Each shape names the limits toward which its instances count; most limits apply to one availability
 domain. On-demand and preemptible instances count toward the limits in the same way. The facts in
-this module were read on 2026-11-23: the Limits API
-(https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units of limits
+this module were read on 2026-11-23 in OCI's documentation of the Limits API
+(https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), of the names and units of limits
 (https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
-and preemptible instances
+and of preemptible instances
 (https://docs.oracle.com/en-us/iaas/Content/Compute/Concepts/capacity-types.htm).
 """
 
@@ -96,7 +96,7 @@ class OciQuotas:
         return {(each.name, each.zone): each for each in found}
 
     def _list_shapes(self, region: str) -> Mapping[str, Sequence[str]]:
-        """Return, for each limit, the names of the offered shapes that count toward it."""
+        """Return, for each limit, the names of the offered shapes that count toward the limit."""
         found: dict[str, set[str]] = {}
         for (place, _, shape), told in self._market.shapes.items():
             if place == region:

@@ -109,13 +109,15 @@ class PbsSystem:
         return make_export(task, offer, nodes, self.job_options, self._asked_resource)
 
     async def _read(self, kind: str, *argv: str) -> Mapping[str, Facts]:
-        """Return all objects of one kind, by name, with their attributes."""
+        """Return all objects of one kind, such as queues, with their attributes, by name."""
         out = await self.commands.ask([*argv, "-F", "json"])
         found: Mapping[str, Facts] = _decode(out).get(kind, {})
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        """Run a command that queries jobs. Ended jobs are included if the server keeps them."""
+        """Run a command that queries jobs. Ended jobs are included if the PBS server still keeps
+        these jobs.
+        """
         done = await self.commands.run([command, "-x", *arguments])
         if done.code != 0 and "history" in done.said.lower():
             done = await self.commands.run([command, *arguments])

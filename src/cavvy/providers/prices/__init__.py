@@ -63,7 +63,7 @@ class PriceSource(Protocol):
 
 
 def list_sources() -> Mapping[str, PriceSource]:
-    """Return all sources, by provider. All providers' manifests are imported."""
+    """Return all price sources, by provider. The call imports the manifests of all providers."""
     from cavvy.providers.registry import manifests
 
     modules = [f"{__name__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("[!_]*.py"))]

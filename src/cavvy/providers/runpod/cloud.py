@@ -167,8 +167,8 @@ def _memory_mib(gpu: Json) -> int | None:
 
 
 def _regions(gpu: Json, cloud: str) -> Sequence[str]:
-    """Return the data centers that have the GPU now. For the community cloud, the API lists no data
-    centers, so the result is the region `community`.
+    """Return the data centers in which the GPU is available now. For the community cloud, the API
+    lists no data centers, so the result is the region `community`.
     """
     if cloud == _COMMUNITY:
         return [_COMMUNITY]

@@ -218,8 +218,8 @@ class SageMakerEndpoints:
 
 def read_endpoint(job: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse an endpoint in a reply. The bill begins with the endpoint's creation, because SageMaker
-    reports no other time, and ends with the request for its deletion. An endpoint that failed to
-    start is not billed; `VmProvider` deletes it.
+    reports no other time, and ends when the endpoint's deletion is requested. An endpoint that
+    failed to start is not billed; `VmProvider` deletes it.
     """
     status, reason = str(told["EndpointStatus"]), str(told.get("FailureReason") or "")
     created, changed = told.get("CreationTime"), told.get("LastModifiedTime")

@@ -1,8 +1,8 @@
 """Runs sessions on notebook instances of Amazon SageMaker:
 https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
 
-When a notebook instance starts, it runs a script from its lifecycle configuration, which is a
-separate object in SageMaker. The lifecycle configuration has the notebook's name, and is deleted
+When a notebook instance starts, the instance runs a script from a lifecycle configuration, which is
+a separate object in SageMaker. The lifecycle configuration has the notebook's name, and is deleted
 some time after the notebook. A notebook is stopped first, which ends the bill of its instance, and
 then deleted with its disk.
 """

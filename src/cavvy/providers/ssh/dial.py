@@ -91,7 +91,7 @@ def _includes(config: Path) -> str:
 
 
 async def _find_route(name: str, words: Sequence[str]) -> SshRoute:
-    """Resolve a name by `ssh -G`. Raises LoginRefused if the configuration is invalid."""
+    """Resolve a host name with `ssh -G`. Raises LoginRefused if the configuration is invalid."""
     process = await spawn(["ssh", "-G", *words])
     out, err = await process.communicate()
     if process.returncode != 0:

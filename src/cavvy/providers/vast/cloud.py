@@ -212,7 +212,9 @@ class VastCloud:
         return [ask for ask in asks if self._is_large(ask)]
 
     def _query(self, purchase: Purchase, where: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the conditions of a search: the conditions from the settings, and `where`."""
+        """Return the conditions of a search: the conditions from the settings, and the conditions
+        in `where`.
+        """
         disk = self.account.settings["disk_gib"]
         query = {
             "type": _TYPES[purchase],

@@ -123,7 +123,9 @@ class VertexApi:
 
 
 def is_gone(fault: CloudFault) -> bool:
-    """Return whether a job does not exist, or has ended and cannot be cancelled."""
+    """Return True if the job does not exist, or if the job has ended and therefore cannot be
+    cancelled.
+    """
     return fault.status == 404 or fault.code == "FAILED_PRECONDITION"
 
 

@@ -196,8 +196,8 @@ class VertexService:
         return gang.longest + gang.grace + gang.lease
 
     def _reservation(self, gang: GangSpec, region: str) -> str | None:
-        """Return the reservation of a job, or None if the job uses no reservation. Raises Refused,
-        or CloudFault if the reservation is in another region.
+        """Return the reservation of a job, or None if the job uses no reservation. Raises Refused
+        if the reservation's name is invalid, and CloudFault if the reservation is not in `region`.
         """
         named = str(gang.options.get("reservation") or self._settings.get("reservation") or "")
         if named in ("", "any"):

@@ -251,8 +251,8 @@ class VertexEndpoints:
 
 def read_endpoint(job: str, told: Json, operations: Sequence[Json]) -> ServiceJob | None:
     """Parse an endpoint and its operations. Returns None if no model was deployed to the endpoint.
-    The bill begins with the deployed model's creation and ends with the request to undeploy it. A
-    deployment that failed is not billed (https://cloud.google.com/vertex-ai/pricing).
+    The bill begins when the deployed model is created and ends when the model's undeployment is
+    requested. A deployment that failed is not billed (https://cloud.google.com/vertex-ai/pricing).
     """
     deployed = next(iter(told.get("deployedModels") or ()), None)
     ours = sorted(operations, key=_begun)

@@ -184,8 +184,8 @@ class WorkbenchInstances:
         return ()
 
     async def _read(self, job: str, told: Json) -> ServiceJob:
-        """Parse an instance. An instance whose creation failed may still be listed as waiting, and
-        an instance whose deletion was accepted may still be listed as running.
+        """Parse an instance. An instance whose creation failed can still be listed as waiting, and
+        an instance whose deletion was accepted can still be listed as running.
         """
         found = read_instance(job, told)
         deletion = self._deletions.get(job)

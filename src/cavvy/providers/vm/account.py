@@ -15,9 +15,9 @@ from cavvy.providers.vm.rest import Json, ReadError, RestClient, Sign
 
 
 class RestAccount:
-    """An account of a cloud: the settings, the clock, and the client of the API. If the API does
-    not accept the key from `keys` as its token, `read_key` returns the token. For `key_header` and
-    `sign`, see `RestClient`. `close` also closes the clients in `others`.
+    """An account of a cloud: the settings, the clock, and the client of the API. If the API
+    requires a token other than the key from `keys`, `read_key` returns this token. For `key_header`
+    and `sign`, see `RestClient`. `close` also closes the clients in `others`.
     """
 
     def __init__(

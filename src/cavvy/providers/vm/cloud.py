@@ -57,7 +57,7 @@ class MachineState(StrEnum):
 
 
 class Reach(StrEnum):
-    """How the agent is copied to a machine, and how the agent communicates with the server."""
+    """The method by which the agent is copied to a machine and communicates with the server."""
 
     USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
     # the server connects to the machine by SSH and starts the agent, whose requests use SSH too
@@ -199,7 +199,7 @@ class Cloud(Protocol):
         """Return the machine with this id, or None if the cloud does not know the id."""
 
     async def delete(self, machine: str) -> None:
-        """Start deleting a machine. May raise CloudFault with the status 404 if the machine no
+        """Start deleting a machine. Can raise CloudFault with the status 404 if the machine no
         longer exists.
         """
 

@@ -200,8 +200,8 @@ class VmMachines:
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
         """Send a request that names no machine. For a request that names no machine, the status 404
-        means that the API's address is wrong, so Refused is raised. Faults with another status are
-        handled as in `_ask`.
+        means that the API's address is wrong, so Refused is raised. Faults with any other status
+        are handled as in `_ask`.
         """
         try:
             return await self._ask(call, what)

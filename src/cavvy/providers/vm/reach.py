@@ -2,9 +2,9 @@
 reach.
 
 The server connects to all machines of a gang at the same time, sends the supervisor and the agent,
-and starts the agent. The agent's requests go through a socket on the machine, which SSH forwards to
-the server. The server keeps the connection open, and reconnects if the connection breaks or the
-server restarts.
+and starts the agent. The agent sends its requests to a socket on the machine, and SSH forwards this
+socket to the server. The server keeps the connection open, and reconnects if the connection breaks
+or the server restarts.
 
 A machine is deleted if its agent has ended, or if no agent can be started within `PATIENCE` after
 the machine was created. The node of a deleted machine counts as ended, and the reason is recorded.
@@ -178,7 +178,9 @@ class VmReach:
     # Selecting machines
 
     def _list_wanted(self) -> dict[str, tuple[str, VmNode]]:
-        """Return the machines that must be reached, by id, with their gangs and nodes."""
+        """Return the machines to which the server must connect, by machine id, each with its gang
+        and its node.
+        """
         return {
             node.id: (record.name, node)
             for record in self._gangs.records.values()
@@ -200,8 +202,8 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
-        """Remove the ended tasks of machines. A failed task is logged and later restarted, so that
-        an error of one machine does not end the tasks of other machines.
+        """Remove the tasks that have ended from `_visits`. A failed task is logged and later
+        restarted, so that an error of one machine does not end the tasks of other machines.
         """
         for machine, task in list(self._visits.items()):
             if task.done():

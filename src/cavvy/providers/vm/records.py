@@ -83,7 +83,9 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> bool:
-        """Whether the launch is complete, so that further calls of `launch` change nothing."""
+        """Whether the launch is complete. Once the launch is complete, further calls of `launch`
+        change nothing.
+        """
         return self.launched or self.removed or self.ended_at is not None
 
     @property

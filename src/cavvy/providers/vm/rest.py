@@ -89,8 +89,7 @@ class RestClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, path: str) -> Json:
-        """Send a GET request, and repeat the request after a temporary failure. Raises CloudFault.
-        """
+        """Send a GET request; repeat the request after a temporary failure. Raises CloudFault."""
         return await self._run(f"GET {path}", None, lambda: self._read(path))
 
     async def send(
@@ -128,8 +127,8 @@ class RestClient:
         return found
 
     def _path_of(self, page: str) -> str:
-        """Return the path of a page below the endpoint. Raises CloudFault if the page is on another
-        server, because the token must not be sent there.
+        """Return the path of a page, relative to the endpoint. Raises CloudFault if the page is on
+        another server, because the token must not be sent there.
         """
         parts, own = urlsplit(page), urlsplit(self._endpoint)
         path = page
@@ -173,8 +172,8 @@ class RestClient:
         raise AssertionError("unreachable")
 
     def _await_limit(self) -> None:
-        """Wait for the time that the last reply with the status 429 required. Raises CloudFault if
-        the required wait is too long.
+        """Wait as required by the last reply with the status 429. Raises CloudFault if the required
+        wait is too long.
         """
         left = self._limited_until - time.monotonic()
         if left > _LONGEST_PAUSE_S:

@@ -1,8 +1,8 @@
 """Reports gangs from the cloud's list of machines and the ledger, and deletes machines that belong
 to no gang.
 
-If a machine is missing from the list, the machine is queried by its id. The node counts as ended
-under three conditions: the cloud does not know the id, the machine is older than `list_lag`, and
+If a machine is missing from the list, the machine is queried by its id. The node counts as ended if
+three conditions are met: the cloud does not know the id, the machine is older than `list_lag`, and
 `ended_listed` has passed since the machine was last seen.
 """
 
@@ -240,8 +240,8 @@ class VmStatus:
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
     async def _see_nodes(self, nodes: Sequence[VmNode], shown: GangMachines) -> tuple[VmNode, ...]:
-        """Return the nodes with their current state. The state of a listed machine is read from the
-        list; the state of any other machine is requested separately.
+        """Return the nodes, updated with the nodes' current states. The state of a listed machine
+        is read from the list; the state of any other machine is requested separately.
         """
         seen = [
             self._machines.sight(node, shown.by_id[node.id], shown.at)

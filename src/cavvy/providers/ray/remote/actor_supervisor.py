@@ -146,7 +146,7 @@ class ActorSupervisor:
         return agent.returncode
 
     def wait(self, seconds: float) -> None:
-        """Wait for the given time, a stop request, or the end of standard input."""
+        """Wait until the given time has passed, a stop is requested, or standard input ends."""
         if not self.heard:
             time.sleep(seconds)
         elif select.select([0], [], [], seconds)[0]:
