@@ -34,10 +34,10 @@ def price_counterfactuals(
     nothing had interrupted the run.
 
     `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
-    running time by offer key; for other offers, the measured time is assumed. `basis` states
-    whether the estimated or the measured time was used. `start` is the billed time before the work
-    begins. For each combination of provider, instance type and purchase option, the result contains
-    only the cheapest offer of all regions and zones.
+    running time by offer key; for offers that are not in `lengths`, the measured time is assumed.
+    `basis` states whether the estimated or the measured time was used. `start` is the billed time
+    before the work begins. For each combination of provider, instance type and purchase option, the
+    result contains only the cheapest offer of all regions and zones.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

@@ -3,16 +3,16 @@ the charges.
 
 The rules for discounts, in the order of application:
 
-1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
+1. A percentage (a negotiated price, committed use, a reservation) applies to all charges of one
 account at a provider. If several percentages apply to a charge, the percentages are added, up to at
 most 100 %. 2. A credit is an amount for each month. The credit reduces the amount that remains
 after the percentages are applied, at most down to 0.
 
 The amount of a discount is rounded down to whole micro-dollars once. The amount is distributed over
-the attempts in proportion to their charges. Each attempt's share is rounded down. The remaining
-micro-dollars are assigned, one each, to the attempts with the largest remainders; among equal
-remainders, the attempt with the lowest ID comes first. Therefore the parts add up exactly to the
-amount of the discount.
+the attempts in proportion to the attempts' charges. Each attempt's share is rounded down. The
+remaining micro-dollars are assigned, one each, to the attempts with the largest remainders; among
+equal remainders, the attempt with the lowest ID comes first. Therefore the parts add up exactly to
+the amount of the discount.
 """
 
 import re

@@ -223,8 +223,8 @@ class BillSummary:
     def name_gangs(
         self, cells: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
     ) -> dict[CellKey, BilledSum]:
-        """Return the sums under the names of their gangs or groups of disks. A sum whose gang is
-        unknown keeps the name of the resource.
+        """Return the sums, keyed by the name of the gang or of the group of disks. A sum whose gang
+        is unknown keeps the name of the resource.
         """
         found: dict[CellKey, BilledSum] = {}
         for key, each in cells.items():

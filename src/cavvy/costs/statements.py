@@ -19,7 +19,7 @@ _UNMERGED = (EntryKind.CORRECTION, EntryKind.DISCOUNT)
 def make_statement(
     lines: Iterable[LedgerLine], since: datetime, until: datetime
 ) -> list[LedgerLine]:
-    """Return the lines for [since, until). Of an entry, only the part within this period is used.
+    """Return the lines for [since, until). Only the part of each entry within this period is used.
     Entries that have the same kind and belong to the same line of a bill become one line of the
     statement. This line has the ID of the first entry. The amounts of the lines add up to the
     amounts of the entries.

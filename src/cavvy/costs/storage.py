@@ -134,7 +134,7 @@ def _charge(bill: VolumeBill, since: datetime, until: datetime, rate: HourlyRate
 
 
 def post_storage(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
-    """Return the ledger entries for the difference between a volume's former and new bill."""
+    """Return the ledger entries for the change of a volume's charges from `before` to `after`."""
     return [
         replace(
             each,

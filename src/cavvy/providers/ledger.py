@@ -32,12 +32,12 @@ class ChangedElsewhere(TryAgain):
 
 
 class LaunchLedger(Generic[_N]):
-    """The records of a provider's launches, by name. `records` is this process's copy, which can be
-    read without I/O.
+    """The records of a provider's launches, by name. `records` is this process's copy of the
+    records, which can be read without I/O.
 
-    When `put` returns, a new record is in the database. Later changes and removals are accepted
-    even if the database is full or unavailable: this process uses them immediately, and `refresh`
-    writes them later.
+    When `put` returns, a new record is in the database. Later changes and removals of records are
+    accepted even if the database is full or unavailable: they take effect in this process
+    immediately, and `refresh` writes them to the database later.
     """
 
     def __init__(self, state: ProviderState, kind: type[_N], collection: str = "gangs") -> None:

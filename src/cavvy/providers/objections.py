@@ -9,8 +9,9 @@ from cavvy.spec.support import read_options, refusals
 
 
 def refuses_all(provider: Provider) -> str:
-    """Return the reason why the provider cannot run even a minimal task, or "" if it can run
-    one."""
+    """Return the reason why the provider cannot run even a minimal task, or "" if the provider can
+    run such a task.
+    """
     reasons = list_objections(make_minimal_task(provider.manifest), provider)
     return reasons[0].reason if reasons else ""
 

@@ -98,7 +98,7 @@ def price_setting(more: str = "") -> ProviderSetting:
 
 
 def isolation_setting() -> ProviderSetting:
-    """Return the setting for how jobs of different projects share a machine (read by
+    """Return the setting that states how jobs of several projects share a machine (read by
     `hosts.isolation`).
     """
     return text(

@@ -142,8 +142,8 @@ def _model(text: str) -> str:
 
 
 def _identify(text: str) -> KnownAccelerator | None:
-    """Return the accelerator in a description such as "A10 (24 GB PCIe)", or None if it is not in
-    the catalog.
+    """Return the accelerator in a description such as "A10 (24 GB PCIe)", or None if the catalog
+    does not contain the accelerator.
     """
     size = re.search(r"\((\d+) GB", text)
     memory_mib = int(size[1]) * 1024 if size else None

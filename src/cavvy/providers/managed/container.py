@@ -2,8 +2,8 @@
 
 Services limit commands and environment variables to a few hundred characters. Therefore several
 environment variables together contain a short script, and this script fetches a longer script from
-the server. The server returns the longer script to anyone who knows its hash. The script from the
-server contains no lasting secrets: each claim token in it is valid for one claim.
+the server. The server returns the longer script to any client that knows the script's hash. The
+script from the server contains no lasting secrets: each claim token in it is valid for one claim.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The provider that all managed endpoints share: a gang is one endpoint with one instance, which
-the code in `vm` starts and removes like a machine.
+"""The provider that all managed endpoints share. A gang is one endpoint with one instance; the code
+in `vm` starts and removes the endpoint like a machine.
 """
 
 from collections.abc import Callable, Sequence

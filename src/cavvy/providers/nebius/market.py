@@ -124,7 +124,7 @@ class NebiusMarket:
         return [replace(each, extras=self._extras()) for each in found]
 
     def _extras(self) -> tuple[ExtraPrice, ...]:
-        """Return the price of a boot disk, if the settings contain it."""
+        """Return the price of a boot disk, if the settings contain this price."""
         price = parse_usd(Decimal(str(self._settings.get("disk_usd_gib_month") or 0)))
         if not price.micros:
             return ()

@@ -1,4 +1,6 @@
-"""Implements `Cloud` for Oracle Cloud Infrastructure. One machine is one LaunchInstance request."""
+"""Implements `Cloud` for Oracle Cloud Infrastructure. Each machine is created by one LaunchInstance
+request.
+"""
 
 import base64
 import re

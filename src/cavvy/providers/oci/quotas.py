@@ -131,8 +131,8 @@ class OciQuotas:
     ) -> tuple[float, float | None]:
         """Return the limit that applies in the instances' compartment, and the part of the limit
         that new instances cannot use. This part is None if OCI does not report the use of the
-        limit. A quota policy may reduce the limit in the compartment, and instances of other
-        compartments also use the limit.
+        limit. A quota policy can reduce the limit in the compartment, and instances in the
+        tenancy's other compartments also use the limit.
         """
         query = {"compartmentId": await self._market.compartment()}
         query |= {"availabilityDomain": zone} if zone else {}

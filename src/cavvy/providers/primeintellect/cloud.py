@@ -158,8 +158,9 @@ class PrimeIntellectCloud:
         return {name: value for name, value in wanted.items() if value is not None}
 
     async def _find_key(self, public_key: str) -> str:
-        """Return the id of the SSH key in the account. The key is added to the account if it is
-        missing."""
+        """Return the id of the SSH key in the account. If the account does not contain the key, the
+        key is added.
+        """
         if public_key not in self._keys:
             for each in await self._all("/ssh_keys/"):
                 self._keys[str(each["publicKey"]).strip()] = str(each["id"])

@@ -169,8 +169,8 @@ def _camel(name: str) -> str:
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """Return the Ray nodes, without the resources that are needed for `count` nodes of the offer
-    that were requested but not placed yet.
+    """Return the Ray nodes, without the resources for `count` requested nodes of the offer. These
+    requested nodes are not placed yet.
     """
     left = []
     for node in nodes:

@@ -69,7 +69,7 @@ def make_job(
     """Return the request that submits the gang's job. The first call blocks, because it packs the
     agent.
 
-    `node` is one of the offer's nodes. `mixed` is True if only some of the cluster's nodes may be
+    `node` is one of the offer's nodes. `mixed` is True if only some of the cluster's nodes can be
     preempted.
     """
     plan = json.dumps(

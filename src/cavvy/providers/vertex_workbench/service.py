@@ -207,7 +207,7 @@ class WorkbenchInstances:
         return self._failed.get(job, "")
 
     def _fail(self, job: ServiceJob, reason: str) -> ServiceJob:
-        """Return an instance whose creation failed, which Google does not bill."""
+        """Return an instance whose creation failed. Google does not bill such an instance."""
         now, full = self._now(), _FULL.search(reason) is not None
         return replace(
             job,

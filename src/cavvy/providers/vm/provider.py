@@ -141,7 +141,7 @@ class VmProvider:
             self._reach.wake()
 
     async def list_machines(self, gang: str) -> Sequence[str]:
-        """Return the ids of the machines that the gang has, or had."""
+        """Return the ids of the gang's machines, including machines that have ended."""
         await self._ledger.refresh(gang)
         record = self._ledger.get(gang)
         return sorted(record.ids) if record else ()

@@ -32,7 +32,9 @@ class QuotaCache(Generic[_K]):
             del self._read_at[region]
 
     def last(self, region: str) -> Mapping[_K, Quota]:
-        """Return the last quotas that were read, however old, or None if no quotas were read."""
+        """Return the most recently read quotas, regardless of their age, or None if no quotas were
+        read.
+        """
         return self._known.get(region, {})
 
     async def read(self, region: str) -> Mapping[_K, Quota]:

@@ -324,7 +324,7 @@ class VmReach:
         )
 
     def _open(self, entry: ReachedMachine, door: MachineDoor, wake: asyncio.Event) -> MachineLink:
-        """Return the link to a machine, which sets `wake` when the state of the machine changes."""
+        """Return the link to a machine. The link sets `wake` when the machine's state changes."""
         cache = self._context.home / "bundles"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         dependencies = LinkDependencies(

@@ -1,4 +1,4 @@
-"""Connects to machines by SSH with the installation's own key pair, which all its servers share. A
+"""Connects to machines by SSH with the key pair that all servers of the installation share. A
 machine's host key is trusted at the first login, and every later login requires this key.
 """
 

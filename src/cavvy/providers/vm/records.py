@@ -95,8 +95,8 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
 
 def is_over(record: VmGangRecord) -> bool:
-    """Return whether all machines of the gang have ended, or the gang was removed before a machine
-    was created for the gang.
+    """Return True if all machines of the gang have ended, or if the gang was removed before a
+    machine was created.
     """
     return record.ended_at is not None or (
         record.removed and not any(node.id for node in record.nodes)
@@ -143,7 +143,7 @@ class MachineNames:
         return MachineName(gang, launch, int(rank), int(count))
 
     def same(self, written: str, gang: str) -> bool:
-        """Return whether the part GANG of a machine's name (`written`) belongs to this gang, whose
+        """Return whether `written`, the part GANG of a machine's name, belongs to the gang whose
         name or hash is `gang`.
         """
         return written in (gang, _digest(gang, self._hash))
@@ -215,8 +215,8 @@ class MachineBill(Struct, frozen=True, kw_only=True):
 
 
 def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill) -> VmNode:
-    """Update the node's record from the state of its machine. Once recorded, the node's start and
-    end never change.
+    """Update the node's record from the state of the node's machine. Once recorded, the node's
+    start and end never change.
     """
     if node.ended_at is not None:
         return node

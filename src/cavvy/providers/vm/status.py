@@ -191,8 +191,8 @@ class VmStatus:
                     await self._ledger.drop(other)
 
     async def _update(self, name: str, shown: GangMachines) -> None:
-        """Bring a record up to date, unless a launch or a removal in this process is changing
-        it.
+        """Bring a record up to date, unless a launch or a removal in this process is changing the
+        record.
         """
         if not self._ledger.lock(name).locked():
             async with self._ledger.lock(name):

@@ -1,5 +1,5 @@
-"""The first process of a container: determines its rank and its address, runs the agent, and passes
-SIGTERM on to the agent.
+"""The first process of a container: determines the container's rank and address, runs the agent,
+and passes SIGTERM on to the agent.
 
 The program needs only the standard library of Python 3.8, and boot.py in the same folder. Usage:
 container.py "COMMAND THAT STARTS PYTHON".
