@@ -31,9 +31,8 @@ class BillCategory(StrEnum):
 
 
 class BillLine(Struct, frozen=True, kw_only=True):
-    """A line of a bill. `number` is the position of the line in the file, where the header is line
-    1. The amount is in `currency`. `gang` is the value of Cavvy's tag, or "" if the line has no
-    such tag.
+    """A line of a bill. `number` is the position of the line in the file; the header is line 1. The
+    amount is in `currency`. `gang` is the value of Cavvy's tag, or "" if the line has no such tag.
     """
 
     number: int

@@ -1,5 +1,5 @@
-"""Computes the cost of a node's lifetime, split into periods. Every microsecond is charged once, at
-the price that applied at that time.
+"""Computes the cost of a node's lifetime, split into periods. Every microsecond of the lifetime is
+charged once, at the price that applied at that time.
 
 `control` calls `bill` after polls of a gang. After each call of `bill`, the store replaces all
 charges of the node's rank.

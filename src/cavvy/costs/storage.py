@@ -58,9 +58,9 @@ def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> Volum
 
 def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> VolumeBill:
     """Return the bill without the lines that are older than two months, so that the bill stays
-    small. The ledger entries of lines that are older than two months no longer change. If only part
-    of a line is older than two months, the whole line is kept. `uses` contains the periods in which
-    the bill's gangs used the volume.
+    small. Once a line is older than two months, the line's ledger entries no longer change. If only
+    part of a line is older than two months, the whole line is kept. `uses` contains the periods in
+    which the bill's gangs used the volume.
     """
     since = bill.seen_at - SETTLED_AFTER
     since = next((each.since for each in bill.lines if each.since < since < each.until), since)

@@ -27,8 +27,9 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Raised if another server has changed the record first. The ledger has already read the other
-    server's version of the record."""
+    """Raised if another server has changed the record since this server read the record. The ledger
+    has already read the other server's version of the record.
+    """
 
 
 class LaunchLedger(Generic[_N]):

@@ -1,5 +1,5 @@
-"""Finds the installed providers and creates the providers that the settings enable. No other module
-names a provider.
+"""Finds the installed providers and creates the providers that the settings enable. No module
+outside of this registry names a provider.
 
 A provider is a module or package that defines `MANIFEST: Manifest` and `make(context:
 ProviderContext) -> Provider`. Cavvy finds providers in the package `cavvy.providers` and in the

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class OtherServers(Protocol):
-    """The servers that share this installation's database, by their IDs."""
+    """The servers that share this installation's database, by server ID."""
 
     @property
     def me(self) -> str:

@@ -514,7 +514,7 @@ class LocalGangStore(Struct):
                 del self._remembered()[name]
 
     def _discard(self, folder: Path) -> None:
-        """Move a folder to the trash; `empty_trash` deletes it later."""
+        """Move a folder to the trash; `empty_trash` deletes the folder later."""
         trash = self.home / "trash"
         trash.mkdir(mode=0o700, exist_ok=True)
         self.has_trash = True

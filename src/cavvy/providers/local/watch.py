@@ -32,8 +32,8 @@ class ProcessWatch:
             self._changes.put(name)
 
     def add(self, name: str, process: LocalProcess) -> None:
-        """Watch a process, unless it is already watched. If the process has already exited, its
-        name is added to the queue immediately.
+        """Watch a process, unless the process is already watched. If the process has already
+        exited, its name is added to the queue immediately.
         """
         if process in self._descriptors or not hasattr(os, "pidfd_open"):
             return

@@ -37,8 +37,8 @@ NOTEBOOK_TRAITS = ServiceTraits(
 
 class NotebookEnds:
     """Remembers the state that each notebook had when the notebook was first observed as off. The
-    service changes a notebook's reported times until the notebook is deleted, and no longer reports
-    the notebook after the deletion.
+    service changes a notebook's reported times until the notebook is deleted, and does not report
+    deleted notebooks.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:

@@ -1,6 +1,7 @@
 """Combines the shapes that OCI lists for each availability domain with the catalog's prices.
 
-OCI's prices are the same in all its commercial regions (https://www.oracle.com/cloud/price-list/).
+OCI charges the same prices in all of OCI's commercial regions
+(https://www.oracle.com/cloud/price-list/).
 """
 
 import asyncio

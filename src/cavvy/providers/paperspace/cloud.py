@@ -181,7 +181,7 @@ class PaperspaceCloud:
     async def _read_templates(self) -> Sequence[Json]:
         """Return the templates from which machines can boot: the template in the setting `template`
         or, if this setting is unset, Paperspace's Ubuntu templates. The team's own templates are
-        requested even without the setting, because Paperspace checks the API key only for this
+        requested even if this setting is unset, because Paperspace checks the API key only for this
         request.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")

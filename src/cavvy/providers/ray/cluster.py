@@ -141,8 +141,8 @@ def _used(usage: Object, name: str) -> float:
 
 def _find_resource(total: Mapping[str, float]) -> str:
     """Return the name of the resource with which Ray schedules accelerators. The name is one of
-    Ray's own resource names or, if the node has none of these, the name of a known accelerator. The
-    result is "" if no resource of the node is an accelerator.
+    Ray's own resource names or, if the node has no such resource, the name of a known accelerator.
+    The result is "" if no resource of the node is an accelerator.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:

@@ -54,8 +54,8 @@ class RayCluster:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """Return the nodes, without the resources that are reserved for gangs that are not placed
-        yet.
+        """Return the nodes, without the resources that are reserved for gangs still waiting for
+        placement.
         """
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
@@ -318,6 +318,7 @@ class RayCluster:
 
 
 def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[Objection]:
-    """Return objections that apply to every task if nodes cannot connect to the server; otherwise
-    []."""
+    """If nodes cannot connect to the server, return objections that apply to every task; otherwise,
+    return [].
+    """
     return [] if node_endpoint is not None else [Objection("providers", _NO_WAY)]

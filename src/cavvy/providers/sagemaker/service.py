@@ -137,8 +137,8 @@ class SageMakerService:
 
     async def _read_listed(self, job: str, summary: Mapping[str, Any]) -> ServiceJob | None:
         """Return the description of a listed job. If SageMaker temporarily does not describe the
-        job, return the job's last known state. Return None if the job was deleted, which is
-        possible only for ended jobs.
+        job, return the job's last known state. Return None if the job was deleted; only ended jobs
+        can be deleted.
         """
         found = await self.get(job)
         if found is not None or summary["TrainingJobStatus"] in _ENDED:

@@ -65,8 +65,7 @@ class VertexApi:
         return await self._client(known).send("DELETE", await self._path_of(known))
 
     async def operation(self, name: str) -> Json:
-        """Return an operation by the name in a reply, such as
-        projects/P/locations/L/operations/O."""
+        """Return the operation with this name, such as projects/P/locations/L/operations/O."""
         return await self._client(name.split("/")[3]).get(f"/{name}")
 
     async def operations(self, known: str) -> Sequence[Json]:
@@ -75,7 +74,7 @@ class VertexApi:
         return list((told or {}).get("operations", ()))
 
     async def cancel_operation(self, name: str) -> None:
-        """Request the cancellation of an operation by its name."""
+        """Request the cancellation of the operation with this name."""
         await self._client(name.split("/")[3]).send("POST", f"/{name}:cancel")
 
     async def url(self, known: str) -> str:

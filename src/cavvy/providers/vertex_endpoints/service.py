@@ -191,8 +191,8 @@ class VertexEndpoints:
         ]
 
     async def _delete_parts(self, job: str) -> None:
-        """Delete the endpoint, which has no deployment, and its model. `_tidy` repeats deletions
-        that fail.
+        """Delete an endpoint without a deployment, and the endpoint's model. `_tidy` repeats
+        deletions that fail.
         """
         for api in (self.endpoints, self._models):
             with suppress(CloudFault):

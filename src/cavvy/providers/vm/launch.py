@@ -254,7 +254,7 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
     """Record the `doomed` machines that are not nodes of the record as rolled back, so that these
     machines are billed. The record does not contain the time when a `doomed` machine was requested,
-    so the start of the launch is recorded as this time.
+    so the start of the launch is recorded instead.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

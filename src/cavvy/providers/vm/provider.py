@@ -141,7 +141,7 @@ class VmProvider:
             self._reach.wake()
 
     async def list_machines(self, gang: str) -> Sequence[str]:
-        """Return the ids of the gang's machines, including machines that have ended."""
+        """Return the ids of the gang's machines that have not ended."""
         await self._ledger.refresh(gang)
         record = self._ledger.get(gang)
         return sorted(record.ids) if record else ()
