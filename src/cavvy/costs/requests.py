@@ -146,7 +146,7 @@ def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) 
 
 def _split(total: int, weights: Mapping[_Part, int], rest: _Part) -> dict[_Part, int]:
     """Use the method of largest remainders to divide the amount in proportion to the weights. If
-    all weights are 0, `rest` gets the whole amount.
+    all weights are 0, the whole amount is assigned to `rest`.
     """
     whole = sum(weights.values())
     if not whole:

@@ -43,8 +43,8 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
 
 
 def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
-    """If the provider runs only sessions or only services, return the objection to tasks of other
-    kinds.
+    """If the provider runs only sessions or only services, return the objection to a task of any
+    other kind.
     """
     if manifest.only_services and task.service is None:
         reason = f"{manifest.title} run only services; start one with `cavvy serve`"

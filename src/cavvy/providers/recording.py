@@ -161,8 +161,8 @@ class CallRecorder:
         writes: bool,
         root: str = "",
     ) -> None:
-        """Record a call and its outcome. `root` is the address of the API, which is removed from
-        strings in replies.
+        """Record a call and its outcome. `root` is the address of the API. This address is removed
+        from strings in replies.
         """
         self._drop_old()
         if not self._open:

@@ -83,7 +83,7 @@ class BadSettings(ProviderError):
 
 
 class KnownProvider(Struct, frozen=True, kw_only=True):
-    """An installed provider and the path of its module, which is not imported yet."""
+    """An installed provider, and the path of its module. The module is not imported yet."""
 
     name: str
     module: str

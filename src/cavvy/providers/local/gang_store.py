@@ -476,7 +476,7 @@ class LocalGangStore(Struct):
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
-        """Return the last line of the agent's log, after a colon, or "" if the log is empty."""
+        """Return a colon and the last line of the agent's log, or "" if the log is empty."""
         log = read_file(self._folder(gang) / str(number) / "agent.log")
         lines = log.decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:500]}" if lines else ""

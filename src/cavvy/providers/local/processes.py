@@ -1,8 +1,9 @@
 """Starts processes that keep running when the server stops, sends signals to these processes, and
 finds the processes of a rank by their environment variables.
 
-A process is identified by its PID and its start time, because PIDs are reused. Information is read
-from /proc on Linux, and on other systems from `ps`, which is slower.
+A process is identified by its PID and its start time, because PIDs are reused. On Linux,
+information about processes is read from /proc; on other systems, it is read from `ps`, which is
+slower.
 """
 
 import os

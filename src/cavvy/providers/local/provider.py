@@ -191,8 +191,9 @@ class LocalProvider:
         return _READABLE.format("jobs" if self._hides is None else "jobs without an image")
 
     async def _discovered(self) -> ThisMachine:
-        """Return the machine's hardware. Only the first call waits for drivers. Later calls return
-        the last result, and refresh an old result in the background.
+        """Return the machine's hardware. Only the first call waits until the machine's drivers
+        answer. A later call returns the last result; if this result is old, the call also starts a
+        refresh in the background.
         """
         if self._refresh is not None and self._refresh.done():
             self._refresh.result()

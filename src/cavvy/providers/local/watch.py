@@ -12,8 +12,8 @@ _RETRY_S = 2.0
 
 
 class ProcessWatch:
-    """A queue of names. Each watched process has a name, which is added to the queue when the
-    process exits.
+    """A queue of names. Each watched process has a name. When the process exits, the name is added
+    to the queue.
     """
 
     def __init__(self) -> None:

@@ -246,7 +246,7 @@ def _encode(user_data: str, network: str) -> str:
 
 
 def _read_performance(disk_type: str) -> int:
-    """Return the volume performance units for each GB, which OCI uses instead of types of disks."""
+    """Return the volume performance units per GB. OCI uses these units instead of disk types."""
     if not re.fullmatch(r"(10|20|[3-9]0|1[0-2]0)", disk_type):
         raise Refused(
             f"disk type {disk_type}: OCI's boot volumes have performance units instead of types: "

@@ -115,8 +115,8 @@ class PbsSystem:
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        """Run a command that queries jobs. Ended jobs are included if the PBS server still keeps
-        these jobs.
+        """Run a command that queries jobs. Ended jobs are included if the PBS server still has
+        records of these jobs.
         """
         done = await self.commands.run([command, "-x", *arguments])
         if done.code != 0 and "history" in done.said.lower():

@@ -177,7 +177,7 @@ def _regions(gpu: Json, cloud: str) -> Sequence[str]:
 
 
 def _read_next(page: Json) -> str | None:
-    """Return the path of the next page of pods; None after the last page."""
+    """Return the path of the next page of pods, or None after the last page."""
     told = page.get("pagination") or {}
     cursor = told.get("nextCursor") if told.get("hasNextPage", True) else None
     return f"{_PODS}&cursor={quote(str(cursor), safe='')}" if cursor else None

@@ -62,7 +62,7 @@ def list_variables(channels: Sequence[DataChannel], offer: Offer) -> Mapping[str
 
 
 def read_texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """Return the option `name`, which is a table, with its values as strings. Raises Refused."""
+    """Return the option `name` as a table with string values. Raises Refused."""
     found = options.get(name) or {}
     if not isinstance(found, Mapping):
         raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")

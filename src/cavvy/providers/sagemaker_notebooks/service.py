@@ -3,8 +3,8 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
 
 When a notebook instance starts, the instance runs a script from a lifecycle configuration, which is
 a separate object in SageMaker. The lifecycle configuration has the notebook's name, and is deleted
-some time after the notebook. A notebook is stopped first, which ends the bill of its instance, and
-then deleted with its disk.
+some time after the notebook. A notebook is first stopped and then deleted. Stopping a notebook ends
+the bill of the notebook's instance, and deleting a notebook also deletes the disk.
 """
 
 import base64

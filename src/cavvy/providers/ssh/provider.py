@@ -222,8 +222,8 @@ class SshProvider:
                 self._links[name] = SshLink(entry, base, partial(dial, entry, ways))
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
-        """Read the facts of all hosts: wait for hosts whose facts are unknown, and refresh the
-        facts of other hosts in the background.
+        """Read the facts of all hosts: wait for the hosts whose facts are unknown, and refresh
+        known facts in the background.
         """
         self._update()
         self._collect()

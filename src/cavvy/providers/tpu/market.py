@@ -1,5 +1,5 @@
-"""Combines the types of slices that the TPU API lists for each zone with the catalog's prices,
-which apply to a region. An offer is one host of a slice.
+"""Combines the catalog's prices, one for each region, with the types of slices that the TPU API
+lists for each zone. An offer is one host of a slice.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Calls endpoints of Vertex AI with `rawPredict`, which passes on any body:
+"""Calls endpoints of Vertex AI with the method `rawPredict`, which accepts a body of any format:
 https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.endpoints/rawPredict
 """
 

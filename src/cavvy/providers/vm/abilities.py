@@ -54,8 +54,8 @@ def make_manifest(
 
 
 def reach_setting() -> ProviderSetting:
-    """Return the setting `reach_by_ssh`, which makes the server reach machines by SSH although the
-    cloud supports user data.
+    """Return the setting `reach_by_ssh`. With this setting, the server connects to machines by SSH
+    although the cloud supports user data.
     """
     return flag(
         "reach_by_ssh",

@@ -190,7 +190,7 @@ class VmReach:
         }
 
     async def _drop_old(self) -> None:
-        """Delete the records of gangs that have ended and of launches that failed."""
+        """Delete the records of ended gangs and of failed launches."""
         for name in list(self._records.records):
             gang = self._gangs.get(name)
             if gang is None:

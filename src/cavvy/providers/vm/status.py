@@ -175,7 +175,7 @@ class VmStatus:
         return self._machines.traits.list_lag
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
-        """Create records for gangs that the cloud lists but that are not in the ledger. If a
+        """Create records for gangs that the cloud's list contains and the ledger lacks. If a
         machine's name contains only the hash of the gang's name, the record is stored under the
         hash until the control plane requests the gang by name.
         """
@@ -288,8 +288,8 @@ class VmStatus:
     async def _note_deletion(
         self, record: VmGangRecord, shown: GangMachines, machines: set[str]
     ) -> VmGangRecord:
-        """Before requesting the deletion, record which nodes the deletion will end and which other
-        machines must be billed.
+        """Before requesting the deletion, record the nodes that the deletion will end, and the
+        additional machines that must be billed.
         """
         nodes = [each for each in record.nodes if each.id in machines and not each.ended_at]
         asked = [replace(each, deleted=True) for each in nodes]

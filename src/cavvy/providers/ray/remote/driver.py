@@ -115,8 +115,8 @@ class NodeActor:
 
 
 class ControlPlaneProbe:
-    """Checks whether the control plane answers. The control plane counts as lost if no request has
-    reached it for `patience_s` seconds, which is longer than the lease.
+    """Checks whether the control plane answers. The control plane counts as lost if it has answered
+    no request for `patience_s` seconds. This time is longer than the lease.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
