@@ -1,5 +1,5 @@
 """Finds the architecture of a machine's CPUs from its instance type, because price lists do not
-state it.
+state the architecture.
 
 The rows of `architectures.csv` are patterns for instance types of one provider. A type that no
 pattern matches has x86_64 CPUs, unless its accelerators contain an Arm CPU.

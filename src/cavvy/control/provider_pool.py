@@ -240,8 +240,8 @@ class ProviderPool:
         return dict(self._placed)
 
     async def _ask_all(self) -> OfferedMarket:
-        """Query all providers at the same time. Each call has a time limit of OFFERS_TIMEOUT, so
-        that a slow provider cannot delay the result for longer."""
+        """Query all providers at the same time. Each call has a time limit of OFFERS_TIMEOUT, so a
+        slow provider delays the result by at most that time."""
         stored = self._store
         credentials = (
             CredentialBook() if stored is None else await stored.provider_credentials.book()

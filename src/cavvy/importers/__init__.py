@@ -112,7 +112,7 @@ def load_file(
     now: datetime | None = None,
     options: ReadOptions = _AS_SUBMITTED,
 ) -> Translation:
-    """Read a file to show what it means and which of its parts Cavvy does not support yet. Raises
+    """Read a file to show its meaning and the parts that Cavvy does not support yet. Raises
     SpecError.
     """
     file = Path(path)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class UnquotedDate(str):
-    """The value of an unquoted YAML date or time. Tools such as dstack do not accept this kind of
-    value as a string.
+    """The value of an unquoted YAML date or time. Tools such as dstack do not accept an unquoted
+    date as a string.
     """
 
     __slots__ = ()

@@ -108,8 +108,9 @@ class ObservedVolume(Struct, frozen=True, kw_only=True):
 
 
 class ObservedMachine(Struct, frozen=True, kw_only=True):
-    """The cost of a named machine in the period while a job ran, and while no job ran. `kept_hours`
-    are the idle hours summed over nodes, and `times` is the number of idle periods.
+    """The cost of a named machine in the period, separately for the time with a job and the time
+    without a job. `kept_hours` are the idle hours summed over nodes, and `times` is the number of
+    idle periods.
     """
 
     project: str
@@ -194,8 +195,7 @@ def sort_waste(found: Iterable[Waste]) -> list[Waste]:
 
 
 def advise_volumes(volumes: Iterable[ObservedVolume], period: timedelta) -> list[Waste]:
-    """Return the volumes that no job uses now, and that jobs used for less than a fifth of the
-    time."""
+    """Return the unattached volumes that jobs used for less than a fifth of the known hours."""
     found = []
     for each in volumes:
         used = 1 - each.unattached_hours / each.known_hours if each.known_hours else 1.0
@@ -298,8 +298,9 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
 
 
 def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings that would result if the data arrived in time. The GPU would then compute
-    95 % of the time instead of the share g, so the same work would take g / 0.95 of the time.
+    """Return the savings that would result if the data arrived in time. If the data arrived in
+    time, the GPU would compute for 95 % of the time instead of the share g, so the same work would
+    take g / 0.95 of the measured time.
     """
     if not _is_long(run) or not _is_starved(run) or run.gpu_percent is None:
         return None
@@ -361,9 +362,10 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings that Daly's checkpoint interval, which is longer, would bring. Fewer
-    pauses reduce the cost. Each expected loss of a node increases the cost by the work in half of
-    the additional interval. The result is None if the pauses take less than 5 % of the time.
+    """Return the savings that Daly's checkpoint interval, which is longer, would bring. A longer
+    interval means fewer pauses, which reduces the cost. Each expected loss of a node increases the
+    cost by the work in half of the additional interval. The result is None if the pauses take less
+    than 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None
@@ -430,8 +432,8 @@ def _cheapest(offers: Iterable[Offer]) -> Offer | None:
 
 
 def _speed(offer: Offer, here: Offer) -> float | None:
-    """Return the ratio of the peak rates, in the first precision for which both are known; None if
-    the vendors differ.
+    """Return the ratio of the peak rates, in the first precision for which both rates are known, or
+    None if the vendors differ.
     """
     if not offer.accelerator or not here.accelerator or offer.accelerator == here.accelerator:
         return None

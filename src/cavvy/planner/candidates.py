@@ -255,7 +255,7 @@ def say_unread(problems: Iterable[str]) -> str:
 
 
 def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
-    """Return the providers that the task may use and that did not answer completely, with the
+    """Return the providers that the task may use but whose answers were incomplete, with the
     reasons.
     """
     asked = task.resources.providers

@@ -68,8 +68,8 @@ def explain(
     readiness: Callable[[Offer], Readiness] = lambda _: Readiness.READY,
     limit: int = 5,
 ) -> Explanation:
-    """Combine three kinds of rejections: by the catalogs (`matches`), by the providers (`refused`:
-    offers that fit, but that their provider refuses), and by the task's limits (`plan`).
+    """Combine the rejections by the catalogs (`matches`), by the providers (`refused`) and by the
+    task's limits (`plan`).
 
     An offer that only breaks a limit is listed before an offer that fails a constraint. Offers of
     providers that cannot run jobs come last.
@@ -101,8 +101,8 @@ def explain(
 
 
 def _list_broken(plan: PlacementPlan) -> list[OfferMiss]:
-    """Return the offers that break a limit, nearest first. Offers above the budget are left out if
-    a cheaper offer fits.
+    """Return the offers that break a limit, closest to the limit first. Offers above the budget are
+    left out if a cheaper offer fits.
     """
     return [
         OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)

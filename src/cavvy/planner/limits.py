@@ -109,8 +109,8 @@ class TaskLimiter:
         for the whole work. If the result is true, lost work is the only reason why the remaining
         work exceeds the remaining limit.
 
-        Cavvy does not end such a job early, because the job may still finish within the limit.
-        Cavvy stops the job when the job reaches the limit.
+        Cavvy does not end a job early if this method returns true, because the job may still finish
+        within the limit. Cavvy stops the job when the job reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:

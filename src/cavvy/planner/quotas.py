@@ -8,8 +8,8 @@ from cavvy.domain.tasks import Objection, TaskSpec
 
 def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:
     """Return why the quotas are too small for the task's nodes on this offer even if nothing else
-    runs, or None if the quotas are large enough. An offer is not rejected if its quota is too small
-    only because of current use.
+    runs, or None if the quotas are large enough. An offer whose quota is too small only because of
+    current use is not rejected.
     """
     if offer.quota_nodes is None or task.nodes <= offer.quota_nodes:
         return None

@@ -389,7 +389,7 @@ class Checkpoints:
 
     @asynccontextmanager
     async def _alone(self, job_id: str) -> AsyncIterator[None]:
-        """Lock the job's files against other tasks and other servers."""
+        """Lock the job's files against other tasks of this process and against other servers."""
         async with self._lock(job_id):
             locks = None if self._folders is None else self._folders.locks
             if locks is None:
@@ -482,8 +482,8 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """Return, for each market, the number of lost nodes, and the total running time, in hours, of
-    all ended nodes.
+    """Return two numbers for each market: the number of lost nodes, and the total running time of
+    all ended nodes in hours.
     """
     found: dict[str, NodeLosses] = {}
     for each in tallies:

@@ -37,7 +37,7 @@ async def make_model_folder(
     below: str | None,
 ) -> ModelFolder:
     """Merge the files of these snapshots. Unless `below` is None, also merge the files of the job's
-    newest checkpoint below the path `below`. If several files have the same path, the last one is
+    newest checkpoint below the path `below`. If several files have the same path, the last file is
     used; the checkpoint comes after the snapshots. Raises RowNotFound, NotManifest, HashMismatch,
     StoreFull.
     """

@@ -1,8 +1,8 @@
 """Signs requests for inputs, outputs and checkpoint files, so that agents need no credentials.
 
-An agent can request only transfers that its gang's task names, and only until its attempt has
-ended. Each signed request covers one object and is valid for 15 minutes; after that, the agent asks
-for a new signed request.
+Until its attempt ends, an agent can request the transfers that its gang's task names, and no other
+transfers. Each signed request covers one object and is valid for 15 minutes; after that, the agent
+asks for a new signed request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -123,8 +123,8 @@ def _list_forgotten(told: GangSeen | None, earlier: Sequence[Charge]) -> list[Ch
 
 
 def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
-    """Return the gang with corrected starts: a node of this attempt starts no later than its
-    `earlier` charges. A node that ended at its start time was not billed.
+    """Return the gang with corrected start times: no node starts later than its first charge in
+    `earlier`. A node that ended at its start time was not billed.
     """
     first: dict[int, datetime] = {}
     for charge in earlier:
@@ -182,8 +182,8 @@ def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
 
 
 def _outlives_start(node: NodeSeen) -> bool:
-    """Return whether the node is still running, or ended after the latest time at which its bill
-    can have started.
+    """Return True if the node is still running, or if it ended after the latest possible start of
+    its bill.
     """
     return node.ended_at is None or node.started_by is None or node.started_by < node.ended_at
 
@@ -405,9 +405,9 @@ def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
     """Return the charges for machines that were started for the gang but never became its nodes.
-    All charges, including the charges for disks and addresses, get the kind ROLLED_BACK, so that
-    they differ from a charge of the rank's node with the same start. Charges with the same rank and
-    start are added up.
+    All of these charges, including charges for disks and addresses, have the kind ROLLED_BACK,
+    which distinguishes them from charges of the rank's node with the same start. Charges with the
+    same rank and start are added up.
     """
     found: dict[tuple[int, datetime], Charge] = {}
     for node in told.rolled_back:

@@ -17,9 +17,9 @@ whether a replica must be ordered:
     full     If a replica is missing and the service has its maximum number of replicas, the
              requests wait until a replica ends or their own time limit has passed.
 
-A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
-a place without capacity does not use up the service's maximum number of replicas. After
-`RETRY_AFTER`, this module orders a replica for P again.
+A replica that was ordered for P ends if it finds no offer within `OFFER_WAIT`; otherwise, requests
+for places without capacity could use up the service's maximum number of replicas. After
+`RETRY_AFTER`, this module orders another replica for P.
 """
 
 from collections import Counter

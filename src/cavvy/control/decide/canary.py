@@ -13,10 +13,10 @@ affects both revisions, so it does not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 If both revisions are equally good, the number of the new revision's errors is hypergeometric given
-m. The statistic is the sum of the new revision's errors over the blocks, and its distribution is
-exact: with a single block and a single look, the test would be Fisher's exact test. The part of
-alpha that a look spends may depend on n1, n0 and m, because the distribution is conditional on
-these numbers.
+the number m. The statistic is the sum of the new revision's errors over the blocks, and its
+distribution is exact: with a single block and a single look, the test would be Fisher's exact test.
+The part of alpha that a look spends may depend on n1, n0 and m, because the distribution is
+conditional on these numbers.
 
 Latency. In a block, L1 and L0 are the mean logarithms of the latency of the new and the old
 revision, and w is n1 n0 / (n1 + n0). The variance of the logarithm within revisions and blocks is
@@ -127,7 +127,7 @@ def observe(
 
 
 def _is_less(counts: RevisionSums, before: RevisionSums) -> bool:
-    """Return whether any of the counts is less than in `before`."""
+    """Return whether any count is smaller than the same count in `before`."""
     fewer = counts.requests < before.requests or counts.errors < before.errors
     return fewer or counts.timed < before.timed
 

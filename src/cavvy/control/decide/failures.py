@@ -47,7 +47,7 @@ _BY_OUTCOME = {
 
 
 def failure_of(attempt: Attempt) -> FailureKind:
-    """Return the kind of failure of an unsuccessful attempt; NODE if the attempt records no other
+    """Return the failure kind that the attempt or its outcome states, or NODE if neither states a
     kind."""
     known = attempt.failure or (attempt.outcome and _BY_OUTCOME.get(attempt.outcome))
     return known or FailureKind.NODE

@@ -175,8 +175,8 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
 
 
 def _limited(job: JobRecord, attempt: Attempt) -> AdvanceJob:
-    """End a job that has reached a limit. A session that was ended because it was idle has not
-    failed.
+    """End a job that has reached a limit. A session that was ended because it was idle does not
+    count as failed.
     """
     if job.task.session and job.stop_cause is None:
         return AdvanceJob(phase=JobPhase.DONE, reason=f"the session ended: {attempt.reason}")

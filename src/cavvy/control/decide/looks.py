@@ -43,8 +43,8 @@ class GangLook(Struct, frozen=True, kw_only=True):
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
-    """Return the GangLook before the first poll. `doubt` is set if an earlier server may have
-    requested the launch."""
+    """Return the GangLook that is used before the gang's first poll. `doubt` is set if an earlier
+    server may have requested the launch."""
     doubt = attempt.created_at < started_at
     return GangLook(requested=doubt, doubt=doubt, unsure=doubt)
 

@@ -102,8 +102,8 @@ def find_bound(known: NullDistribution, allowed: float) -> int:
 
 
 def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
-    """Return the distribution without the outcomes in which the statistic reaches the bound, so
-    that the look rejects the hypothesis.
+    """Return the distribution without the outcomes in which the statistic reaches the bound and the
+    look therefore rejects the hypothesis.
     """
     size = max(1, bound - known.first)
     return replace(known, masses=known.masses[:size], spent=known.spent + sum(known.masses[size:]))

@@ -235,7 +235,7 @@ def place_job(
     now: datetime,
 ) -> RowChanges:
     """Start the job on its offer. If the task requests parallel gangs, also start the job on
-    further offers.
+    additional offers.
     """
     job, plan = place.job, candidates.plan_state
     attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")

@@ -126,8 +126,8 @@ class Arrivals(Struct, frozen=True, kw_only=True):
 def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
     """Record the arrival of a job, and return how long its first placement may wait.
 
-    The placement waits briefly while no capacity is free, because no job can start without free
-    capacity. During a burst of submissions, the placement waits for up to a second, so that the
+    If no capacity is free, the placement waits briefly, because no job can start before capacity
+    becomes free. During a burst of submissions, the placement waits for up to a second, so that the
     requests are answered first.
     """
     recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)

@@ -49,8 +49,8 @@ def find_timeout(spec: ServiceSpec) -> timedelta:
 
 
 def settle(call: QueuedCall, answer: CallAnswer, terms: QueueTerms, now: datetime) -> QueuedCall:
-    """Return the call after it was answered or has failed: it is done, dead, or waits for its next
-    try.
+    """Return the call in its next state after an answer or a failure: done, dead, or waiting for
+    its next try.
     """
     status = answer.status
     counted = status not in _UNCOUNTED

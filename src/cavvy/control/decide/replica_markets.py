@@ -130,8 +130,8 @@ def place_in_regions(task: TaskSpec) -> TaskSpec:
 
 
 def find_loss(attempt: Attempt | None) -> ReplicaLoss | None:
-    """Return how the market caused the attempt's end (a refusal or a loss), or None if the attempt
-    ended for another reason.
+    """Return how the market ended the attempt (a refusal or a loss), or None if the attempt ended
+    for another reason.
     """
     if attempt is None or attempt.offer.purchase is not Purchase.SPOT:
         return None

@@ -313,7 +313,7 @@ def _follow_ready(
 
 
 def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:
-    """Return the replica with the location where it runs."""
+    """Return the replica with its location, account and gang taken from `seen`."""
     if seen.offer is None:
         return replica
     gang = "" if seen.offer.provider == HERE else seen.gang
@@ -570,8 +570,8 @@ _RANKS = (
 
 
 def _age_of(replica: ServiceReplica) -> tuple[int, datetime, str]:
-    """Return the sort key by which replicas are kept: by state, with serving replicas first, and
-    then by age.
+    """Return the sort key that decides which replicas to keep: first by state, with serving
+    replicas first, and then by age.
     """
     return _RANKS.index(replica.state), replica.ordered_at, replica.id
 

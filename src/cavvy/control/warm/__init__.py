@@ -1,1 +1,1 @@
-"""Tracks gangs that are kept after their work for the next job of the same project."""
+"""Tracks gangs that, after their work has ended, are kept for the next job of the same project."""

@@ -194,9 +194,9 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
 
 
 def _fill_in_commands(root: Node, kept_keys: TranslationNotes) -> list[str]:
-    """Return the commands as dstack sends them to a node: without the arguments of the command
-    line, which Cavvy does not have, and with `$$` as an escaped `$`. An expression that only dstack
-    could evaluate is refused.
+    """Return the commands as dstack sends them to a node: without command-line arguments, which
+    Cavvy does not have, and with `$$` as an escaped `$`. An expression that only dstack could
+    evaluate is refused.
     """
     found: list[str] = []
     for each in items(child(root, "commands")):

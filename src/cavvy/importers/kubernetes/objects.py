@@ -35,7 +35,7 @@ class ServiceObjects(Struct, frozen=True, kw_only=True):
 
 
 def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> ServiceObjects | None:
-    """Return the objects of the service, or None unless the file contains exactly one
+    """Return the objects of the service, or None if the file does not contain exactly one
     Deployment."""
     found: dict[str, list[tuple[SourceMark, Values]]] = {}
     for node in documents:

@@ -199,8 +199,8 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """Translate one alternative. `spare` means that there is another alternative, so an unknown
-    accelerator causes only a note.
+    """Translate one alternative. If `spare` is true, the file lists another alternative, so an
+    unknown accelerator causes only a note.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions, zone = _read_location(table, kept_keys)
@@ -521,10 +521,10 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Return whether the alternatives contain every pair of a provider and a region. Otherwise, one
-    list of providers and one list of regions would also allow pairs that the file does not name.
-    Either every alternative or no alternative must state a provider, and the same applies to
-    regions.
+    """Return whether the alternatives contain every pair of a provider and a region. If a pair is
+    missing, one list of providers and one list of regions would also allow pairs that the file does
+    not name. Either every alternative or no alternative must state a provider, and the same applies
+    to regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

@@ -2,8 +2,9 @@
 the offers that the job may use.
 
 A market is one machine type in one location, with a spot offer, an on-demand offer or both. Work is
-measured in seconds on a reference machine. A faster machine is treated as equally fast but cheaper,
-so that estimated times are never too short. Slower machines are left out.
+measured in seconds on a reference machine. A machine that is faster than the reference machine is
+treated as equally fast but cheaper, so that estimated times are never too short. Slower machines
+are left out.
 """
 
 from collections.abc import Mapping, Sequence

@@ -83,7 +83,7 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Reject a change from on-demand to waiting for spot if `question.core` would choose on-demand
     again after an hour of waiting (or after ten launch times, if that is longer). A shorter wait
-    would save less than the additional launch costs.
+    would save less than the cost of the additional launch.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:

@@ -43,8 +43,9 @@ class ModelKind(StrEnum):
 
 
 class MeasuredError(Struct, frozen=True, kw_only=True):
-    """Absolute errors of step times, as shares, over `steps` measured steps. `most` is the largest
-    error or, if `is_share` is true, the error that nine of ten steps do not exceed.
+    """The absolute errors of estimated step times, as fractions of the measured times, over `steps`
+    steps. `most` is the largest error or, if `is_share` is true, the error that nine of ten steps
+    do not exceed.
     """
 
     median: float

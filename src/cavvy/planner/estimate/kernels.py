@@ -221,7 +221,7 @@ def _padded(size: float, step: int) -> float:
 
 def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
     """Return the shape as a matrix product (groups, rows, columns, inner length) for another batch
-    size. In most products, the batch size scales the number of groups. In a product with
+    size. In most matrix products, the batch size scales the number of groups. In a product with
     parameters, the batch size scales the number of rows. In a product that computes the gradient of
     parameters, the batch size scales the inner length.
     """
@@ -259,7 +259,7 @@ def _is_half(kernel: KernelProfile, precision: str) -> bool:
 
 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
-    """Return the FLOP/s that a large product reaches in the kernel's precision."""
+    """Return the FLOP/s that a large matrix product reaches in the kernel's precision."""
     device, constants = setting.device, setting.constants
     share = constants.half
     if not _is_half(kernel, setting.precision):

@@ -14,8 +14,9 @@ class ProfileError(ValueError):
 
 
 class KernelProfile(Struct, frozen=True, kw_only=True):
-    """Equal kernels of one step; `count` is their number. All values except `count` are for a
-    single kernel. `bytes` is the number of bytes that one kernel reads and writes.
+    """A group of equal kernels in one step; `count` is the number of kernels. All values except
+    `count` are for a single kernel. `bytes` is the number of bytes that one kernel reads and
+    writes.
     """
 
     kind: str  # matmul, conv, attention, reduction, copy, index, pointwise
@@ -49,9 +50,9 @@ class PeakMemory(Struct, frozen=True, kw_only=True):
 
 
 class CollectiveProfile(Struct, frozen=True, kw_only=True):
-    """Equal exchanges of data between accelerators in each step; `count` is their number. `kind` is
-    the kind of exchange, and `bytes` is the number of bytes that each accelerator sends in one
-    exchange.
+    """A group of equal data exchanges between accelerators in one step; `count` is the number of
+    exchanges. `kind` is the kind of exchange, and `bytes` is the number of bytes that each
+    accelerator sends in one exchange.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all

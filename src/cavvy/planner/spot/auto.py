@@ -193,9 +193,9 @@ class AutoPolicy(MarketPolicy):
         spot ends before the work, another launch follows; the expected savings must cover the
         larger part of the expected price of this launch.
 
-        The savings need to cover only a part of the price, because a start also shows whether spot
-        lasts in this market. The spell lengths have a light prior, so that a few observed short
-        periods with spot outweigh the prior.
+        The savings need to cover only a part of the price of another launch, because a start also
+        shows whether spot lasts in this market. The spell lengths have a light prior, so that a few
+        observed short periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)
@@ -224,11 +224,12 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _targets(self, view: PolicyView, moment: TimeLeft) -> list[int]:
-        """Return the other markets in which the job may start now.
+        """Return the markets other than the home market in which the job may start now.
 
         A gang that runs on spot moves only to a market whose spot has been available for at least
         two overheads, and only if the slack is enough for two such moves. If spot in the other
-        market is only assumed to be available, this spot must also be cheaper.
+        market is only assumed to be available, it must also be cheaper than spot in the home
+        market.
         """
         others = [
             index for index, watch in enumerate(self._watches) if watch.up and index != self._home

@@ -44,8 +44,8 @@ class SpotOnlyPolicy(MarketPolicy):
 
 
 class GreedyPolicy(MarketPolicy):
-    """Uses spot when it is available and waits otherwise. At the last moment at which on-demand can
-    still meet the deadline, the policy changes to on-demand and stays there until the end.
+    """Uses spot while spot is available, and waits otherwise. At the last moment at which on-demand
+    can still meet the deadline, the policy changes to on-demand and stays there until the end.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -83,7 +83,7 @@ class UniformProgress(MarketPolicy):
     unavailable, the job runs on demand until it is ahead of that pace by two overheads. The margin
     of two overheads prevents frequent changes. A job that is on pace uses spot, or idles if spot is
     unavailable. A job on spot stays on spot as long as possible. After a preemption, the policy
-    prefers the cheapest spot in other regions.
+    prefers the cheapest spot market in a region other than that of the preempted gang.
     """
 
     def __init__(self, terms: JobTerms) -> None:

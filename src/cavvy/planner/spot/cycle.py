@@ -15,7 +15,7 @@ spells alone:
 
 * When spot becomes unavailable, idle for at most `patience` hours and then run on demand. The
   choice of `patience` is a ski-rental problem with known probabilities.
-* When spot becomes available again while the job runs on demand, change to spot after it has been
+* When spot becomes available again while the job runs on demand, change to spot after spot has been
   available for `trust` hours.
 
 The price of slack is chosen so that the thresholds `patience` and `trust` use exactly the available
@@ -112,7 +112,7 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
     """Return the lowest price of slack at which at most `slack` hours are needed; SCARCE if the
     search finds none. `need` returns the hours of slack that are needed at a price. The higher the
-    price, the fewer hours are needed.
+    price of slack, the fewer hours of slack are needed.
 
     `guess` is the result of an earlier search. `guess` does not change the result, but makes the
     search unnecessary if the final bounds of the earlier search still hold.

@@ -82,9 +82,7 @@ class MarketMemory:
         return made
 
     def _begin(self, now: float, quote: SpotQuote) -> float:
-        """Return the hour at which the new state began; `now` if only a price change caused the new
-        state.
-        """
+        """Return the hour at which the new state began, or `now` if only the price has changed."""
         if quote.since_s is None or quote.up is self._offered:
             return now
         return max(quote.since_s / _HOUR_S, self._since)

@@ -54,8 +54,8 @@ def plan_course(
     field: RoamingView, moment: TimeLeft, running: bool, guess: float = 0.0
 ) -> RoamingTarget | None:
     """Decide where to run or how long to wait. Returns None if the slack is not enough to finish on
-    spot only, so that on-demand must be considered. `guess` is the price of slack of an earlier
-    decision and only saves time.
+    spot only, so that on-demand must be considered. `guess` is the price of slack from an earlier
+    decision and only speeds up the search.
     """
     leaving = _Leaving(field, moment)
     slack = _SlackOfCourse(field, moment, leaving.cost(field.home))

@@ -71,9 +71,9 @@ class SpotHedge:
     """The policy of SkyServe (Mao et al., EuroSys 2025). The policy spreads replicas over the
     zones, adds one spare replica and uses on-demand as a fallback.
 
-    The policy avoids zones in which a replica was lost or refused, while enough other zones are
-    left. Each replica (including the spare) that is not ready on spot is replaced on demand, up to
-    `replicas` on-demand replicas.
+    While enough other zones are left, the policy avoids zones in which a replica was lost or
+    refused. Each replica (including the spare) that is not ready on spot is replaced on demand, up
+    to `replicas` on-demand replicas.
     """
 
     def __init__(self, service: ServiceTerms, spare: int = 1) -> None:
@@ -156,14 +156,14 @@ class SteadyPlacement:
     only while the risk of a loss requires spares.
 
     Replicas are launched in the zones with the lowest loss rate, (losses + prior losses) / (hours
-    with replicas + prior hours), and preferably not in zones and regions that already have replicas
-    of the service. The policy assumes that a zone loses all its replicas at the same time, and that
-    a zone that has kept its replicas for long tends to keep them. The assumed losses per hour are
-    prior losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas
-    remain after a loss, the policy assumes that the missing replicas are replaced after one cold
-    start and one tick. Spares are added while the expected shortfall of replicas exceeds the
-    allowed shortfall. On-demand replicas fill the gap until spot replicas are ready, and back up
-    spot replicas that are scarce or at risk.
+    with replicas + prior hours), preferably in zones and regions without replicas of the service.
+    The policy assumes that a zone loses all its replicas at the same time, and that a zone that has
+    kept its replicas for a long time tends to keep them. The assumed losses per hour are prior
+    losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas remain
+    after a loss, the policy assumes that the missing replicas are replaced after one cold start and
+    one tick. Spares are added while the expected shortfall of replicas exceeds the allowed
+    shortfall. On-demand replicas fill the gap until spot replicas are ready, and back up spot
+    replicas that are scarce or at risk.
     """
 
     def __init__(
@@ -281,8 +281,8 @@ class SteadyPlacement:
         return sum(self._hazard(zone) for zone in short)
 
     def _hazard(self, zone: int) -> float:
-        """Return the expected losses per hour in a zone at its current age. The longer a zone has
-        kept its replicas, the lower the result.
+        """Return the expected losses per hour in a zone, given how long the zone has kept its
+        replicas. The longer a zone has kept its replicas, the lower the result.
         """
         return self._weights.prior_losses / (self._age_hr[zone] + self._weights.prior_hr)
 
