@@ -257,9 +257,10 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """Return the forms of a name that are looked up one after another. The first form is the
-    unchanged name. Each later form omits one more element, in this order: hyphens and underscores,
-    vendor words, the memory size, and the words for the slot together with other punctuation.
+    """Return the forms of a name in the order in which the forms are looked up. The first form is
+    the unchanged name. Each later form omits one more element, in this order: hyphens and
+    underscores, vendor words, the memory size, and the words for the slot together with other
+    punctuation.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)

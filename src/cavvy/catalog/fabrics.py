@@ -1,4 +1,4 @@
-"""Finds the RDMA network of a machine from its instance type, because price lists do not state it.
+"""Finds a machine's RDMA network from its instance type, because price lists omit the network.
 
 The rows of `fabrics.csv` are patterns for instance types of one provider. If no row describes a
 machine, the machine has no known RDMA network, so the machine never meets a request for an RDMA

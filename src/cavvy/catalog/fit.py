@@ -374,7 +374,7 @@ def _gap(noun: str, has: str, asked: str) -> str:
 
 
 def _price(rate: HourlyRate, other: HourlyRate) -> str:
-    """Format a price as text. If the two prices would look equal, more digits are shown."""
+    """Format a price as text. If `rate` and `other` would look equal, more digits are shown."""
     return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
 
 

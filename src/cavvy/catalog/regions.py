@@ -80,8 +80,8 @@ def list_known_places() -> frozenset[str]:
 
 
 def list_places_around(wanted: str) -> frozenset[str]:
-    """Return the names of the wanted zone, region, country or area, and of the larger places that
-    contain it."""
+    """Return the names of the wanted place (a zone, region, country or area), and of the larger
+    places that contain the wanted place."""
     wish = wished_place(wanted)
     return _with_other_names({wish, region_of_zone(wish), *locate("", wish)})
 

@@ -103,8 +103,8 @@ class GangOperator:
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
         """Return the charges that must be written now. The charges of a warm gang are returned
-        together with the attempt's row, so that the write fails if a job has taken the gang over
-        meanwhile.
+        together with the attempt's row, so that the write fails if a job has meanwhile taken over
+        the gang.
         """
         if not is_accrual_due(attempt, self._look(attempt)):
             return RowChanges()

@@ -40,8 +40,8 @@ class OrphanReport(Struct, frozen=True, kw_only=True):
 
 class GarbageCollector:
     """Reconciles the key SWEEP, which removes unwanted gangs but not uploads, so that an
-    unresponsive storage does not delay the removal of gangs. The class also does the work of `cavvy
-    gc` and the last part of `cavvy down`.
+    unresponsive storage does not delay the removal of gangs. The class also performs `cavvy gc` and
+    the last step of `cavvy down`.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class GarbageCollector:
         them.
 
         The first observation is that the gang is not in the database, or that its attempt has
-        ended. The second observation is that the provider already listed the gang some time ago, or
-        that its nodes are old enough.
+        ended. The second observation is that the provider listed the gang some time ago, or that
+        the gang's nodes are old enough.
         """
         found, problems = await self._look()
         orphans: list[OrphanGang] = []

@@ -34,8 +34,8 @@ def tell_value(name: str, *, is_variable: bool) -> str:
 
 
 def check_header(name: str, value: str) -> str:
-    """Return what is wrong with an HTTP header, or "" if nothing is. The characters are those of
-    RFC 9110, sections 5.1 and 5.5.
+    """Return the problem of an HTTP header, or "" if the header is valid. The permitted characters
+    follow RFC 9110, sections 5.1 and 5.5.
     """
     if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
         return f"{shown(name)} is not a valid name of a header"

@@ -64,7 +64,7 @@ _DSTACK_KEYS = _words(
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
     """Return the tool for which the documents of a file were written. The default is Cavvy. A file
-    with several documents is for SkyPilot, unless each is an object of Kubernetes.
+    with several documents is for SkyPilot, unless each document is an object of Kubernetes.
     """
     if documents and all(map(_is_object, documents)):
         return Dialect.KUBERNETES

@@ -88,7 +88,7 @@ class TranslationNotes:
         self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
     def forget(self, key: str) -> None:
-        """Remove the notes on a key that has a meaning after all."""
+        """Remove the notes on a key that turns out to have a meaning."""
         self._kept = {
             each: kept for each, kept in self._kept.items() if kept.key != key or kept.refused
         }

@@ -251,7 +251,8 @@ def _is_idle(run: ObservedRun) -> bool:
 
 def _is_starved(run: ObservedRun) -> bool:
     """Return whether the CPUs are fully used while the GPU waits. Waiting for a disk or network
-    cannot be distinguished from other waiting, so the function does not detect such waits.
+    cannot be distinguished from other waiting, so the function does not detect waits for a disk or
+    network.
     """
     if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
         return False
@@ -414,7 +415,7 @@ _RULES: dict[WasteKind, Callable[[ObservedRun, Sequence[Offer]], _Saving | None]
 
 
 def _is_like(offer: Offer, here: Offer) -> bool:
-    """Return whether the offer can replace the node, apart from its memory and its kind of
+    """Return whether the offer can replace the node, ignoring the offer's memory and kind of
     accelerator.
     """
     same = (offer.provider, offer.purchase, offer.accelerator_count, offer.architecture) == (

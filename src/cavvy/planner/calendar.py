@@ -175,7 +175,7 @@ class TimeInterval(Struct, frozen=True):
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """Return the window's interval that contains `now` or, if none does, the window's next
+    """Return the window's interval that contains `now` or, if no interval does, the window's next
     interval. Adjacent intervals are merged.
     """
     today = now.astimezone(zone).date()

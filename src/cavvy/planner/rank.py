@@ -312,9 +312,9 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """Return the key by which offers that break limits are sorted, nearest first. The key compares,
-    in this order: whether the work is expected to finish, the number of broken limits, the excess,
-    and the price.
+    """Return the sort key of an offer that breaks limits; offers closest to the limits come first.
+    The key compares, in this order: whether the work is expected to finish, the number of broken
+    limits, the excess, and the price.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key

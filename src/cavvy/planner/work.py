@@ -70,7 +70,7 @@ def start_time(offer: Offer) -> timedelta:
 def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
     """Return the properties of an offer that determine the estimate. Offers of the same shape
     differ only in location and price. If no rate was measured on the offer's machine type, offers
-    of the same shape may also differ in provider.
+    of different providers may have the same shape.
     """
     return (
         _machine_rate(task.work, offer, task) if task.work is not None else None,

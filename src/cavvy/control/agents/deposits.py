@@ -163,7 +163,7 @@ class Deposits:
 
         Reading stops after some time without progress; this time is shorter if other nodes of the
         gang are `billed`. Reading may first wait until other gangs' results are read: billed gangs
-        wait only for billed gangs, and other gangs only for gangs that are not billed.
+        wait only for other billed gangs, and unbilled gangs only for other unbilled gangs.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):

@@ -522,8 +522,8 @@ class AgentSessions:
         report.node = replace(report.node, sent=tuple(priced))
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Change the checkpoint interval if the cost of the newest checkpoint makes another
-        interval clearly better.
+        """Change the checkpoint interval if, at the cost of the newest checkpoint, another interval
+        is clearly better than the current interval.
         """
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
         if save_interval is None or not is_news(
@@ -557,7 +557,7 @@ class AgentSessions:
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
     """Return the messages to store one by one, after storing them together has failed. If there is
     only one message, it is reduced to the fields that can always be stored. Raises HashMismatch if
-    the message was already reduced.
+    the only message has already been reduced to these fields.
     """
     if len(messages) != 1:
         return messages

@@ -129,8 +129,8 @@ def list_possible(
     gone: Iterable[ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
-    """Return the needs for which a replica can be ordered now. For these needs, the service may run
-    in the needed places, and no replica for the same places has recently failed to find an offer.
+    """Return the needs for which a replica can be ordered now. Each returned need names places in
+    which the service may run, and for which no replica has recently failed to find an offer.
     """
     refused = {
         frozenset(each.bound_to)

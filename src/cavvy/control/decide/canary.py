@@ -77,7 +77,8 @@ _NORMAL = NormalDist()
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
     """`alpha` is the maximum share of revisions that are rolled back although they are not worse.
-    The new revision is promoted after `requests` requests without enough evidence against it.
+    The new revision is promoted after `requests` requests without enough evidence against the
+    revision.
     """
 
     alpha: float = 0.01

@@ -29,8 +29,7 @@ def find_holder(
 
 
 def _may_be_here(replica: ServiceReplica) -> bool:
-    """Return whether the replica may run on the server's machine; its location is unknown until it
-    runs."""
+    """Return whether the replica runs, or may later run, on the server's machine."""
     if replica.state is ReplicaState.ENDED or (replica.providers and HERE not in replica.providers):
         return False
     return not replica.gang and (not replica.place or replica.place.startswith(f"{HERE}/"))

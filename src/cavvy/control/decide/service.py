@@ -103,9 +103,9 @@ class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
     and stop the jobs of existing replicas. `orders` lists the market of each new replica; for "",
     the planner chooses the market. `candidates` is the number of new replicas of the candidate
-    revision. `bound` are further replicas to order, for requests that must stay in certain places.
-    `finished` means that the service was ended and has no replicas left. The next decision is due
-    after the time `after`.
+    revision. `bound` are additional replicas to order, for requests that must stay in certain
+    places. `finished` means that the service was ended and has no replicas left. The next decision
+    is due after the time `after`.
     """
 
     service: StoredService
@@ -450,9 +450,7 @@ def _list_newest(
     replicas: list[ServiceReplica],
     kept: frozenset[str] = frozenset(),
 ) -> list[ServiceReplica]:
-    """Return the replicas of the newest revision, sorted so that the first replica to end comes
-    last.
-    """
+    """Return the replicas of the newest revision; the replica that should end first comes last."""
     ours = [each for each in replicas if each.revision == service.revision]
     return sorted(ours, key=lambda each: (each.id not in kept, *_age_of(each)))
 
@@ -464,8 +462,8 @@ def _find_orders(
     need: _ReplicaNeed,
     now: datetime,
 ) -> _Orders:
-    """Return the replicas to order: one for each missing place, and further replicas that the load
-    needs. Further replicas are ordered in the places where requests wait.
+    """Return the replicas to order: one for each missing place, and additional replicas that the
+    load needs. Additional replicas are ordered in the places where requests wait.
     """
     going = [*ended, *(each for each in replicas if each.state is ReplicaState.ENDING)]
     counting = [

@@ -1,7 +1,7 @@
 """Decides about standby gangs. Decides when a job gets a standby gang: a second gang that starts
 while the job's own gang still works or does not start.
 
-A standby gang starts while the job's own gang exists. The standby gang takes the job over once the
+A standby gang starts while the job's own gang exists. The standby gang takes over the job when the
 job's own gang can do no more work. Agents of a standby gang can claim their ranks, but receive no
 work before the takeover. The takeover is one write, which moves the job to the standby gang and
 invalidates all claims of the old gang that are not granted yet.
@@ -202,7 +202,7 @@ def _without(job: JobRecord, standbys: Sequence[Attempt]) -> JobRecord:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Let the standby gang take the job over once the standby gang is ready. If the job's own gang
+    """Let the standby gang take over the job when the standby gang is ready. If the job's own gang
     is still working, first order it to save a last checkpoint.
     """
     leaves = taken_at(own, rows.nodes_of(own)) is not None
@@ -262,7 +262,8 @@ def _swap(
 ) -> RowChanges:
     """Make the standby gang the job's own gang.
 
-    If the old gang is still open, all of its ranks are written, so that a concurrent claim fails.
+    If the old gang is still open, the rows of all its ranks are written, so that a concurrent claim
+    fails.
     """
     job = rows.job
     text = f"attempt {standby.number} on {standby.offer.key} takes over: {why}"

@@ -323,8 +323,8 @@ def count_miss(attempt: Attempt, now: datetime) -> Attempt:
 def order_ranks(
     rows: JobRows, attempt: Attempt, action: gangs.OrderRanks, now: datetime
 ) -> RowChanges:
-    """Send an order to each of these ranks. Each order of a rank has a higher number than the order
-    before it.
+    """Send an order to each of these ranks. Each order to a rank has a higher number than the
+    rank's previous order.
     """
     nodes = []
     for rank in action.ranks:

@@ -92,8 +92,8 @@ class ServiceReconciler:
         return [*keys, *(calls_key(each) for each in keys)]
 
     async def note_job(self, job_id: str) -> None:
-        """Handle a reconciled job: if the job is a replica, reconcile its service, or divide its
-        bill if its service no longer exists.
+        """Handle a reconciled job. If the job is a replica, reconcile the replica's service or, if
+        the service no longer exists, divide the replica's bill.
         """
         if key := self._services.get(job_id):
             self._hint(key)

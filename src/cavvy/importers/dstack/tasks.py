@@ -217,7 +217,7 @@ def _fill_in(match: re.Match[str]) -> str:
 
 
 def join_commands(commands: list[str]) -> str:
-    """Join commands into one script. Each command runs only if the previous one succeeded."""
+    """Join commands into one script. Each command runs only if the previous command succeeded."""
     found = []
     for command in commands:
         text = command.strip()
@@ -376,8 +376,8 @@ def _repo_path(root: Node) -> str:
 
 
 def _place(root: Node, path: str) -> str:
-    """Return a path of the repository or of a file. As in dstack, relative paths start at the
-    configuration's `working_dir`.
+    """Return the path of a repository or file on the node. As in dstack, relative paths start at
+    the configuration's `working_dir`.
     """
     folder = text_at(root, "working_dir") or ""
     is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))

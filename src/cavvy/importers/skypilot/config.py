@@ -1,5 +1,5 @@
-"""Translates SkyPilot's `config`. Some settings in `config` affect the work; the others concern
-only SkyPilot itself.
+"""Translates SkyPilot's `config`. Some settings in `config` affect the work; all other settings
+concern only SkyPilot itself.
 """
 
 import json

@@ -60,9 +60,9 @@ class TranslatedMounts(Struct, frozen=True, kw_only=True):
 def read_mounts(
     table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
-    """Translate the supported mounts, and refuse the others. Local files are submitted with the
-    working folder. If `clouds` has exactly one cloud, a bucket without a store is assumed to be in
-    the store of that cloud, otherwise in S3.
+    """Translate the supported mounts, and refuse all other mounts. Local files are submitted with
+    the working folder. If `clouds` has exactly one cloud, a bucket without a store is assumed to be
+    in the store of that cloud, otherwise in S3.
     """
     found = TranslatedMounts()
     stores: set[str] = set()
@@ -187,7 +187,7 @@ def _read_local(
 
 
 def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
-    """Yield a sentence for each way in which the translation differs from a SkyPilot mount."""
+    """Yield a sentence for each difference between the translation and a SkyPilot mount."""
     if isinstance(value, ScalarNode):
         return
     if not found.inputs:

@@ -508,8 +508,8 @@ def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
 
 
 def _join(found: list[ResourceSpec]) -> ResourceSpec:
-    """Extend the first alternative to accept everything that the other alternatives accept, and
-    return it."""
+    """Return the first alternative, extended to accept everything that the other alternatives
+    accept."""
     spots = {each.spot for each in found}
     return replace(
         found[0],

@@ -34,7 +34,7 @@ _NOTED = {
 
 
 def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None:
-    """Return the service of a task, or None if the file has none, or has a pool of workers."""
+    """Return the service of a task, or None if the file has no service or has a pool of workers."""
     section = child(table, "service")
     if not isinstance(section, MapNode):
         return None

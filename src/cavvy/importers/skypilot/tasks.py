@@ -86,7 +86,7 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
 
 
 def _refuse_several(bodies: Sequence[Node], parallel: bool, kept_keys: TranslationNotes) -> str:
-    """Refuse a file with several tasks. Returns what SkyPilot calls such a file."""
+    """Refuse a file with several tasks. Returns SkyPilot's term for a file with several tasks."""
     each = "in parallel" if parallel else "one after another"
     reason = f"{len(bodies)} tasks that run {each} are not one job: put each task into its own file"
     kept_keys.refuse(bodies[1].mark, "---", reason)

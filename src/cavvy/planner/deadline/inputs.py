@@ -67,8 +67,8 @@ class SteeredMarket(Struct, frozen=True):
 
     def spot_usd(self, nodes: int) -> float:
         """Return the cost in dollars of a spot gang for the amount of work that the reference
-        machine does in an hour. If the market has no spot, the result is too high to ever be
-        chosen.
+        machine does in an hour. If the market has no spot, the result is so high that the market is
+        never chosen.
         """
         return _usd(self.spot, nodes) * self.run_time_ratio
 

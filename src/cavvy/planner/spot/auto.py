@@ -190,8 +190,8 @@ class AutoPolicy(MarketPolicy):
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
         """Return whether a start on spot pays off if spot has been available for `age` hours. If
-        spot ends before the work, another launch follows; the expected savings must cover the
-        larger part of the expected price of this launch.
+        spot becomes unavailable before the work ends, another launch follows; the expected savings
+        must cover the larger part of the expected price of this launch.
 
         The savings need to cover only a part of the price of another launch, because a start also
         shows whether spot lasts in this market. The spell lengths have a light prior, so that a few

@@ -30,7 +30,7 @@ class OnDemandPolicy(MarketPolicy):
 
 
 class SpotOnlyPolicy(MarketPolicy):
-    """Uses spot when it is available and waits otherwise. Ignores the deadline."""
+    """Uses spot while spot is available, and waits otherwise. Ignores the deadline."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._choice = _Choice(terms)

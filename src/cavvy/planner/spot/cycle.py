@@ -19,8 +19,8 @@ spells alone:
   available for `trust` hours.
 
 The price of slack is chosen so that the thresholds `patience` and `trust` use exactly the available
-slack in the remaining time (dual ascent on this single constraint). The price is computed again for
-each decision.
+slack in the remaining time (dual ascent on this single constraint). The price of slack is computed
+again for each decision.
 """
 
 from collections.abc import Callable
@@ -72,8 +72,8 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
 
 def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, float, float]:
     """Return the patience for `plan_wait`, the mean hours of idling, and the probability that spot
-    stays unavailable for longer. `loss` is the difference between the cost of a launch on demand
-    and the cost of a return to spot.
+    stays unavailable for longer than the patience. `loss` is the difference between the cost of a
+    launch on demand and the cost of a return to spot.
     """
     return away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
 
@@ -209,8 +209,8 @@ class CycleProblem(NamedTuple):
         return _find_cycles(self.stays, self.away, self.saving, self.overhead)
 
     def _need(self, cycles: _CyclesByPrice) -> Callable[[float], float]:
-        """Return a function: from the price of an hour of slack to the hours of slack that the
-        job needs at this price.
+        """Return a function that maps the price of an hour of slack to the hours of slack that the
+        job needs.
         """
         within, overhead, left = self.within, self.overhead, self.left
         if within is None:

@@ -1,5 +1,5 @@
-"""Decides how long to wait for spot in one market before moving to another. `auto` uses this module
-for a job that has several markets and enough slack to finish on spot only.
+"""Decides how long to wait for spot in one market before moving to another market. `auto` uses this
+module for a job that has several markets and enough slack to finish on spot only.
 
 Costs are compared with the cost of working on spot in the current market. An additional idle hour
 costs the price of slack, and a launch costs its loading time. A move to another market costs the
@@ -27,9 +27,9 @@ _AVAILABLE = "spot is available"
 
 
 class RoamingView(NamedTuple):
-    """The markets of a job. `open` contains the other markets in which the job may start now.
-    `moves` are the prices of copying the checkpoint to each market. The unit of money is the price
-    of an hour on demand.
+    """The markets of a job. `open` contains the markets other than `home` in which the job may
+    start now. `moves` are the prices of copying the checkpoint to each market. The unit of money is
+    the price of an hour on demand.
     """
 
     watches: Sequence[MarketMemory]
