@@ -54,8 +54,8 @@ class MemorySize(Struct, frozen=True):
 
 
 class AcceleratorModel(Struct, frozen=True, kw_only=True):
-    """One product. A request for its `family` accepts every product of the family: for example,
-    H100 accepts SXM, PCIe and NVL.
+    """One product. A request for the product's `family` accepts every product of the family: for
+    example, H100 accepts SXM, PCIe and NVL.
     """
 
     name: str

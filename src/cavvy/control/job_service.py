@@ -236,8 +236,8 @@ class JobService:
 
     async def remove(self, project: str, name: str) -> tuple[JobRecord, RemovedCheckpoints]:
         """Delete an ended job and its checkpoints, but keep its bill. If a crash interrupts the
-        removal, a repeated request completes it; until then, the job cannot be retried. Raises
-        RowNotFound, TooLate.
+        removal, a repeated request completes the removal; the job cannot be retried before the
+        removal is complete. Raises RowNotFound, TooLate.
         """
 
         async def remove(job: JobRecord) -> tuple[JobRecord, RemovedCheckpoints]:
@@ -281,8 +281,8 @@ class JobService:
         return await self._on_job(project, name, drill)
 
     async def _on_job(self, project: str, name: str, act: Callable[[JobRecord], Awaitable[T]]) -> T:
-        """Apply `act` to the current state of the job. If the job was changed meanwhile, try again
-        with its new state."""
+        """Apply `act` to the current state of the job. If another writer has changed the job, try
+        again with the job's new state."""
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))

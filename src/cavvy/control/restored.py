@@ -66,8 +66,7 @@ async def read_restored_at(store: Store) -> datetime | None:
 
 
 async def forget_restored(store: Store) -> None:
-    """Forget that the database was restored, so that unknown gangs may be removed again as soon as
-    they are found."""
+    """Forget that the database was restored, so that unknown gangs may be removed automatically."""
     await store.put_fact(RESTORED, "")
 
 

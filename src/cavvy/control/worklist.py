@@ -1,5 +1,5 @@
-"""The keys to reconcile, and the time at which each is due. A hint only makes a key due earlier and
-contains no data.
+"""The keys to reconcile, and the time at which each key is due. A hint only makes a key due earlier
+and contains no data.
 
 A key in progress is not returned again until `finish` is called for this key. A hint for a key in
 progress takes effect after the call of `finish`.
@@ -28,7 +28,7 @@ class Worklist:
         self._changed = asyncio.Event()
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
-        """Make `key` due after the time `after`, unless it is already due sooner."""
+        """Make `key` due after the time `after`, unless the key is already due earlier."""
         self.add(key, self._now() + after)
 
     def add(self, key: str, due: datetime) -> None:
@@ -60,8 +60,8 @@ class Worklist:
 
     def finish(self, key: str, again: timedelta | None) -> None:
         """Mark `key` as no longer in progress. The key becomes due after the time `again`, or
-        earlier if a hint has arrived meanwhile. If `again` is None, the key becomes due only by a
-        hint.
+        earlier if a hint arrived while the key was in progress. If `again` is None, the key becomes
+        due only by a hint.
         """
         asked = self._busy.pop(key)
         if asked is not None:

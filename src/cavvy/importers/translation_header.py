@@ -1,9 +1,10 @@
 """Adds lines before the author's commands. The lines provide the environment variables and the
 shell that the commands expect.
 
-The agent sets Cavvy's variables when a node starts. The added lines set the other tool's variables
-from Cavvy's variables. The lines are POSIX shell. Cavvy's shell stops at the first failing command,
-but the shells of the other tools do not, so the lines begin with `set +e`.
+The agent sets Cavvy's variables when a node starts. The added lines set the variables of the tool
+for which the file was written from Cavvy's variables. The lines are POSIX shell. Cavvy's shell
+stops at the first failing command, but the shells of the other tools do not, so the lines begin
+with `set +e`.
 """
 
 import hashlib
@@ -93,8 +94,8 @@ VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
 def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskSpec:
-    """Add lines before the commands of a task. The lines set the other tool's variables, then run
-    the commands in `before`.
+    """Add lines before the commands of a task. The lines set the variables of the tool for which
+    the file was written, and then run the commands in `before`.
     """
     quoted, counted = (
         ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")

@@ -34,7 +34,7 @@ _TRIED = frozenset({*FIELDS, *PlanLimit})  # Any other reason is the name of a p
 
 class Rejection(Struct, frozen=True, kw_only=True):
     """A reason for rejecting offers (a constraint, a limit or a provider), and the number of offers
-    that were rejected first for this reason.
+    for which this reason came first.
     """
 
     reason: str

@@ -1,8 +1,8 @@
 """Estimates the cost of preemptions and the best checkpoint interval.
 
-The model assumes exponentially distributed failures, after each of which the run restarts: J. T.
+The model assumes exponentially distributed failures, after each of which the run restarts (J. T.
 Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22
-(2006), equation 13. The preemption rate is an assumed value, which is the same for all locations
+(2006), equation 13). The preemption rate is an assumed value, which is the same for all locations
 and hours.
 """
 
@@ -40,7 +40,7 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
 
     `cost` is the time to write one checkpoint, `mtbf` the mean time between failures. If cost >=
     2·mtbf, the result is mtbf. Raises ValueError if `cost` or `mtbf` is not positive. Source: Daly
-    2006 (above), equation 37; its first term is from J. W. Young, CACM 17 (1974).
+    2006 (above), equation 37; its first term is from Young, CACM 17 (1974).
     """
     delta, mean = cost.total_seconds(), mtbf.total_seconds()
     if delta <= 0 or mean <= 0:

@@ -71,9 +71,9 @@ def estimate_transfers(
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
     copy within one cloud is free if the bucket is in the offer's region or the bucket's region is
-    unknown. For other copies, the egress price of the data's source applies; `egress` maps
-    "provider/region" or the provider to the price per GB. The time to stream inputs is not counted,
-    because these inputs are read while the work runs.
+    unknown. For copies that are not free, the egress price of the data's source applies; `egress`
+    maps "provider/region" or the provider to the price per GB. The time to stream inputs is not
+    counted, because these inputs are read while the work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:

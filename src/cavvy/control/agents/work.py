@@ -104,8 +104,8 @@ def _make_bare(
 
 
 def _check(need: ResourceSpec, offer: Offer) -> CheckWork | None:
-    """Return what the node check requires on this offer: minimum shares of the data sheet's memory
-    bandwidth and of the requested network speed.
+    """Return the minimum values that the node check requires on this offer: shares of the data
+    sheet's memory bandwidth and of the requested network speed.
     """
     if need.check is None:
         return None

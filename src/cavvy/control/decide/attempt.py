@@ -571,8 +571,8 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 def watch_price(pays: timedelta) -> timedelta:
     """Return the interval at which to poll the price. `pays` is how long the remaining budget lasts
-    at the current price. One interval costs at most half of the remaining budget, even if the price
-    rises by the factor PRICE_RISE.
+    at the current price. One polling interval costs at most half of the remaining budget, even if
+    the price rises by the factor PRICE_RISE.
     """
     return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 

@@ -58,8 +58,8 @@ def is_surely_absent(view: AttemptSnapshot) -> bool:
     """Return whether the gang certainly does not exist: two polls did not find it, and an existing
     gang would have appeared in the time between the polls.
 
-    One poll is enough if no launch was requested, or if the provider itself refused the only launch
-    request.
+    One poll that does not find the gang is enough if no launch was requested, or if the provider
+    itself refused the only launch request.
     """
     attempt = view.attempt
     refused = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)

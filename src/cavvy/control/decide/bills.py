@@ -163,8 +163,8 @@ def _start_late(node: NodeSeen) -> NodeSeen:
 
 def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
     """Return the machines that were billed for certain, with their shortest possible lifetimes. A
-    machine that has not ended counts as ended at its `seen_at` or, if that is unknown, at the last
-    poll that found the gang.
+    machine that has not ended counts as ended at its `seen_at` or, if `seen_at` is unknown, at the
+    last poll that found the gang.
     """
     found = []
     for node in nodes:

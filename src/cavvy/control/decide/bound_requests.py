@@ -83,8 +83,8 @@ class KeptReplicas(Struct, frozen=True, kw_only=True):
 
 
 def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[PlaceNeed]:
-    """Return the sets of places in which the service needs a replica. The largest sets come first,
-    because a replica that serves a large set may also serve other sets.
+    """Return the sets of places in which the service needs a replica. The largest sets of places
+    come first, because a replica that serves a large set may also serve other sets.
     """
     since = (now - idle).timestamp()
     found = [

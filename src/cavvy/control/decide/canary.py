@@ -9,7 +9,7 @@ boundaries for clinical trials", Biometrika 70, 1983). The probabilities come fr
 of the statistic under the assumption that both revisions are equally good and no earlier look has
 rolled back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A
 block contains the requests to both revisions in the same period. A change of the load or an outage
-affects both revisions, so it does not count as evidence.
+affects both revisions, so neither event counts as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 If both revisions are equally good, the number of the new revision's errors is hypergeometric given
@@ -76,9 +76,9 @@ _NORMAL = NormalDist()
 
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
-    """`alpha` is the maximum share of revisions that are rolled back although they are not worse.
-    The new revision is promoted after `requests` requests without enough evidence against the
-    revision.
+    """`alpha` is the maximum share of revisions that are rolled back although they are not worse
+    than the old revision. The new revision is promoted after `requests` requests without enough
+    evidence against the revision.
     """
 
     alpha: float = 0.01
@@ -86,10 +86,11 @@ class CanaryTerms(Struct, frozen=True, kw_only=True):
 
 
 class CanaryJudgement(Struct, frozen=True, kw_only=True):
-    """`end` is None until the trial ends: either the evidence shows that the new revision is worse,
-    or the new revision has received enough requests. `evidence` is the evidence against the new
-    revision; at 1 / alpha the revision is rolled back. `errors` is each revision's share of failed
-    requests, with the old revision first; `slower` is the factor by which the latency has grown.
+    """`end` is None until the trial ends: either the evidence shows that the new revision is worse
+    than the old revision, or the new revision has received enough requests. `evidence` is the
+    evidence against the new revision; at 1 / alpha the revision is rolled back. `errors` is each
+    revision's share of failed requests, with the old revision first; `slower` is the factor by
+    which the latency has grown.
     """
 
     end: UpdateEnd | None = None

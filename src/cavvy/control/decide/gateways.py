@@ -39,8 +39,8 @@ def add_reports(
     """Return the totals, updated with the newest reports. `at_s` is the time in seconds on the
     caller's clock. `whole` means that every gateway has reported its requests in flight. If
     `totals` is empty, all reports count in full. If a gateway was already running when its server
-    joined, the counts in its first report are not added, because these counts may cover a long
-    time.
+    joined, the counts in the gateway's first report are not added, because these counts may cover a
+    long time.
 
     The quantiles of a sum cannot be computed from the quantiles of its parts, so the largest value
     of each quantile is used.

@@ -111,8 +111,8 @@ def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
 
 
 def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> RowChanges:
-    """Record why a gang waits. A new reason is also recorded as an event; a new expected start is
-    not.
+    """Record why a gang waits. A new reason is also recorded as an event, but a new expected start
+    is not recorded as an event.
     """
     wait = find_wait(attempt, seen)
     if wait is None or not isinstance(seen, GangSeen):

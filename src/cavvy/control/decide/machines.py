@@ -182,7 +182,7 @@ def extend_machine(
     job: JobRecord, gang: Attempt, keep: timedelta, spent: Money, now: datetime
 ) -> RowChanges:
     """Keep the gang for the time `keep` after its work ends or, if the gang is idle, from now. The
-    time may be shorter, because the job's remaining budget limits it.
+    time may be shorter than `keep`, because the job's remaining budget limits it.
     """
     paid = paid_for(job, gang, spent)
     kept = gang.phase is AttemptPhase.KEPT

@@ -31,7 +31,7 @@ from cavvy.scheduler.queue import JobPlacement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
-    """The recent offers of all providers, and the capacity that was used since they were read."""
+    """The recent offers of all providers, and the capacity used since the offers were read."""
 
     market: OfferedMarket
     as_of: datetime
@@ -110,7 +110,7 @@ def find_allowed(
 def list_usable(
     job: JobRecord, snapshot: MarketSnapshot, objections: Objections
 ) -> Sequence[Offer]:
-    """Return the offers that suit the job, regardless of its limits and of cooldowns."""
+    """Return the offers that suit the job, regardless of the job's limits and of cooldowns."""
     snapshot = snapshot.restrict(job.project)
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 

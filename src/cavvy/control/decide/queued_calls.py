@@ -88,8 +88,8 @@ def call_for_objects(
     service: StoredService, trigger: EventTrigger, objects: Sequence[StoredObject], now: datetime
 ) -> Sequence[QueuedCall]:
     """Return the calls that the objects of a bucket trigger. The ID of a call is derived from the
-    bucket, the object's key and its version, so each version of an object triggers only one call.
-    Folders cause no calls.
+    bucket, the object's key and the object's version, so each version of an object triggers only
+    one call. Folders cause no calls.
     """
     calls = []
     for each in objects:

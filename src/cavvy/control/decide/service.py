@@ -536,8 +536,8 @@ def _fit(
 ) -> ServiceReplica:
     """Return the replica, changed to draining or ending if it is surplus. If the replica belongs to
     the newest revision, `left` is the number of replicas still needed in the replica's market;
-    otherwise, `left` is the number still needed of all older revisions. `spare` is the number of
-    ready replicas beyond the service's need.
+    otherwise, `left` is the number of replicas of older revisions that are still needed. `spare` is
+    the number of ready replicas beyond the service's need.
     """
     if not _is_open(replica):
         return replica

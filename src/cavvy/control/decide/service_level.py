@@ -66,7 +66,7 @@ def record_level(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> StoredService:
     """Return the service with the requests since `before` added to its history. Nothing is added if
-    the service has no `slo`or if `before` is None; without `before`, the counts may cover a long
+    the service has no `slo`, or if `before` is None, in which case the counts may cover a long
     time.
     """
     level = service.spec.slo

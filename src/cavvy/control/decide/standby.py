@@ -117,7 +117,7 @@ def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
     """Decide whether to query the advisor about moving the job from a gang at risk. A job that has
-    recently left another gang stays on its gang for now.
+    recently moved to its gang does not move again until a waiting time has passed.
     """
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
@@ -303,8 +303,8 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Request a successor if the provider will reclaim the job's gang soon. The successor starts
-    while the job's gang shuts down.
+    """Request a successor gang if the provider will reclaim the job's gang soon. The successor
+    starts while the job's gang shuts down.
     """
     if not _may_be_preempted(rows.job):
         return Step(after=NEVER)

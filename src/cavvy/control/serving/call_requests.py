@@ -109,7 +109,7 @@ class QueuedCallRequests:
         return counts
 
     async def retry(self, project: str, service: str, call_id: str | None) -> int:
-        """Send a dead call again, or all dead calls of a service. Return their number. Raises
+        """Queue one dead call or all dead calls of a service again. Return their number. Raises
         RowNotFound.
         """
         if call_id is not None:

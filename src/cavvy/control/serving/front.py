@@ -44,7 +44,7 @@ class ServiceFront(Protocol):
         """Return whether services may have this host name."""
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """From now on, connect to and probe exactly these running replicas of the service."""
+        """From now on, connect only to these running replicas of the service, and probe them."""
 
     def probe(self, replica_id: str) -> ProbeRecord:
         """Return the last known state of a watched replica."""

@@ -138,7 +138,7 @@ class ServiceReconciler:
             return None
 
     async def _show(self, key: str, service: StoredService, front: ServiceFront) -> None:
-        """Let the gateway serve the service as it is stored."""
+        """Let the gateway serve the stored version of the service."""
         shown = self._shown.get(key)
         if shown is not None and shown.id != service.id:  # another service with the same name
             await front.withdraw(shown)

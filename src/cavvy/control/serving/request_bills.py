@@ -103,7 +103,7 @@ class RequestBills:
 
     async def note_job(self, job_id: str) -> None:
         """Handle a reconciled job: if the job was a replica whose service no longer exists, divide
-        its bill.
+        the replica's bill.
         """
         if job_id in self._left:
             await self._divide_late([job_id])

@@ -250,8 +250,8 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
-    """Add a problem if the number of replicas has no maximum, if it varies but `scaling` is
-    missing, or if it is fixed but `scaling` is present.
+    """Add a problem if the number of replicas has no maximum, if the number varies but `scaling` is
+    missing, or if the number is fixed but `scaling` is present.
     """
     node = child(table, "replicas") or child(table, "count")
     scaling = child(table, "scaling")

@@ -431,8 +431,8 @@ def _read_length(root: Node, key: str) -> timedelta | None:
 
 def _read_limits(root: Node, kept_keys: TranslationNotes) -> JobLimits:
     """Return the limits of the job. To detect an idle job, dstack checks the use of each GPU and
-    whether users are logged in. Cavvy instead checks the mean use of a node's GPUs, or the job's
-    output and CPU use.
+    whether users are logged in. To detect an idle job, Cavvy checks the mean use of a node's GPUs,
+    or the job's output and CPU use.
     """
     policy, duration = child(root, "utilization_policy"), _read_length(root, "max_duration")
     window, least = child(policy, "time_window"), child(policy, "min_gpu_utilization")

@@ -112,8 +112,8 @@ def _read_or_move(
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
     """Use S3's URL scheme for the buckets of a mount if their store uses S3's protocol. Adds the
-    original schemes to `stores`. Raises WrongValue if `stores` would then contain more than one
-    scheme.
+    original schemes to `stores`. Raises WrongValue if the additions would leave more than one
+    scheme in `stores`.
     """
     urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
     schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)

@@ -62,8 +62,9 @@ class MarketBeliefs:
 
     def assume(self, now_s: float) -> list[SpotQuote]:
         """Return the assumed quotes. Spot is assumed to be available unless the market is in a
-        cooldown after a refusal, preemption or failure. If spot may have returned, spot is assumed
-        to have been available again for a quarter of the time since the refusal.
+        cooldown after a refusal, preemption or failure. If spot may have returned since a refusal,
+        the policy assumes that spot has been available for the last quarter of the time since the
+        refusal.
         """
         return [
             known if (rests_until <= now_s) is known.up else _reverse(known, seen_s, now_s)

@@ -107,9 +107,9 @@ def find_inputs(
 ) -> PolicyInputs | None:
     """Return the markets and terms of a job that should meet its deadline at the lowest cost.
 
-    The result is None if the policy cannot be used: the task does not allow both spot and
-    on-demand, the running time is unknown, spot or on-demand offers are missing, or (with `floor`)
-    even the fastest on-demand machine would miss the deadline.
+    The result is None if the policy cannot be used: spot or on-demand is not allowed or not
+    offered, the running time is unknown, or (with `floor`) even the fastest on-demand machine would
+    miss the deadline.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None

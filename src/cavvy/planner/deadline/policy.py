@@ -1,8 +1,8 @@
 """The deadline policy that production, forecasts and the simulator use.
 
-The core of the policy (`spot/auto.py`) proposes a decision. The rules may then replace the core's
-decision, one after another. Like the core, a rule decides from the terms and the view. A rule may
-also request the core's decision for a different view.
+The core of the policy (`spot/auto.py`) proposes a decision. The rules are applied one after another
+and can replace the core's decision. Like the core, a rule decides from the terms and the view. A
+rule may also request the core's decision for a different view.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Estimates the time of a step from its profile and a device: the time of the kernels, of the
-optimizer step and of the communication. The host's time to launch the kernels is another lower
-bound of a step's time.
+optimizer step and of the communication. The host's time to launch the kernels is also a lower bound
+of a step's time.
 """
 
 from cavvy.domain.values import Struct, field

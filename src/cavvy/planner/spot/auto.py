@@ -4,8 +4,8 @@ market, computes a price of slack, and compares staying with moving.
 The slack is the time until the deadline minus the time that the remaining work needs. With one
 market, the policy follows the thresholds of `cycle`. With several markets, the policy follows the
 thresholds in the job's current market. The policy moves the job to another market if the expected
-cost there, including the copy of the checkpoint, is lower. The policy never takes a step after
-which on-demand could no longer meet the deadline.
+cost in the other market, including the copy of the checkpoint, is lower. The policy never takes a
+step after which on-demand could no longer meet the deadline.
 """
 
 from collections.abc import Sequence

@@ -83,7 +83,7 @@ class UniformProgress(MarketPolicy):
     unavailable, the job runs on demand until it is ahead of that pace by two overheads. The margin
     of two overheads prevents frequent changes. A job that is on pace uses spot, or idles if spot is
     unavailable. A job on spot stays on spot as long as possible. After a preemption, the policy
-    prefers the cheapest spot market in a region other than that of the preempted gang.
+    prefers the cheapest spot market in a region other than the preempted gang's region.
     """
 
     def __init__(self, terms: JobTerms) -> None:

@@ -201,7 +201,7 @@ class CycleProblem(NamedTuple):
         return self._need(self._cycles())(0.0) <= self.slack
 
     def solve(self, guess: float = 0.0) -> SpotCycle:
-        """Find the cycle. `guess` is the price of an earlier solution and only saves time."""
+        """Find the cycle. `guess` is the price of an earlier solution and speeds up the search."""
         cycles = self._cycles()
         return cycles[find_price(self._need(cycles), self.slack, guess)]
 

@@ -110,8 +110,8 @@ class SpotHedge:
 
 class SteadyWeights(Struct, frozen=True, kw_only=True):
     """The constants of `SteadyPlacement`. The defaults were chosen on parts of the four SpotHedge
-    traces. benchmarks/left_out.py measures how well constants that were chosen on some traces work
-    on other traces.
+    traces. benchmarks/left_out.py tests constants on traces other than the traces on which the
+    constants were chosen.
     """
 
     # the losses and the hours that the prior adds to the record of each zone
@@ -157,8 +157,8 @@ class SteadyPlacement:
 
     Replicas are launched in the zones with the lowest loss rate, (losses + prior losses) / (hours
     with replicas + prior hours), preferably in zones and regions without replicas of the service.
-    The policy assumes that a zone loses all its replicas at the same time, and that a zone that has
-    kept its replicas for a long time tends to keep them. The assumed losses per hour are prior
+    The policy assumes that a zone loses all its replicas at the same time, and that a loss becomes
+    less likely the longer a zone has kept its replicas. The assumed losses per hour are prior
     losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas remain
     after a loss, the policy assumes that the missing replicas are replaced after one cold start and
     one tick. Spares are added while the expected shortfall of replicas exceeds the allowed
@@ -272,7 +272,7 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """Return how often per hour a loss is expected to leave too few replicas."""
+        """Return the expected number of losses per hour that leave too few replicas."""
         short = [
             zone
             for zone, count in enumerate(spot)
