@@ -24,8 +24,8 @@ def find_fabric(provider: str, instance_type: str) -> Fabric | None:
 
 
 def has_fabric(provider: str, instance_type: str, wanted: Fabric | str) -> bool:
-    """Return whether the machine has the requested network. A request for `rdma` accepts every
-    kind."""
+    """Return whether the machine has the requested network. A request for `rdma` accepts every kind
+    of RDMA network."""
     found = find_fabric(provider, instance_type)
     return found is not None and wanted in (found, Fabric.RDMA)
 

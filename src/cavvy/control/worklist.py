@@ -32,7 +32,7 @@ class Worklist:
         self.add(key, self._now() + after)
 
     def add(self, key: str, due: datetime) -> None:
-        """Make `key` due at the time `due`, unless it is already due sooner."""
+        """Make `key` due at the time `due`, unless the key is already due earlier."""
         if key in self._busy:
             asked = self._busy[key]
             self._busy[key] = due if asked is None else min(asked, due)
@@ -60,8 +60,8 @@ class Worklist:
 
     def finish(self, key: str, again: timedelta | None) -> None:
         """Mark `key` as no longer in progress. The key becomes due after the time `again`, or
-        earlier if a hint arrived while the key was in progress. If `again` is None, the key becomes
-        due only by a hint.
+        earlier if a hint arrived while the key was in progress. If `again` is None, only a hint
+        makes the key due.
         """
         asked = self._busy.pop(key)
         if asked is not None:

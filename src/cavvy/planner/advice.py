@@ -124,7 +124,7 @@ class ObservedMachine(Struct, frozen=True, kw_only=True):
 
 class Waste(Struct, frozen=True, kw_only=True):
     """An avoidable cost of one run. If the advice is to use a cheaper offer, `offer` is that offer.
-    `every` is the better checkpoint interval, and `percent` the mean use of the GPU.
+    `every` is the recommended checkpoint interval, and `percent` the mean use of the GPU.
     """
 
     kind: WasteKind
@@ -335,8 +335,9 @@ def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings on spot capacity of the same type and region. The expected time on spot
-    includes starts and repeated work (`risk.disturb`, with the interval of the run's checkpoints).
+    """Return the savings on spot capacity of the run's machine type and region. The expected time
+    on spot includes starts and repeated work (`risk.disturb`, with the interval of the run's
+    checkpoints).
     """
     wanted = run.offer.purchase is Purchase.ON_DEMAND and run.spot is SpotPolicy.NEVER
     if not wanted or run.session or not run.checkpoints or not _is_long(run) or _is_idle(run):
@@ -363,10 +364,10 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings that Daly's checkpoint interval, which is longer, would bring. A longer
-    interval means fewer pauses, which reduces the cost. Each expected loss of a node increases the
-    cost by the work in half of the additional interval. The result is None if the pauses take less
-    than 5 % of the time.
+    """Return the savings that Daly's checkpoint interval, which is longer than the run's interval,
+    would bring. A longer interval means fewer pauses, which reduces the cost. Each expected loss of
+    a node increases the cost by the work in half of the additional interval. The result is None if
+    the pauses take less than 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None

@@ -135,8 +135,8 @@ def plan(
     these offers. Offers whose provider reports that too few nodes are free come directly before the
     offers in `avoid`. If the objective is cost, offers with a known total cost come first, ordered
     by total cost; all other offers follow, ordered by price per hour. If the objective is time, the
-    expected finish is compared before the total. If two offers are equal, the lower price per hour
-    decides, then the smaller key, so that equal inputs give equal results.
+    expected finish is compared before the total cost. If two offers are equal, the lower price per
+    hour decides, then the smaller key, so that equal inputs give equal results.
     """
     known = situation or PlanningContext()
     course, copies = _Courses(task, known.done), _Copies(task, known.egress)

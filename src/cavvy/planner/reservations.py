@@ -50,8 +50,8 @@ class ReservationAdvice(Struct, frozen=True, kw_only=True):
 def advise_reservations(
     used: Iterable[UsedMachine], offers: Sequence[Offer], since: datetime, until: datetime
 ) -> list[ReservationAdvice]:
-    """For each type of machine, compute the commitment that would have saved most. Return the
-    commitments that were found, the largest savings first.
+    """For each type of machine, compute the commitment that would have saved the most money. Return
+    the commitments that were found, the largest savings first.
     """
     hours = max(1, round((until - since) / _HOUR))
     running: dict[ReservableType, list[float]] = {}

@@ -15,7 +15,7 @@ def explain_misplaced(
     """Return why nodes of the offer cannot use a volume of the task, or None if they can use all of
     its volumes.
 
-    An offer for a whole region can use volumes in any zone of the region, because the provider then
+    An offer for a whole region can use volumes in any zone of the region, because the provider
     starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
     volumes. The offers of a provider in `blind` are rejected, because a volume that already exists
     could otherwise be created a second time.

@@ -357,7 +357,7 @@ class Checkpoints:
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
         """Report to the user that files could not be removed and continue to cost money. A failed
-        cleanup is reported once for each gang. A further failure is reported only after a
+        cleanup is reported once for each gang. Another failed cleanup is reported only after a
         successful cleanup.
         """
         if attempt.gang in self._untidy:

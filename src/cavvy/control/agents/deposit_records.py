@@ -115,8 +115,8 @@ class DepositedResults:
         """Remove the results of all removed jobs and of all ended attempts, including attempts that
         ended while no server was running. The next call repeats failed removals. If a storage does
         not respond, the project's other results in this storage are skipped until the next call.
-        The server still tries to remove other projects' results in this storage, because the keys
-        of these projects may work.
+        The server still tries to remove other projects' results in this storage, because those
+        projects may have different storage keys.
         """
         await self._read_since()
         silent: set[tuple[str, str, str]] = set()

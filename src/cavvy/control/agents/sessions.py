@@ -145,7 +145,7 @@ class AgentSessions:
         protocol: int = PROTOCOL,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         """Grant the rank to the first nonce that requests the rank. A repeated request with the
-        same nonce gets the same response.
+        same nonce gets the same response as the first request.
 
         An agent with an older `protocol` is refused if it would ignore fields of the work.
         """
@@ -216,9 +216,9 @@ class AgentSessions:
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """Return the current order for this rank as `order` does, but first wait for at most `wait`
-        if no newer order exists. When `notify` is called, the wait ends early, and the result may
-        be None.
+        """Return the same result as `order`, but first wait for at most `wait` if no order newer
+        than `after` exists. When `notify` is called, the wait ends early, and the result may be
+        None.
         """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)
@@ -547,7 +547,7 @@ class AgentSessions:
         )
 
     def _lease(self, job: JobRecord, attempt: Attempt) -> timedelta:
-        """Return the lease that the task declares, or a shorter one if the budget ends earlier."""
+        """Return the task's lease, or a shorter lease if the budget ends earlier."""
         now = self._clock.now()
         until = self.memory.paid_until(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended

@@ -325,8 +325,9 @@ def is_complete(nodes: Sequence[Node]) -> bool:
     """Return whether the work is complete: at least one rank reports progress, and every rank that
     reports progress reports complete work.
 
-    A rank reports complete work by the value `complete` or, if that is missing, by a `fraction` of
-    1. `done` and `total` are ignored, because they may refer to one epoch instead of the whole job.
+    A rank reports complete work by the value `complete` or, if `complete` is missing, by a
+    `fraction` of 1. `done` and `total` are ignored, because they may refer to one epoch instead of
+    the whole job.
     """
     told = [found for node in nodes if (found := _completion(node.progress)) is not None]
     return bool(told) and all(told)

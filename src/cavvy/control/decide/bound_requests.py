@@ -170,8 +170,8 @@ def find_orders(
 def share_orders(
     count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
 ) -> Sequence[Places]:
-    """Return a set of places for each of `count` further replicas. Each replica is assigned to the
-    set with the most waiting requests per ordered replica; the empty set means any place.
+    """Return a set of places for each of `count` additional replicas. Each replica is assigned to
+    the set with the most waiting requests per ordered replica; the empty set means any place.
     `coming` contains the places of the replicas already ordered, and `waiting` is the number of all
     waiting requests.
     """

@@ -13,10 +13,10 @@ affects both revisions, so neither event counts as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 If both revisions are equally good, the number of the new revision's errors is hypergeometric given
-the number m. The statistic is the sum of the new revision's errors over the blocks, and its
-distribution is exact: with a single block and a single look, the test would be Fisher's exact test.
-The part of alpha that a look spends may depend on n1, n0 and m, because the distribution is
-conditional on these numbers.
+the total number m of errors. The statistic is the sum of the new revision's errors over the blocks,
+and its distribution is exact: with a single block and a single look, the test would be Fisher's
+exact test. The part of alpha that a look spends may depend on n1, n0 and m, because the
+distribution is conditional on these numbers.
 
 Latency. In a block, L1 and L0 are the mean logarithms of the latency of the new and the old
 revision, and w is n1 n0 / (n1 + n0). The variance of the logarithm within revisions and blocks is
@@ -103,8 +103,8 @@ class CanaryJudgement(Struct, frozen=True, kw_only=True):
 def observe(
     trial: CanaryTrial, old: RevisionSums, new: RevisionSums, terms: CanaryTerms
 ) -> CanaryTrial:
-    """Return the trial with one more block, if both revisions have had enough responses for a block
-    since the last block. The counts `old` and `new` only grow, unless the gateway was restarted and
+    """Return the trial with one more block if both revisions have received enough responses since
+    the last block. The counts `old` and `new` only grow, unless the gateway was restarted and
     counts from 0.
     """
     if trial.found is not None:

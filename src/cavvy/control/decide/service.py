@@ -147,7 +147,7 @@ def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
 
 def state_of(service: StoredService) -> str:
     """Return "ending", "ready", "failing", "starting" or "idle"; an idle service has no replica and
-    needs none."""
+    needs no replica."""
     if not service.wanted:
         return "ending"
     if any(each.state in SERVING for each in service.replicas):

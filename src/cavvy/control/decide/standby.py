@@ -434,7 +434,7 @@ def _has_capacity(offer: Offer, job: JobRecord) -> bool:
 
 
 def _pays_two(rows: JobRows, offer: Offer) -> bool:
-    """Return whether the budget can pay for both gangs while the second gang starts."""
+    """Return whether the budget can pay for two gangs while the second gang starts."""
     if cap_of(rows.job) is None:
         return True
     both = offer.rate.times(rows.job.task.nodes).over(_START + offer.minimum_charge)

@@ -1,5 +1,5 @@
-"""Decides whether a gang is kept warm after its work, which jobs can take it over, and what the
-takeover changes."""
+"""Decides whether a gang is kept warm after its work, which jobs can take over the gang, and what
+the takeover changes."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta

@@ -46,7 +46,7 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 def to_number(node: ScalarNode) -> float | None:
     """Return the value as a number, which may also be written as a string, or None if it is not a
-    number. Here, true is not a number, although pydantic would read it as 1.
+    number. In this function, true is not a number, although pydantic would read it as 1.
     """
     value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):
@@ -65,7 +65,7 @@ def number(
     fraction: bool = True,
 ) -> ScalarRule:
     """Return a rule for a number from `low` to `high`. With `above`, the number must be greater
-    than `low`; without `fraction`, it must be whole.
+    than `low`; without `fraction`, the number must be whole.
     """
 
     def test(node: ScalarNode) -> str:

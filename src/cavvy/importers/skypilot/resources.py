@@ -487,8 +487,8 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> RetryPolicy:
 
 
 def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
-    """Merge the alternatives into one set of resources that accepts exactly the same offers.
-    Returns None if no single set of resources accepts exactly these offers.
+    """Merge the alternatives into one set of resources that accepts exactly the same offers as the
+    alternatives. Returns None if no single set of resources accepts exactly these offers.
     """
     plain = {
         replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER)
@@ -521,10 +521,10 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Return whether the alternatives contain every pair of a provider and a region. If a pair is
-    missing, one list of providers and one list of regions would also allow pairs that the file does
-    not name. Either every alternative or no alternative must state a provider, and the same applies
-    to regions.
+    """Return whether the alternatives contain every pair of a provider and a region. If a pair of a
+    provider and a region is missing, a list of providers and a list of regions would also allow
+    pairs that the file does not name. Either every alternative or no alternative must state a
+    provider, and the same applies to regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

@@ -2,7 +2,7 @@
 
 The core of the policy (`spot/auto.py`) proposes a decision. The rules are applied one after another
 and can replace the core's decision. Like the core, a rule decides from the terms and the view. A
-rule may also request the core's decision for a different view.
+rule may also request the core's decision for a view other than the current view.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ _HOUR_S = 3600.0
 
 class PolicyQuestion(NamedTuple):
     """The input of a rule: the terms, the view, and the core. A rule may request the core's
-    decision for a different view.
+    decision for a view other than the current view.
     """
 
     terms: JobTerms
@@ -182,8 +182,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
 
 
 def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Move a job that runs on demand to another market if finishing the work on demand there costs
-    less, including the copy of the checkpoint.
+    """Move a job that runs on demand to another market if finishing the work on demand in the other
+    market costs less, including the copy of the checkpoint.
     """
     terms, view = question.terms, question.view
     goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market

@@ -104,7 +104,7 @@ class _SlackOfCourse:
         self._slack = _BOLDNESS * (moment.slack - field.overhead)
 
     def suffices(self) -> bool:
-        """Return whether any price of slack keeps the needed slack within the available slack."""
+        """Return whether, at some price of slack, the job needs at most the available slack."""
         if self._cycles == inf:
             return False
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack

@@ -91,9 +91,9 @@ class PolicyView(NamedTuple):
 
     `left_s` is the remaining work in seconds. `market` is the market of the gang or, while the job
     is idle, of the checkpoint. `loading_s` is the time until the gang starts to work; it is 0 if
-    the gang already works or the job is idle. `quotes` are in the order of the markets in the
-    terms. `unsaved_s` is the gang's work since its last checkpoint, and `budget_usd` is the money
-    that is left.
+    the gang already works or the job is idle. `quotes` contains one quote for each market, in the
+    order of the markets in the terms. `unsaved_s` is the gang's work since its last checkpoint, and
+    `budget_usd` is the money that is left.
     """
 
     now_s: float
@@ -107,7 +107,7 @@ class PolicyView(NamedTuple):
 
 
 class PolicyDecision(NamedTuple):
-    """The mode and the market in which the job should be from now on. The caller must request a new
+    """The mode and the market that the job should use from now on. The caller must request a new
     decision at `again_s`, or earlier if a quote changes.
     """
 
