@@ -108,7 +108,8 @@ def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
 
 def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
     """Yield the buckets in regions that at least one alternative of the task does not allow.
-    `found` maps URLs to regions. A bucket in a region of unknown location is left out.
+    `found` maps URLs to regions. The result omits a bucket if the location of the bucket's region
+    is unknown.
     """
     for url in list_unplaced(task):
         region = found.get(url)

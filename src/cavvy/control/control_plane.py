@@ -336,7 +336,7 @@ class ControlPlane:
 
     async def put_account(self, account: str, provider: Provider) -> None:
         """Use this provider for an account from now on, instead of the account's former provider.
-        Each call uses either the old or the new provider.
+        Each call uses either the former or the new provider.
         """
         former = self._providers.get(account)
         self._providers[account] = provider

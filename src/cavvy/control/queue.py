@@ -1,9 +1,9 @@
 """The queue reconciler takes waiting jobs in order and places them. The queue reconciler handles a
 single key. A pass reads only the first jobs of the queue (its head).
 
-To place a job means to write its attempt, nodes, allocations and new phase in one write. After this
-write, the job's own reconciler launches the gang. While the first jobs are blocked, later jobs are
-read only occasionally, to find jobs that fit on other offers.
+To place a job means to write its attempt, nodes, allocations and new phase in one write. After the
+placement is written, the job's own reconciler launches the gang. While the first jobs are blocked,
+later jobs are read only occasionally, to find jobs that fit on other offers.
 """
 
 from collections import defaultdict

@@ -27,9 +27,9 @@ def is_credentials(path: str) -> bool:
 def move_to_secret(
     path: str, target: str, key: str, mark: SourceMark, kept_keys: TranslationNotes
 ) -> str | None:
-    """If the local file at `path` contains credentials, add a note that the job gets the file as a
-    secret, which is written to `target` on the node. Returns the name of the secret, or None if the
-    path contains no credentials. Raises WrongValue for a folder.
+    """If the local file at `path` contains credentials, add a note: the job gets the file as a
+    secret and writes the secret to `target` on the node. Returns the name of the secret, or None if
+    the path contains no credentials. Raises WrongValue for a folder.
     """
     match = _CREDENTIALS.fullmatch(path)
     if match is None:

@@ -171,8 +171,8 @@ def _has_their_tables(node: "MapNode") -> bool:
 
 
 def _list_keys(needs: "MapNode") -> set[str]:
-    """Return the keys in `resources` and in its alternatives. Both Cavvy and SkyPilot have
-    `resources`.
+    """Return the keys in `resources` and in its alternatives. Task files of both Cavvy and SkyPilot
+    have the key `resources`.
     """
     from cavvy.spec.tree import ListNode, MapNode
 

@@ -2,9 +2,9 @@
 shell that the commands expect.
 
 The agent sets Cavvy's variables when a node starts. The added lines set the variables of the tool
-for which the file was written from Cavvy's variables. The lines are POSIX shell. Cavvy's shell
-stops at the first failing command, but the shells of the other tools do not, so the lines begin
-with `set +e`.
+for which the file was written from Cavvy's variables. The added lines are POSIX shell code. Cavvy's
+shell stops at the first failing command, but the shells of the other tools do not, so the lines
+begin with `set +e`.
 """
 
 import hashlib

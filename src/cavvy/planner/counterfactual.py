@@ -25,7 +25,7 @@ def compare_counterfactuals(
     multiplied by the ratio of the two estimates. In the ratio, errors in the stated work, such as a
     wrong efficiency, cancel out. If an estimated time is missing, the run is assumed to take the
     same time on both offers. Each result states whether the time was scaled or assumed to be equal.
-    Offers with CPUs of another architecture are left out.
+    Offers whose CPUs have a different architecture from the run's CPUs are left out.
     """
     own = find_architecture(here)
     at_hand = [offer for offer in offers if find_architecture(offer) == own]

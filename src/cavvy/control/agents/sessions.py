@@ -281,7 +281,7 @@ class AgentSessions:
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Cancel the running copies of checkpoints. The next server starts the copies again."""
+        """Cancel the running copies of checkpoints. The next server starts these copies again."""
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()

@@ -25,8 +25,8 @@ class GatewayCount(Struct, frozen=True, kw_only=True):
 
 class GatewayTotals(Struct, frozen=True, kw_only=True):
     """The traffic of all gateways so far, and the last report of each gateway, keyed by its server.
-    Gateways that do not answer now are included. The counters of `sum` only grow, even if gateways
-    end or are restarted.
+    The totals include gateways that do not answer now. The counters of `sum` only grow, even if
+    gateways end or are restarted.
     """
 
     sum: ServiceTraffic | None = None
@@ -90,8 +90,8 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
 
 
 def _find_slowest(fits: Iterable[BatchFit | None]) -> BatchFit | None:
-    """Return the latency fit that predicts the longest time for a full batch. All gateways use the
-    same replicas.
+    """Return the latency fit that predicts the longest time for a full batch. All gateways of a
+    service use the same replicas.
     """
     known = (each for each in fits if each is not None)
     return max(known, key=lambda each: each.expect_s(each.most), default=None)

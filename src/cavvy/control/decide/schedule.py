@@ -80,7 +80,7 @@ def say_next(upcoming: datetime) -> str:
 
 
 def make_run_id(job_id: str, due: datetime) -> str:
-    """Return the ID of a run, which depends only on the job and the due time. IDs sort by due
+    """Return the ID of a run, which depends only on the job and the due time. Run IDs sort by due
     time."""
     millis = (due - EPOCH) // timedelta(milliseconds=1)
     digest = hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()

@@ -1,5 +1,5 @@
 """Computes the service level that a service has reached over the last hour and the last day, from
-the counts of its gateways. The counts are stored with the service.
+the counts of its gateways. The request counts are stored with the service.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class LevelCounts(Struct, frozen=True, kw_only=True):
 
     @property
     def availability(self) -> float | None:
-        """The share of requests that were answered; None without requests."""
+        """The share of requests that were answered, or None if there were no requests."""
         total = self.answered + self.failed
         return self.answered / total if total else None
 

@@ -158,9 +158,7 @@ def buys_gang(step: Step, job: JobRecord) -> bool:
 
 
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
-    """Assign the job to a standby gang after the job's own gang was lost, as soon as the lost gang
-    can do no more work.
-    """
+    """Assign the job to a standby gang when the job's own gang is lost and can do no more work."""
     own = rows.own
     if own is None or not _is_quiet(own, rows.nodes_of(own)):
         return Step(after=SOON)
@@ -303,7 +301,7 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Request a successor gang if the provider will reclaim the job's gang soon. The successor
+    """Request a successor gang if the provider will reclaim the job's gang soon. The successor gang
     starts while the job's gang shuts down.
     """
     if not _may_be_preempted(rows.job):

@@ -133,8 +133,8 @@ def remember_former(service: StoredService) -> CandidateRevision | None:
 
 
 def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
-    """Return `step` or, if several replicas of the new revision have ended in a row without ever
-    being ready, a step that returns to the former revision.
+    """Return `step`, or a step that returns to the former revision if several replicas of the new
+    revision have ended in a row without ever being ready.
     """
     service, former = step.service, step.service.former
     if former is None:

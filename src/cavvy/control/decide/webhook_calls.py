@@ -101,7 +101,7 @@ def _list_passed(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 def find_challenge(trigger: WebhookTrigger, body: bytes) -> str | None:
     """Return the text with which to answer a sender that only checks the webhook's URL, or None for
-    any other request. Slack documents the check at
+    any other request. Slack documents its URL check at
     https://docs.slack.dev/reference/events/url_verification.
     """
     if trigger.signature is not WebhookSignature.SLACK:

@@ -239,8 +239,8 @@ class ServiceReconciler:
         now: datetime,
         reading: float | None,
     ) -> StoredService:
-        """Return the service with a new decision of the autoscaler if one is due, otherwise with
-        the last decision, which may not be stored yet.
+        """Return the service with a new decision of the autoscaler if a decision is due, otherwise
+        with the last decision, which may not be stored yet.
         """
         known = self._scaled.get(key)
         if known is not None and known.id != service.id:

@@ -3,7 +3,7 @@ a query that names fields of records with a dot or an underscore.
 
 Fields: "Structure of Detailed data export",
 https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/detailed-usage, read on
-2026-11-24. Amounts of `credits` are negative and become separate lines here. `usage.amount` of
+2026-11-24. Amounts of `credits` are negative and become separate bill lines. `usage.amount` of
 machines is in seconds, summed over all cores or bytes of memory, so the amount is not the running
 time of a machine.
 """

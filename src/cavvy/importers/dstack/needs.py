@@ -33,8 +33,8 @@ def to_int(text: str) -> float | None:
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
-    """Return the bounds of a range such as 8, 2..8, 16GB.. or ..80GB. A single value is both
-    bounds. Returns None if the text is not a range or the range is reversed.
+    """Return the bounds of a range such as 8, 2..8, 16GB.. or ..80GB. A single value is used as
+    both bounds of the range. Returns None if the text is not a range or the range is reversed.
     """
     if ".." not in value:
         single = unit(value)

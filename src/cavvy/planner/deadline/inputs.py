@@ -3,8 +3,8 @@ the offers that the job may use.
 
 A market is one machine type in one location, with a spot offer, an on-demand offer or both. Work is
 measured in seconds on a reference machine. A machine that is faster than the reference machine is
-treated as equally fast but cheaper, so that estimated times are never too short. Slower machines
-are left out.
+treated as equally fast but cheaper, so that estimated times are never too short. Machines that are
+slower than the reference machine are left out.
 """
 
 from collections.abc import Mapping, Sequence

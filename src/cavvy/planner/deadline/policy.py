@@ -82,8 +82,8 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Reject a change from on-demand to waiting for spot if `question.core` would choose on-demand
-    again after an hour of waiting (or after ten launch times, if that is longer). A shorter wait
-    would save less than the cost of the additional launch.
+    again after a wait of one hour or ten launch times, whichever is longer. A shorter wait would
+    save less than the cost of the additional launch.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
@@ -130,8 +130,8 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
 
 
 def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Start in another market instead of waiting for spot, if that market has spot for about the
-    same price and the copy of the checkpoint is free.
+    """Start in another market instead of waiting for spot if the other market has spot at about the
+    same price and copying the checkpoint is free.
     """
     terms, view = question.terms, question.view
     waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE

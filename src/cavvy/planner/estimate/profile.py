@@ -38,8 +38,8 @@ class KernelProfile(Struct, frozen=True, kw_only=True):
 
 
 class PeakMemory(Struct, frozen=True, kw_only=True):
-    """The memory in use at one moment of a micro-batch, in bytes. Parameters, buffers and optimizer
-    state are not included.
+    """The memory in use at one moment of a micro-batch, in bytes. The memory does not include
+    parameters, buffers and optimizer state.
     """
 
     activations: float  # all tensors of the step except gradients

@@ -1,5 +1,5 @@
 """Simple policies, and policies from publications. Users can select each policy by name.
-Simulations compare the policy `auto` with these policies.
+Simulations compare the policy `auto` with the policies in this module.
 
 "Safe" means that on-demand can still meet the deadline. With slack = (time to the deadline) - (work
 left), waiting is safe while slack > overhead. Starting on spot is safe while slack >= 2 overheads:

@@ -137,8 +137,8 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
 
 
 class _Leaving:
-    """The costs of moves from one market to the best alternative market. The slack that a move uses
-    is not included.
+    """The costs of moves from one market to the best alternative market. The costs do not include
+    the slack that a move uses.
     """
 
     def __init__(self, field: RoamingView, moment: TimeLeft) -> None:

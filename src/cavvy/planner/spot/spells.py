@@ -105,7 +105,7 @@ class SpellLengths:
 
     def trusting_seen(self) -> "SpellLengths":
         """Return the spells with a lighter prior, which weighs as much as one observed spell. A few
-        observed spells of a market outweigh this lighter prior.
+        observed spells of a market outweigh the lighter prior.
         """
         if self._seen is None:
             seen = [each for each in self._weighted if each not in _IN_PRIOR]
