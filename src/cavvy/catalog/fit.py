@@ -100,7 +100,7 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | None:
     """If the offer fails exactly one constraint, return this constraint and the distance; otherwise
-    None.
+    return None.
 
     If accelerators are required, a machine without accelerators is never a near miss. If an
     instance type is required, a machine of another type is never a near miss.

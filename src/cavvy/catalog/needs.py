@@ -11,9 +11,9 @@ any order, joined by `:`.
     topology 2x4 or 4x4x8: the chips of a slice of TPUs; a type such as v5litepod-8 names both
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
-With a product, a single size is exact (A100:80GB); without a product it is the minimum (24GB,
-nvidia:24GB). `H100|A100:8` requests eight accelerators of either type: an alternative without a
-count takes the count of the next alternative that has a count.
+With a product, a single size is exact (A100:80GB); without a product, the size is the minimum
+(24GB, nvidia:24GB). `H100|A100:8` requests eight accelerators of either type: an alternative
+without a count takes the count of the next alternative that has a count.
 """
 
 import re

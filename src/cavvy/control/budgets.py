@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetKeeper:
-    """Tells the queue and the jobs' reconciler what the budgets permit. The sums of the ledger are
-    at most 15 s old. `BudgetKeeper` adds the newer spending of running jobs, read from this
+    """Reports to the queue and the jobs' reconciler what the budgets permit. The sums of the ledger
+    are at most 15 s old. `BudgetKeeper` adds the newer spending of running jobs, read from this
     server's passes or, for jobs that other servers reconcile, from the newest charges.
     """
 

@@ -65,7 +65,8 @@ class GarbageCollector:
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
         """List the unwanted gangs, and the unfinished uploads of attempts that have ended. If
         `remove` is set, also abort the listed uploads, and remove the gangs that two observations
-        show to be unwanted. If `remove` and `at_once` are both set, one observation is enough.
+        show to be unwanted. If `remove` and `at_once` are both set, one observation is enough to
+        remove a gang.
         """
         restored_at = await read_restored_at(self._store)
         found = await self._sweep_gangs(

@@ -142,7 +142,7 @@ def parse_task(
 
 def find_local(path: str, folder: Path) -> Path:
     """Resolve a local path in a file of another tool. The path is relative to the file's folder. If
-    the path does not exist in the file's folder, it is relative to the current folder.
+    the path does not exist in the file's folder, the path is relative to the current folder.
     """
     given = Path(path).expanduser()
     here = Path.cwd() / given
@@ -261,7 +261,7 @@ def _parse_own(
     is_neutral: bool,
 ) -> Translation:
     """Read a Cavvy file. `is_neutral` means that no key of the file identifies a tool. If the file
-    is invalid and `is_neutral` is true, the error mentions that it may be a SkyPilot file.
+    is invalid and `is_neutral` is true, the error mentions that the file may be a SkyPilot file.
     """
     text, now = notes.text, notes.now
     try:

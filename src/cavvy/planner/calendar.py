@@ -24,7 +24,7 @@ _WORTH = 0.03  # the smallest saving worth waiting for, as a share of the curren
 
 class CronLine(Struct, frozen=True):
     """The five fields of a cron line as sets. As in cron, if both day and weekday are restricted, a
-    date needs to match only one of them.
+    date needs to match only the day or the weekday.
     """
 
     minutes: frozenset[int]

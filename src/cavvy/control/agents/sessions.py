@@ -432,7 +432,7 @@ class AgentSessions:
 
     async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
         """Return how the nodes access the newest checkpoint. Raises _NotYet while files are still
-        being copied: copying continues in the background, and the node claims again.
+        being copied: copying continues in the background, and the node repeats its claim.
         """
         coming = self._readying.get(attempt.id)
         if coming is None:

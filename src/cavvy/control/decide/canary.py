@@ -88,9 +88,9 @@ class CanaryTerms(Struct, frozen=True, kw_only=True):
 class CanaryJudgement(Struct, frozen=True, kw_only=True):
     """`end` is None until the trial ends: either the evidence shows that the new revision is worse
     than the old revision, or the new revision has received enough requests. `evidence` is the
-    evidence against the new revision; at 1 / alpha the revision is rolled back. `errors` is each
-    revision's share of failed requests, with the old revision first; `slower` is the factor by
-    which the latency has grown.
+    evidence against the new revision; the revision is rolled back if the evidence reaches 1 /
+    alpha. `errors` is each revision's share of failed requests, with the old revision first;
+    `slower` is the factor by which the latency has grown.
     """
 
     end: UpdateEnd | None = None

@@ -40,8 +40,8 @@ def make_event(
 
 
 class RowChanges(Struct, frozen=True, kw_only=True):
-    """The changes of one decision, which are written together. If a row appears twice, its later
-    value is written.
+    """The changes of one decision, which are written together. If a row appears twice, the row's
+    later value is written.
 
     A row with version 0 is new. `notices` are webhooks to send after the write.
     """

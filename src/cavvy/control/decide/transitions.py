@@ -131,8 +131,8 @@ def count_retry(job: JobRecord, kind: str) -> dict[str, int]:
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Return whether to avoid only the failed host instead of the whole offer, because a GPU failed
-    in a gang on several shared hosts.
+    """Return whether a GPU failed in a gang on several shared hosts. In this case, the job avoids
+    only the failed host, not the whole offer.
     """
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU

@@ -256,7 +256,7 @@ def _find_end(
     wanted: int,
     now: datetime,
 ) -> UpdateEnd | None:
-    """Return why the trial ends now, or None if it continues."""
+    """Return why the trial ends now, or None if the trial continues."""
     if not service.wanted:
         return None
     if tried.withdrawn:

@@ -39,8 +39,8 @@ def may_keep(task: TaskSpec, offer: Offer) -> bool:
     """Return True if the task asks to keep its nodes after the work and nodes of this offer can be
     kept. The nodes of a named machine can always be kept. Without a named machine, nodes on a
     shared host are not kept, because the host releases its devices immediately. Without a named
-    machine, nodes with volumes or a time limit are not kept, because they may not suit the next
-    job.
+    machine, nodes with volumes or a time limit are not kept, because these nodes may not suit the
+    next job.
     """
     if task.keep <= _NOTHING:
         return False

@@ -46,7 +46,7 @@ class WarmGangNotReady(Struct, frozen=True, kw_only=True):
 
 class WarmPool:
     """Tracks warm gangs. The gangs are read from the store once. If other servers also keep gangs
-    (`shared`), the gangs are read again after a second.
+    (`shared`), the gangs are read again after one second.
     """
 
     def __init__(

@@ -90,8 +90,8 @@ whole = partial(number, fraction=False)
 
 
 def read_duration(node: ScalarNode) -> int | None:
-    """Return the seconds of a duration such as 90, "90", 1h or "10 m", or None if it is not a
-    duration.
+    """Return the seconds of a duration such as 90, "90", 1h or "10 m", or None if the value is not
+    a duration.
     """
     if isinstance(node.value, bool):
         return None

@@ -379,7 +379,7 @@ def _find(name: str, size: str, count: float) -> TranslatedNeeds:
 
 
 def _is_known(table: MapNode) -> bool:
-    """Return whether an alternative requests either no accelerator or one that Cavvy supports."""
+    """Return whether an alternative requests no accelerator or a supported accelerator."""
     split = split_accelerator(text_at(table, "accelerators") or "")
     return split is None or not _find(*split).problem
 
