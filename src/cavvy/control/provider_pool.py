@@ -313,8 +313,8 @@ class ProviderPool:
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
         """Await a call of a provider, with a time limit. Raise TryAgain when the limit is reached.
-        NotFound is also converted to TryAgain: a missing object in the cloud does not mean that the
-        gang is missing.
+        NotFound is converted to TryAgain, because a missing object in the cloud does not mean that
+        the gang is missing.
         """
         try:
             async with asyncio.timeout(limit.total_seconds()):

@@ -1,4 +1,4 @@
-"""Compares a restored database with the providers before a server uses the database."""
+"""Compares a restored database with the providers' gangs before a server uses the database."""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime

@@ -2,8 +2,8 @@
 
 Of n committed machines, the k-th is used in the hours in which at least k machines run. A
 commitment for the k-th machine pays if this machine's hours of use would cost more on demand than
-the whole period would cost at the committed rate. Therefore, commitments are added one machine at a
-time, until another commitment would not save money.
+the whole period would cost at the committed rate. Commitments are added one machine at a time,
+until another commitment would not save money.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Estimates the cost of preemptions and the best checkpoint interval.
 
-The model assumes exponentially distributed failures, after each of which the run restarts (J. T.
-Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22
-(2006), equation 13). The preemption rate is an assumed value, which is the same for all locations
+The model assumes exponentially distributed failures, after each of which the run restarts
+(Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22,
+2006, equation 13). The preemption rate is an assumed value, which is the same for all locations
 and hours.
 """
 

@@ -360,8 +360,8 @@ class Deposits:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
     def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: Read) -> None:
-        """Append output to the log. If bytes before this output are missing, they are lost: the
-        node dropped them, or the server lost them when its machine crashed.
+        """Append output to the log. If bytes before this output are missing, these bytes are lost:
+        either the node dropped them, or the server lost them in a crash of its machine.
         """
         where, logs = (attempt.project, attempt.job_id, attempt.number, rank), self._deps.logs
         for at in range(0, max(1, piece.bytes), AT_ONCE):

@@ -339,7 +339,7 @@ class AgentSessions:
         self, job: JobRecord, attempt: Attempt, node: Node, protocol: int
     ) -> ClaimWait | ClaimRefused:
         """Respond to a claim of a rank that already has an agent: only an agent on a warm node may
-        claim again.
+        claim the rank again.
         """
         if not waits_on(job, attempt, node):
             return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
@@ -555,9 +555,9 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Return the messages to store one by one, after storing them together has failed. If there is
-    only one message, it is reduced to the fields that can always be stored. Raises HashMismatch if
-    the only message has already been reduced to these fields.
+    """Return the messages to store one by one after a failed attempt to store them together. If
+    there is only one message, it is reduced to the fields that can always be stored. Raises
+    HashMismatch if the only message has already been reduced to these fields.
     """
     if len(messages) != 1:
         return messages

@@ -349,8 +349,8 @@ def _leave_ahead(
 def _stay(
     rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
-    """Record why and until when a job stays on a gang at risk. Also record an event unless the
-    attempt already records the same wait.
+    """Record the reason why a job stays on a gang at risk, and until when the job stays. Also
+    record an event unless the attempt already records the same wait.
     """
     wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)

@@ -74,7 +74,7 @@ def keeps_until(
     """Return the time until which the gang is kept, or None if it is released.
 
     A gang is kept if the work on every node ended without an order to stop, and the job is not
-    retried. A machine's gang is kept whenever its work ends and its nodes are intact.
+    retried. A machine's gang is kept whenever the gang's work ends and all of its nodes are intact.
     """
     if attempt.phase not in _WORKED or job.released or not may_keep(job.task, attempt.offer):
         return None

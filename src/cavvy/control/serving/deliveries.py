@@ -74,7 +74,7 @@ class WebhookDeliveries:
         return AcceptedDelivery(calls=len(made.calls), new=len(new))
 
     async def _check_known(self, call: QueuedCall, most: int) -> None:
-        """Raise QueueFull unless the call or delivery was stored before."""
+        """Raise QueueFull unless the call or the delivery is already stored."""
         try:
             await self._store.queued_calls.get(call.project, call.service, call.id)
         except RowNotFound:

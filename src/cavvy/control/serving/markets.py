@@ -19,7 +19,7 @@ _AGE = timedelta(minutes=1)  # maximum age of a service's markets
 
 class ServiceMarkets:
     """The markets of services that may use spot capacity. Services that may not use spot capacity
-    have no markets: the planner places their replicas like other jobs.
+    have no markets: the planner places their replicas like ordinary jobs.
     """
 
     def __init__(self, pool: ProviderPool) -> None:

@@ -1,4 +1,4 @@
-"""Assigns named machines to waiting jobs. All state is in the store."""
+"""Assigns named machines to waiting jobs. This module stores all state in the store."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -47,7 +47,7 @@ _MACHINES = ("BoxUsage", "SpotUsage", "DedicatedUsage", "HostUsage", "Reservatio
 
 
 def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
-    """Yield the line of the row. Raises WrongBillValue."""
+    """Yield the bill line of the row. Raises WrongBillValue."""
     kind = _kind(text(row, *_USAGE_TYPE))
     gang = text(row, *_TAG)
     if not gang:

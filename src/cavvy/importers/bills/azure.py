@@ -33,7 +33,7 @@ _TYPES = {
 
 
 def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
-    """Yield the line of the row. Raises WrongBillValue."""
+    """Yield the bill line of the row. Raises WrongBillValue."""
     since = moment(row, *_DATE)
     meter = f"{text(row, *_CATEGORY)}/{text(row, 'MeterName', 'meterName')}"
     kind = _kind(meter)

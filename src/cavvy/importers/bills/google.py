@@ -26,7 +26,7 @@ _TYPES = {
 
 
 def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
-    """Yield the line of the row, and a line for its credits. Raises WrongBillValue."""
+    """Yield the bill line of the row, and a line for the row's credits. Raises WrongBillValue."""
     labels = tags_of(row.get("labels"))
     found = BillLine(
         number=line,

@@ -128,7 +128,7 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
 
 def _has_order(node: MapNode) -> bool:
     """Return whether the alternatives are ordered. Entries of `ordered` and of a list of
-    accelerators are ordered; a {set} of accelerators is not.
+    accelerators are ordered; a {set} of accelerators is not ordered.
     """
     return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 
@@ -148,7 +148,7 @@ def _overlay(base: MapNode, over: MapNode) -> MapNode:
 
 
 def _split(table: MapNode) -> Iterator[MapNode]:
-    """Yield one table for each accelerator that the table accepts."""
+    """Yield a separate table for each accelerator that the given table accepts."""
     node = child(table, "accelerators")
     mark = mark_of(table, "accelerators")
     match node:
@@ -423,7 +423,7 @@ def _read_image(
 
 
 def _list_images(node: Node) -> dict[str, str]:
-    """Return the images by region. A single image has the key ""."""
+    """Return the images by region. If the file names a single image, the key of the image is ""."""
     if isinstance(node, ScalarNode):
         return {"": node.text.strip()}
     pairs = entries(node)
