@@ -445,7 +445,7 @@ class ControlPlane:
         return None if task is None or not task.done() or task.cancelled() else task.exception()
 
     async def idle(self) -> bool:
-        """Return whether no work is left, so that the embedded server may exit."""
+        """Return whether no work is left; if so, the embedded server may exit."""
         return not (await self._store.unfinished() or await self.services.any())
 
     async def down(self) -> OrphanReport:

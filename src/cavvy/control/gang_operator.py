@@ -61,8 +61,8 @@ class GangOperator:
         return self._looks
 
     def start_over(self) -> None:
-        """Forget all polls, as after a restart, because this server's share of the work has changed
-        and another server may have acted on the gangs meanwhile.
+        """Forget all polls, as after a restart: this server's share of the work has changed, and
+        another server may have acted on the gangs.
         """
         self._started_at = self._clock.now()
         self._looks.clear()

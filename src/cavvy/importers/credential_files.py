@@ -1,5 +1,5 @@
-"""Recognises local files with credentials. Such files are not uploaded: each single file becomes a
-secret, which the job writes into a file on the node.
+"""Recognises local files with credentials. Files with credentials are not uploaded: each single
+file becomes a secret, which the job writes into a file on the node.
 """
 
 import re

@@ -120,7 +120,7 @@ class TranslationNotes:
     def submit_local(self, source: str, workdir: Workdir | None, target: str) -> Volume | None:
         """Submit a local file or folder with the task. The task expects the file or folder at
         `target`, which is an absolute path on the node or a path within the working folder. Returns
-        the volume that mounts the file at `target`, or None if it needs no volume.
+        the volume that mounts the file at `target`, or None if the file needs no volume.
         """
         inner = _path_within(source, workdir.path if workdir is not None else None)
         if not target.startswith(("/", "~")):

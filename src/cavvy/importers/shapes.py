@@ -224,8 +224,8 @@ def optional(shape: ShapeRule) -> OneOfRule:
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:
-    """Return a text for the limit that the number of entries violates, or "" if it violates
-    none."""
+    """Return a text for the limit that the number of entries violates, or "" if the number violates
+    no limit."""
     if count < least:
         return f"at least {least}"
     return f"at most {most}" if most is not None and count > most else ""

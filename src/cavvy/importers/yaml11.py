@@ -21,7 +21,7 @@ class UnquotedDate(str):
 
 
 def recast(node: Node, notes: ProblemNotes) -> Node:
-    """Return the same tree with the values that PyYAML's safe loader would return."""
+    """Return the tree with the values that PyYAML's safe loader would return."""
     import yaml
 
     return _recast(node, notes, yaml.SafeLoader(""))

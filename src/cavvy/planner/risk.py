@@ -80,8 +80,8 @@ def disturb(
     every: timedelta | None,
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
-    """Return the expected time and number of preemptions of work that takes `run_time` and is
-    preempted `per_hour` times an hour, or None if the work is not expected to finish.
+    """Return the expected time and the expected number of preemptions of work that takes `run_time`
+    and is preempted `per_hour` times an hour, or None if the work is not expected to finish.
 
     Each attempt needs the time `start` before the work continues. A preemption loses the work since
     the last checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and

@@ -492,7 +492,7 @@ class AuditedBill(Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> BillVerdict:
         """Whether the billed and the reported amount agree. If the bill is known only as a range,
-        every reported amount within the range counts as equal.
+        every reported amount within the range agrees with the bill.
         """
         if self.reported is None:
             return BillVerdict.FORGOTTEN

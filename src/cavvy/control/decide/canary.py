@@ -220,8 +220,8 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
 
 def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
     """Divide the rest of alpha between the test of errors and the test of latency so that the sum
-    of their powers is as large as possible. The powers depend on the total of the errors and on the
-    variance, not on which revision failed or was slow.
+    of their powers is as large as possible. The powers of the two tests depend on the total of the
+    errors and on the variance, not on which revision failed or was slow.
     """
     requests = trial.old.requests + trial.new.requests
     failed = trial.old.errors + trial.new.errors

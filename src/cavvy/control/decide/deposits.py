@@ -36,8 +36,7 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
 
 
 def is_gone(view: AttemptSnapshot, now: datetime) -> bool:
-    """Return whether all nodes of the gang have ended, so that waiting for results costs
-    nothing."""
+    """Return whether all nodes of the gang have ended; if so, waiting for results costs nothing."""
     if isinstance(view.seen, GangSeen):
         return view.seen.state is GangState.ENDED
     absent = view.seen is GangAbsence.ABSENT and is_surely_absent(view)

@@ -166,8 +166,8 @@ def _count(nodes: int) -> str:
 def record_holder(
     machine: NamedMachine | None, job: JobRecord, *, bought_at: datetime | None
 ) -> NamedMachine:
-    """Return the machine's row after the job has become its newest job. If the job gets a new gang,
-    `bought_at` is set, and the job's task defines the machine.
+    """Return the machine's row after the job has become the machine's newest job. If the job gets a
+    new gang, `bought_at` is set, and the job's task defines the machine.
     """
     assert job.task.machine is not None
     row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)

@@ -34,8 +34,8 @@ def is_orphan(
     first: datetime,
     visibility_delay: timedelta,
 ) -> bool:
-    """Return whether a gang without an open attempt can be removed, because two observations,
-    sufficiently far apart in time, have found the gang unwanted.
+    """Return whether a gang without an open attempt can be removed: two observations, sufficiently
+    far apart in time, must have found the gang unwanted.
 
     `first` is the time of the earlier observation; if the gang is not in the database, the start of
     one of its nodes also counts as an observation.

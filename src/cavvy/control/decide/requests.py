@@ -37,7 +37,7 @@ def is_timed(job: JobRecord) -> bool:
 
 
 def is_stopping(job: JobRecord) -> bool:
-    """Return whether the job has ended or is already stopping, so that a stop would change
+    """Return whether the job has ended or is already stopping; if so, a stop would change
     nothing."""
     return job.phase in JOB_ENDS or job.stop_reason is not None
 

@@ -108,7 +108,7 @@ class JobRows(Struct, frozen=True, kw_only=True):
 
     @property
     def standbys(self) -> list[Attempt]:
-        """The standby gangs that may still take the job over, oldest first."""
+        """The standby gangs that may still take over the job, oldest first."""
         found = [self.attempts[number] for number in self.job.standbys if number in self.attempts]
         return [attempt for attempt in found if attempt.phase in COMING]
 

@@ -389,7 +389,7 @@ def _count_failures(
 
 
 def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
-    """Return how long to wait before ordering a new replica, because the last replicas failed to
+    """Return how long to wait before ordering a new replica after the last replicas failed to
     start."""
     if not service.failures or service.failed_at is None:
         return None

@@ -479,9 +479,7 @@ def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
 
 
 def _has_work(rows: JobRows, own: Attempt) -> bool:
-    """Return whether every rank is claimed, so that the gang's agents may have received the
-    work.
-    """
+    """Return whether every rank is claimed; if so, the gang's agents may have received the work."""
     return all(node.claim for node in rows.nodes_of(own))
 
 

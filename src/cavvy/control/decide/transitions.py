@@ -131,8 +131,8 @@ def count_retry(job: JobRecord, kind: str) -> dict[str, int]:
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Return whether a GPU failed in a gang on several shared hosts. In this case, the job avoids
-    only the failed host, not the whole offer.
+    """Return whether a GPU failed in a gang on several shared hosts. If a GPU failed on one of
+    several hosts, the job avoids only the failed host, not the whole offer.
     """
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU
@@ -351,8 +351,8 @@ def _describe(action: gangs.OrderRanks) -> str:
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Return whether the capacity reserved for the gang is free again, because the gang has ended
-    or will not be launched.
+    """Return whether the gang has ended or will not be launched, which frees the capacity that was
+    reserved for the gang.
     """
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED

@@ -177,8 +177,9 @@ def _terms(
 
 def run_time_on(task: TaskSpec, offer: Offer) -> timedelta | None:
     """Return the running time on an offer without interruptions, estimated from the task's `work`.
-    If the task states no work, its maximum duration is used. The result is None if the running time
-    cannot be estimated, or if the task states neither work nor a maximum duration.
+    If the task states no work, the task's maximum duration is used as the running time. The result
+    is None if the running time cannot be estimated, or if the task states neither work nor a
+    maximum duration.
     """
     if task.work is not None:
         return estimate(task, offer).run_time
