@@ -4,12 +4,13 @@ The spec module and the CLI use this module.
 A requirement consists of alternatives joined by `|`. An alternative consists of a name and parts in
 any order, joined by `:`.
 
-    name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga);
-              any GPU if there is no name
-    count    8, 1..4, 2.. or ..4 on each node; 1 if there is no count
-    part     0.5 or 1/6: a node with at least this part of one accelerator
-    topology 2x4 or 4x4x8: the chips of a slice of TPUs; a type such as v5litepod-8 names both
-    memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
+* name: a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga); without a name, any
+  GPU fits
+* count: 8, 1..4, 2.. or ..4 on each node; the default is 1
+* part: 0.5 or 1/6, for a node with at least this part of one accelerator
+* topology: 2x4 or 4x4x8, for the chips of a slice of TPUs; a type such as v5litepod-8 implies the
+  name and the number of chips
+* memory: 80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
 With a product, a single size is exact (A100:80GB); without a product, the size is the minimum
 (24GB, nvidia:24GB). `H100|A100:8` requests eight accelerators of either type: an alternative

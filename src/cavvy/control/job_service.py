@@ -1,11 +1,10 @@
 """Handles users' requests about jobs (submit, stop, retry, drill) by writing rows. The reconcilers
 act on the written rows.
 
-Errors:
+Errors, which are subclasses of JobServiceError:
 
-* JobServiceError
-  + TooLate            the job has ended or has not started, so the request does not apply
-  + UnsupportedTask    the task needs a feature that this server does not support yet
+* TooLate: the job has ended or has not started, so the request does not apply
+* UnsupportedTask: the task needs a feature that this server does not support yet
 """
 
 import hashlib
@@ -291,8 +290,8 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
     ) -> JobRecord:
-        """Write the changes. For a stop, pass `put` as `write`: a stop frees nodes, so it must be
-        possible even if the disk is full.
+        """Write the changes. For a stop, pass `put` as `write`: a stop frees nodes, so the stop
+        must be possible even if the disk is full.
         """
         await write(make_write(changes))
         self._hint(job.id)

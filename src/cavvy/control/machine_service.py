@@ -1,12 +1,11 @@
 """Handles users' requests about named machines: list, start, stop, keep and forget. The module also
 handles the submission of jobs to machines.
 
-Errors:
+Errors, which are subclasses of JobServiceError:
 
-* JobServiceError
-  + MachineUnfit       the machine cannot run the task
-  + MachineStopped     the machine has no nodes
-  + MachineInUse       the machine still has nodes or unfinished jobs
+* MachineUnfit: the machine cannot run the task
+* MachineStopped: the machine has no nodes
+* MachineInUse: the machine still has nodes or unfinished jobs
 """
 
 from collections.abc import Callable, Sequence

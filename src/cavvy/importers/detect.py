@@ -1,5 +1,5 @@
-"""Detects the tool of a file from its keys. Only the upper levels of the file are examined, because
-every task file is checked.
+"""Detects the tool of a file from its keys. To save time, only the upper levels of the file are
+examined: every task file passes through this check.
 """
 
 import re

@@ -49,7 +49,7 @@ class ScalarRule(Struct, frozen=True):
 
 
 class AnyRule(Struct, frozen=True, kw_only=True):
-    """A rule that accepts any value, because the other tool does not check the value either."""
+    """A rule that accepts any value, because the file's tool does not check the value either."""
 
     words: str = "anything"
 

@@ -19,7 +19,7 @@ _HUB, _OFFICIAL = "docker.io", "library"
 def explain_policy(
     policies: Sequence[BoundPolicy], task: TaskSpec, offer: Offer
 ) -> Objection | None:
-    """Return why the policies forbid running the task on this offer, or None if they permit it."""
+    """Return why the policies forbid the task on this offer, or None if the policies allow it."""
     for bound in policies:
         if refusal := _explain_offer(bound, task, offer):
             return refusal

@@ -5,17 +5,16 @@ requests are computed separately from the load. For each set of places P in whic
 stay, this module determines whether a replica in P is needed, which replica is kept for P, and
 whether a replica must be ordered:
 
-    needed   A replica is needed while a request for P waits, or if the last request for P arrived
-             within `replicas.idle`. Requests that may be served anywhere form one more set, which
-             any replica can serve.
-    kept     For each needed P, one replica of the newest revision is kept, even if the load needs
-             fewer replicas. The kept replica is in all places of P, or was ordered for P and has
-             no place yet. If several replicas are possible, the replica that would end last is
-             kept.
-    missing  If requests for P wait and no replica can be kept for P, a replica is ordered in
-             regions within P, unless the service has its maximum number of replicas.
-    full     If a replica is missing and the service has its maximum number of replicas, the
-             requests wait until a replica ends or their own time limit has passed.
+* Needed: a replica is needed while a request for P waits, or if the last request for P arrived
+  within `replicas.idle`. Requests that may be served anywhere form an additional set, which any
+  replica can serve.
+* Kept: for each needed P, one replica of the newest revision is kept, even if the load needs fewer
+  replicas. The kept replica is in all places of P, or was ordered for P and has no place yet. If
+  several replicas are possible, the replica that would end last is kept.
+* Missing: if requests for P wait and no replica can be kept for P, a replica is ordered in regions
+  within P, unless the service has its maximum number of replicas.
+* Full: if a replica is missing and the service has its maximum number of replicas, the requests
+  wait until a replica ends or until the time limit of the requests has passed.
 
 A replica that was ordered for P ends if it finds no offer within `OFFER_WAIT`; otherwise, requests
 for places without capacity could use up the service's maximum number of replicas. After

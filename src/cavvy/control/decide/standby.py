@@ -381,8 +381,8 @@ def _reviewed(
 
 
 def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
-    """Return whether an on-demand gang has just saved a checkpoint, and may be released so that the
-    job waits for spot capacity."""
+    """Return whether an on-demand gang that may be released has just saved a checkpoint; if so, the
+    job can wait for spot capacity."""
     saved, job = own.checkpoint_at, rows.job
     if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
         return False

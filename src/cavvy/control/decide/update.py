@@ -41,8 +41,8 @@ _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 def begin_update(service: StoredService, asked: CandidateRevision) -> StoredService | None:
     """Return the service with the requested task as its candidate revision. If the requested task
-    is already serving, return the service with its candidate marked as withdrawn. Return None if no
-    trial is needed, because the requested task can serve immediately as the newest revision.
+    is already serving, return the service with its candidate marked as withdrawn. Return None if
+    the requested task can serve immediately as the newest revision, without a trial.
     """
     tried = service.candidate
     if not (service.version and service.wanted):

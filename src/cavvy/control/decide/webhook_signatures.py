@@ -1,15 +1,15 @@
 """Checks whether a request was signed with its webhook's secret, and identifies its delivery.
 
-    standard  webhook-signature: v1,BASE64 ..., of ID.TIMESTAMP.BODY
-              https://github.com/standard-webhooks/standard-webhooks, version 1.0.0
-    github    X-Hub-Signature-256: sha256=HEX, of BODY
-              https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
-    stripe    Stripe-Signature: t=TIMESTAMP,v1=HEX, of TIMESTAMP.BODY
-              https://docs.stripe.com/webhooks/signature
-    slack     X-Slack-Signature: v0=HEX, of v0:TIMESTAMP:BODY
-              https://docs.slack.dev/authentication/verifying-requests-from-slack
+* standard: `webhook-signature: v1,BASE64 ...`, of ID.TIMESTAMP.BODY
+  (https://github.com/standard-webhooks/standard-webhooks, version 1.0.0)
+* github: `X-Hub-Signature-256: sha256=HEX`, of BODY
+  (https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries)
+* stripe: `Stripe-Signature: t=TIMESTAMP,v1=HEX`, of TIMESTAMP.BODY
+  (https://docs.stripe.com/webhooks/signature)
+* slack: `X-Slack-Signature: v0=HEX`, of v0:TIMESTAMP:BODY
+  (https://docs.slack.dev/authentication/verifying-requests-from-slack)
 
-All are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded request cannot
+All signatures are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded request cannot
 be sent again as another delivery. The identifier is the signed ID for `standard`, the field `id` of
 the body for `stripe`, and the body for `github` and `slack`, which sign no ID.
 """
