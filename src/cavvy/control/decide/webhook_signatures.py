@@ -1,17 +1,17 @@
 """Checks whether a request was signed with its webhook's secret, and identifies its delivery.
 
-* standard: `webhook-signature: v1,BASE64 ...`, of ID.TIMESTAMP.BODY
+* standard: `webhook-signature: v1,BASE64 ...` contains a signature of ID.TIMESTAMP.BODY
   (https://github.com/standard-webhooks/standard-webhooks, version 1.0.0)
-* github: `X-Hub-Signature-256: sha256=HEX`, of BODY
+* github: `X-Hub-Signature-256: sha256=HEX` contains a signature of BODY
   (https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries)
-* stripe: `Stripe-Signature: t=TIMESTAMP,v1=HEX`, of TIMESTAMP.BODY
+* stripe: `Stripe-Signature: t=TIMESTAMP,v1=HEX` contains a signature of TIMESTAMP.BODY
   (https://docs.stripe.com/webhooks/signature)
-* slack: `X-Slack-Signature: v0=HEX`, of v0:TIMESTAMP:BODY
+* slack: `X-Slack-Signature: v0=HEX` contains a signature of v0:TIMESTAMP:BODY
   (https://docs.slack.dev/authentication/verifying-requests-from-slack)
 
-All signatures are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded request cannot
-be sent again as another delivery. The identifier is the signed ID for `standard`, the field `id` of
-the body for `stripe`, and the body for `github` and `slack`, which sign no ID.
+All signatures are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded
+request cannot be sent again as another delivery. The identifier is the signed ID for `standard`,
+the field `id` of the body for `stripe`, and the body for `github` and `slack`, which sign no ID.
 """
 
 import base64
