@@ -30,14 +30,16 @@ JOBS = [
 
 
 class LoggedPolicy(DeadlinePolicy):
-    """The production policy; it keeps each question and the answer."""
+    """The production policy; it keeps the time of each question, and the answer without its
+    sentence.
+    """
 
     log: list[tuple[object, ...]]
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         decision = super().decide(view)
-        mode, market, again_s, reason = decision
-        self.log.append((f"{view.now_s:.3f}", mode.value, market, f"{again_s:.3f}", reason))
+        mode, market, again_s, _ = decision
+        self.log.append((f"{view.now_s:.3f}", mode.value, market, f"{again_s:.3f}"))
         return decision
 
 
