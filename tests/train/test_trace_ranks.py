@@ -237,7 +237,7 @@ def test_a_script_of_several_ranks_is_traced_as_one(
         profile = trace(tmp_path, script)
     finally:
         for each in multiprocessing.active_children():  # producers of data, which never end
-            each.terminate()
+            each.kill()
             each.join()
     assert (profile["batch"], profile["precision"]) == (16, precision)
     assert profile["parameters"] == 64 * 32 + 32 + 32 * 8 + 8
