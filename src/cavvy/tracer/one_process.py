@@ -5,6 +5,7 @@ collective operations return immediately.
 """
 
 import inspect
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -29,6 +30,21 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }  # the variables that torchrun sets for the only rank of a node
+
+
+@contextmanager
+def end_processes() -> Iterator[None]:
+    """Kill the processes that a script started and that still run when its trace ends, such as
+    endless producers of data. Python would wait for these processes when it exits.
+    """
+    before = multiprocessing.active_children()
+    try:
+        yield
+    finally:
+        for each in multiprocessing.active_children():
+            if each not in before:
+                each.kill()  # a script may handle SIGTERM
+                each.join()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 from cavvy.tracer.fake_cuda import fake_cuda
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.one_process import (
+    end_processes,
     one_process,
     torchrun_environment,
     watch_rank_variables,
@@ -53,6 +54,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
     with (
         torch.random.fork_rng(devices=()),
+        end_processes(),
         suppress(StepDone),
         _patched(),
         fake_device() as fake,
