@@ -3,11 +3,11 @@ the settings name a certificate. Without TLS, only this machine can reach the li
 """
 
 import ipaddress
-import os
 import socket
 
 from cavvy.api.state_dir import StateDirError
 from cavvy.api.user_tls import UserTls
+from cavvy.gateway.addresses import explain_reason
 from cavvy.settings import Settings
 
 
@@ -61,7 +61,7 @@ def listen_for_users(settings: Settings) -> UserListener | None:
     except OSError as error:
         raise StateDirError(
             "settings-invalid",
-            f"cannot listen on {where}: {os.strerror(error.errno or 0)}",
+            f"cannot listen on {where}: {explain_reason(error)}",
             "choose another port for server.listen",
         ) from error
     sock.setblocking(False)

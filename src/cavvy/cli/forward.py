@@ -1,7 +1,6 @@
 """`cavvy forward`: forwards ports to or from a job's node."""
 
 import errno
-import os
 from secrets import token_bytes
 from typing import TYPE_CHECKING
 
@@ -143,6 +142,7 @@ async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, the
     import asyncio
 
     from cavvy.client.tunnel.mux import RemoteError, TunnelLost, join
+    from cavvy.gateway.addresses import explain_reason
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -157,11 +157,8 @@ async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, the
     try:
         server = await asyncio.start_server(carry, bind, here)
     except OSError as error:
-        number = error.errno or 0
-        # Python adds the address to the reason of these errors.
-        reason = os.strerror(number) if number > 0 else error.strerror
         raise CommandFailure(
-            f"cannot listen on {bind}:{here}: {reason}",
+            f"cannot listen on {bind}:{here}: {explain_reason(error)}",
             "choose another port; 0:REMOTE picks a free one",
         ) from error
     port: int = server.sockets[0].getsockname()[1]

@@ -1,8 +1,17 @@
-"""Checks whether a listener can use an address, and reports why an address cannot be used."""
+"""Checks whether a listener can use an address, and explains why an address cannot be used."""
 
 import errno
 import os
 import socket
+
+
+def explain_reason(error: OSError | ValueError) -> str:
+    """Return the error's reason without the address that Python adds to some error messages.
+    ValueErrors come from host names that cannot be encoded.
+    """
+    number = getattr(error, "errno", None) or 0
+    # the numbers of errors in host names are negative, and strerror() does not know them
+    return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
 
 def explain_address(host: str, port: int, error: OSError) -> str:
@@ -10,8 +19,7 @@ def explain_address(host: str, port: int, error: OSError) -> str:
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return f"address {shown} is in use by another process; change services.listen"
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"address {shown} cannot be used ({reason}); change services.listen"
+    return f"address {shown} cannot be used ({explain_reason(error)}); change services.listen"
 
 
 def find_obstacle(host: str, port: int, *, reuse_port: bool = False) -> str:

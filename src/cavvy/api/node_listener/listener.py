@@ -2,7 +2,6 @@
 by hash, but no routes for users.
 """
 
-import os
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +18,7 @@ from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.tokens import GangTokens
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
+from cavvy.gateway.addresses import explain_reason
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bundles import pack_python, platform
 from cavvy.settings import Settings
@@ -85,7 +85,7 @@ def listen_for_nodes(
     except (OSError, ValueError) as error:  # ValueError if `host` is not a host name
         raise StateDirError(
             "settings-invalid",
-            f"cannot listen on {host}:{port}: {_explain(error)}",
+            f"cannot listen on {host}:{port}: {explain_reason(error)}",
             "choose another address or port for server.tls_listen",
         ) from error
     try:
@@ -104,12 +104,6 @@ def listen_for_nodes(
         raise
     sock.setblocking(False)
     return NodeListener(sock, address, certificate, f"https://{_reachable(host)}:{port}")
-
-
-def _explain(error: OSError | ValueError) -> str:
-    """Return the error's reason without the address that Python adds to some error messages."""
-    number = getattr(error, "errno", None) or 0
-    return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
 
 def read_listen(settings: Settings) -> tuple[str, int]:
