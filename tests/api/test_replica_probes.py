@@ -52,10 +52,17 @@ def test_a_probe_may_send_headers_and_a_body() -> None:
             port = server.sockets[0].getsockname()[1]
             how = ReadinessProbe(path="/v1/completions")
             assert not await probe(port, how)
-            how = replace(how, body='{"a": "é"}', headers=(("Authorization", "Bearer k"),))
+            headers = (("Authorization", "Bearer k"), ("accept", "text/plain"))
+            how = replace(how, body='{"a": "é"}', headers=headers)
             assert await probe(port, how)
+            assert await probe(port, replace(how, headers=(("content-type", "text/plain"),)))
 
     asyncio.run(story())
     assert received[0].startswith(b"GET /v1/completions HTTP/1.1\r\n")
     assert b"Content-Length" not in received[0]
     assert b"\r\nAuthorization: Bearer k\r\n" in received[1]
+    assert b"\r\naccept: text/plain\r\n" in received[1]
+    assert b"\r\nAccept:" not in received[1]
+    assert b"\r\nContent-Type: application/json\r\n" in received[1]
+    assert b"\r\ncontent-type: text/plain\r\n" in received[2]
+    assert b"\r\nContent-Type:" not in received[2]

@@ -40,7 +40,9 @@ spec:
             - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}
           ports: [{name: http, containerPort: 8080}]
           resources: {limits: {nvidia.com/gpu: 1, memory: 16Gi}, requests: {cpu: 500m}}
-          readinessProbe: {httpGet: {path: /ready, port: http}, failureThreshold: 5}
+          readinessProbe:
+            httpGet: {path: /ready, port: http, httpHeaders: [{name: X-Probe, value: "yes"}]}
+            failureThreshold: 5
           startupProbe: {httpGet: {path: /ready, port: http}, failureThreshold: 60}
           volumeMounts: [{name: weights, mountPath: /weights}, {name: shm, mountPath: /dev/shm}]
       volumes:
@@ -95,6 +97,7 @@ def test_a_deployment_is_a_service() -> None:
     assert service.replicas == ReplicaCount(least=1, most=6)
     probe = service.probe
     assert (probe.path, probe.failures, probe.start) == ("/ready", 5, timedelta(minutes=10))
+    assert probe.headers == (("X-Probe", "yes"),)
     assert {each.key for each in found.kept} == {
         "HorizontalPodAutoscaler.spec.metrics",
         "env.HF_TOKEN",
@@ -116,7 +119,8 @@ def export(task: TaskSpec) -> list[Any]:
         "volumes: [{name: weights, path: /weights}]\nenv: {A: x y}\n"
         "service: {engine: vllm, model: org/tiny, replicas: {min: 1, max: 3}, drain: 90s}",
         "image: a\nrun: |\n  cd /app\n  exec ./serve --port $PORT\n"
-        "service: {port: 80, replicas: 2, probe: {path: /, every: 5s, timeout: 2s, start: 1m}}",
+        "service: {port: 80, replicas: 2, probe: {path: /, headers: {a: b}, "
+        "every: 5s, timeout: 2s, start: 1m}}",
     ],
 )
 def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
@@ -138,6 +142,9 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
         ("secretKeyRef", "configMapKeyRef", "configMapKeyRef has no equivalent"),
         ("emptyDir: {medium: Memory}", "secret: {secretName: a}", "secret has no equivalent"),
         ("nvidia-l4", "abacus", "abacus is not a GPU of the catalog"),
+        ("X-Probe", "Connection", "Cavvy sets the header Connection itself"),
+        ("port: http, httpHeaders", "port: 9090, httpHeaders", "only the service's port 8080"),
+        ("port: http, httpHeaders", "port: http, scheme: HTTPS, httpHeaders", "without TLS"),
         ("mountPath: /weights}", "mountPath: /weights, subPath: a}", "mount the volume"),
         (
             "key: token}}}",

@@ -152,10 +152,7 @@ SKYPILOT_FILES: list[tuple[str, dict[str, Any]]] = [
         {
             "port": 8080,
             "probe.path": "/v1/completions",
-            "probe.headers": (
-                ("Content-Type", "application/json"),
-                ("Authorization", "Bearer k"),
-            ),
+            "probe.headers": (("Authorization", "Bearer k"),),
             "probe.body": '{"model": "a/b", "max_tokens": 1}',
         },
     ),
@@ -163,7 +160,6 @@ SKYPILOT_FILES: list[tuple[str, dict[str, Any]]] = [
         sky(""" {readiness_probe: {path: /, post_data: '{"a": 1}'}}"""),
         {
             "port": 8080,
-            "probe.headers": (("Content-Type", "application/json"),),
             "probe.body": '{"a": 1}',
         },
     ),

@@ -42,7 +42,8 @@ service:
   port: 8000
   concurrency: 16
   replicas: {min: 1, max: 8, target: {metric: "vllm:waiting", value: 4}, idle: 10m}
-  probe: {path: /health, every: 5s, timeout: 2s, start: 10m, failures: 5}
+  probe:
+    {path: /health, headers: {X-A: 1}, body: "{}", every: 5s, timeout: 2s, start: 10m, failures: 5}
   drain: 30s
   timeouts: {queue: 1m, response: 2m, silence: 3m}
   keys: true
@@ -95,6 +96,7 @@ def test_a_service_is_read_with_all_keys() -> None:
         most=32, wait=timedelta(milliseconds=20), input="inputs", output="outputs"
     )
     assert service.probe.start == timedelta(minutes=10)
+    assert (service.probe.headers, service.probe.body) == ((("X-A", "1"),), "{}")
     assert service.slo.availability == pytest.approx(0.999)
     assert service.budget == HourlyRate(40_000_000)
     assert (service.regions, service.residency) == (("eu",), "eu")
@@ -192,6 +194,11 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, replicas: {target: {qps: 1}}}", "write `rate`"),
         ("{port: 1, probe: health}", "write a path such as /health"),
         ("{port: 1, probe: {every: 1s, timeout: 2s}}", "exceeds the time between probes"),
+        ("{port: 1, probe: {headers: {'a b': c}}}", "not a valid name of a header"),
+        ('{port: 1, probe: {headers: {X-A: "a\\r\\nX-B: b"}}}', "or a line break"),
+        ("{port: 1, probe: {headers: {content-length: 3}}}", "sets the header content-length"),
+        ("{port: 1, probe: {headers: {X-A: 1, x-a: 2}}}", "two headers have the same name"),
+        ("{port: 1, probe: {post_data: a}}", "write `body`"),
         ("{port: 1, slo: {availability: 200%}}", "not between 0 and 1"),
         ("{port: 1, update: green}", "is not one of the choices"),
         ("{port: 1, update: {weight: 10%}}", "`weight` is for canaries only"),

@@ -52,6 +52,7 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
     with a status from 200 to 399 within `timeout`. A replica is probed at the interval `every`. The
     first answer must arrive within `start` after the replica's start. The replica is unhealthy
     after `failures` failures in a row. With `any_status`, every HTTP response counts as an answer.
+    `headers` are pairs of name and value.
     """
 
     path: str = "/"

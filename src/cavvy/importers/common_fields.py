@@ -6,7 +6,9 @@ from cavvy.domain.tasks import Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, text_at
-from cavvy.spec.problems import SourceMark, shown, slug
+from cavvy.spec.fields.http_requests import check_header_name, check_header_value
+from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode
 
 # Requests that a replica processes at the same time; SkyServe and dstack do not limit them.
@@ -33,14 +35,13 @@ def tell_value(name: str, *, is_variable: bool) -> str:
     return f"{stored}, or for one job with --env {name}=VALUE" if is_variable else stored
 
 
-def check_header(name: str, value: str) -> str:
-    """Return the problem of an HTTP header, or "" if the header is valid. The permitted characters
-    follow RFC 9110, sections 5.1 and 5.5.
-    """
-    if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
-        return f"{shown(name)} is not a valid name of a header"
-    if re.fullmatch(r"[\t -~]*", value) is None:
-        return f"the header {name} contains characters that are not ASCII, or a line break"
+def find_header_problem(name: str, value: str) -> str:
+    """Return why a probe cannot send an HTTP header, or "" if the probe can send it."""
+    try:
+        check_header_value(value)
+        check_header_name(name)
+    except WrongValue as error:
+        return str(error)
     return ""
 
 

@@ -254,6 +254,8 @@ class ServiceProbe(TypedDict, total=False):
     """The probe that checks whether a replica of a service is ready."""
 
     path: str
+    headers: Mapping[str, Label]
+    body: str
     every: Length
     timeout: Length
     start: Length

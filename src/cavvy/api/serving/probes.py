@@ -103,19 +103,16 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
 
 
 def _make_request(port: int, how: ReadinessProbe) -> bytes:
-    headers = {
-        "Host": f"127.0.0.1:{port}",
-        "User-Agent": "cavvy-probe",
-        "Accept": "*/*",
-        **dict(how.headers),
-        "Connection": "close",
-    }
+    usual = {"Host": f"127.0.0.1:{port}", "User-Agent": "cavvy-probe", "Accept": "*/*"}
+    framing = {"Connection": "close"}
     body = (how.body or "").encode()
     if how.body is not None:
-        headers["Content-Length"] = str(len(body))
-    method = "GET" if how.body is None else "POST"
-    lines = [f"{method} {how.path} HTTP/1.1"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+        usual["Content-Type"] = "application/json"
+        framing["Content-Length"] = str(len(body))
+    given = {name.lower() for name, _ in how.headers}
+    headers = [(name, value) for name, value in usual.items() if name.lower() not in given]
+    lines = [f"{'GET' if how.body is None else 'POST'} {how.path} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in (*headers, *how.headers, *framing.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 

@@ -14,7 +14,7 @@ from cavvy.domain.services import (
     ServiceSpec,
     TargetKind,
 )
-from cavvy.importers.common_fields import UNBOUNDED, check_header
+from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, int_at, items, mark_of, text_at
@@ -142,7 +142,7 @@ def _read_headers(probe: Node, kept_keys: TranslationNotes) -> tuple[tuple[str, 
     found: dict[str, str] = {}
     for each in items(child(probe, "headers")):
         name, value = text_at(each, "name") or "", text_at(each, "value") or ""
-        problem = _NOT_EVALUATED if "${{" in value else check_header(name, value)
+        problem = _NOT_EVALUATED if "${{" in value else find_header_problem(name, value)
         if problem:
             kept_keys.refuse(each.mark, "probes.headers", problem)
         found[name] = value

@@ -7,7 +7,7 @@ from shlex import quote
 
 from cavvy.domain.services import ReadinessProbe, ReplicaCount, ServiceSpec
 from cavvy.domain.tasks import TaskSpec
-from cavvy.importers.common_fields import UNBOUNDED
+from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
 from cavvy.importers.detect import Dialect
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.kubernetes.needs import read_resources, read_volumes
@@ -185,7 +185,7 @@ def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> Servi
         fixed_port="PORT" not in own,
         replicas=_read_replicas(objects, kept_keys),
         concurrency=UNBOUNDED,
-        probe=_read_probe(objects, kept_keys),
+        probe=_read_probe(objects, port, kept_keys),
         drain=timedelta(seconds=int(grace_s)),
     )
 
@@ -193,7 +193,7 @@ def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> Servi
 def _find_port(objects: ServiceObjects) -> int | None:
     """Return the container's port to which the Service points, else the container's first port."""
     ports = objects.container.get("ports") or ()
-    named = {str(each.get("name")): each.get("containerPort") for each in ports}
+    named = _list_named_ports(objects)
     fronts = at(objects.service, "spec").get("ports") or ()
     for front in fronts:
         target = front.get("targetPort", front.get("port"))
@@ -202,6 +202,11 @@ def _find_port(objects: ServiceObjects) -> int | None:
             return found
     numbers: Iterable[object] = (each.get("containerPort") for each in ports)
     return next((each for each in numbers if isinstance(each, int)), None)
+
+
+def _list_named_ports(objects: ServiceObjects) -> dict[str, object]:
+    ports = objects.container.get("ports") or ()
+    return {str(each.get("name")): each.get("containerPort") for each in ports}
 
 
 def _read_replicas(objects: ServiceObjects, kept_keys: TranslationNotes) -> ReplicaCount:
@@ -215,13 +220,14 @@ def _read_replicas(objects: ServiceObjects, kept_keys: TranslationNotes) -> Repl
     return ReplicaCount(least=int(spec.get("minReplicas", 1)), most=int(spec["maxReplicas"]))
 
 
-def _read_probe(objects: ServiceObjects, kept_keys: TranslationNotes) -> ReadinessProbe:
+def _read_probe(objects: ServiceObjects, port: int, kept_keys: TranslationNotes) -> ReadinessProbe:
     container = objects.container
     probe: Values = container.get("readinessProbe") or container.get("startupProbe") or {}
     get, first = at(probe, "httpGet"), at(container, "startupProbe")
     if "exec" in probe or "grpc" in probe:
         reason = "only HTTP and TCP can be probed; write `httpGet`"
         kept_keys.refuse(objects.mark, "readinessProbe", reason)
+    _check_probed(objects, probe, port, kept_keys)
     every = float(probe.get("periodSeconds", _PERIOD_S))
     start_s = float(first.get("periodSeconds", _PERIOD_S)) * int(first.get("failureThreshold", 0))
     return ReadinessProbe(
@@ -231,4 +237,30 @@ def _read_probe(objects: ServiceObjects, kept_keys: TranslationNotes) -> Readine
         start=timedelta(seconds=start_s) if start_s else ReadinessProbe().start,
         failures=int(probe.get("failureThreshold", _FAILURES)),
         any_status=not get,
+        headers=_read_headers(objects, get, kept_keys),
     )
+
+
+def _check_probed(
+    objects: ServiceObjects, probe: Values, port: int, kept_keys: TranslationNotes
+) -> None:
+    """Refuse probes of another port, and probes with TLS."""
+    get = at(probe, "httpGet")
+    target = (get or at(probe, "tcpSocket")).get("port", port)
+    probed = _list_named_ports(objects).get(str(target), target)
+    if str(probed) != str(port):
+        reason = f"only the service's port {port} can be probed, not port {probed}"
+        kept_keys.refuse(objects.mark, "readinessProbe", reason)
+    if str(get.get("scheme", "HTTP")).upper() != "HTTP":
+        reason = "replicas answer without TLS; the gateway adds TLS"
+        kept_keys.refuse(objects.mark, "readinessProbe.httpGet.scheme", reason)
+
+
+def _read_headers(
+    objects: ServiceObjects, get: Values, kept_keys: TranslationNotes
+) -> tuple[tuple[str, str], ...]:
+    headers = {str(each["name"]): str(each["value"]) for each in get.get("httpHeaders") or ()}
+    for name, value in headers.items():
+        if problem := find_header_problem(name, value):
+            kept_keys.refuse(objects.mark, "readinessProbe.httpGet.httpHeaders", problem)
+    return tuple(headers.items())

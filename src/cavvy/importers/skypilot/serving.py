@@ -14,7 +14,7 @@ from cavvy.domain.services import (
     ServiceTimeouts,
     TargetKind,
 )
-from cavvy.importers.common_fields import UNBOUNDED, check_header
+from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
@@ -131,11 +131,10 @@ def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe
 
 
 def _read_headers(node: Node | None, kept_keys: TranslationNotes) -> tuple[tuple[str, str], ...]:
-    """Return the headers of the probe. As in SkyServe, the body of a probe is JSON."""
-    found = {} if child(node, "post_data") is None else {"Content-Type": "application/json"}
+    found: dict[str, str] = {}
     for key, value in entries(child(node, "headers")):
         text = as_text(value) if isinstance(value, ScalarNode) else ""
-        problem = check_header(key.text, text)
+        problem = find_header_problem(key.text, text)
         if "$" in text:
             problem = "the value contains a variable without a value; set the variable with --env"
         if problem:

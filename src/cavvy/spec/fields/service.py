@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from cavvy.catalog.regions import AREAS
-from cavvy.domain.queued_calls import names_parent
 from cavvy.domain.services import (
     BatchRule,
     CronTrigger,
@@ -32,10 +31,18 @@ from cavvy.domain.services import (
 from cavvy.domain.units import parse_rate
 from cavvy.domain.values import replace
 from cavvy.spec.fields.amounts import size_kind
+from cavvy.spec.fields.http_requests import (
+    check_header_name,
+    check_header_value,
+    read_body,
+    read_called_path,
+    read_path,
+)
 from cavvy.spec.fields.kinds import (
     FLAG,
     FieldSpec,
     ListKind,
+    MapKind,
     ScalarKind,
     SectionReader,
     WrongValue,
@@ -56,7 +63,6 @@ from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 
 _LENGTH = length_kind(timedelta(milliseconds=1), timedelta(hours=24))
-_MOST_BODY = 1 << 16  # bytes of the body of calls that a cron line causes
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
@@ -64,19 +70,6 @@ def _read_metric(text: str) -> str:
     if not _METRIC.fullmatch(text):
         raise WrongValue(f"{shown(text)} cannot be the name of a Prometheus metric")
     return text
-
-
-def _read_path(text: str) -> str:
-    text = filled(text)
-    if not text.startswith("/") or any(char.isspace() for char in text):
-        raise WrongValue(f"{shown(text)} is not a path", suggestion="write a path such as /health")
-    return text
-
-
-def _read_called_path(text: str) -> str:
-    if names_parent(text):
-        raise WrongValue(f"{shown(text)} contains ..", suggestion="write the path without ..")
-    return _read_path(text)
 
 
 def _read_share(node: ScalarNode) -> float:
@@ -155,6 +148,14 @@ def _build_replicas(table: SectionReader) -> ReplicaCount:
     return count
 
 
+def _build_probe(table: SectionReader) -> ReadinessProbe:
+    values = table.values()
+    headers = tuple(values.pop("headers", {}).items())
+    if len({name.lower() for name, _ in headers}) < len(headers):
+        table.wrong("headers", "two headers have the same name", suggestion="delete one of them")
+    return ReadinessProbe(**values, headers=headers)
+
+
 _COUNT = whole(0, 1000)
 _REPLICAS = either(
     _COUNT,
@@ -168,21 +169,28 @@ _REPLICAS = either(
         idle=length_kind(timedelta(seconds=10)),
     ),
 )
-_PROBE_PATH = text_kind("a path such as /health", _read_path)
+_BODY = text_kind("a text of at most 64 KiB", read_body)
+_PROBE_PATH = text_kind("a path such as /health", read_path)
 _PROBE = either(
     _PROBE_PATH,
     lambda path: ReadinessProbe(path=path),
     section(
         "service.probe",
-        lambda table: table.make(ReadinessProbe),
+        _build_probe,
         path=_PROBE_PATH,
+        headers=MapKind(
+            "names of headers, each with a string value",
+            check_header_name,
+            text_kind("a string", check_header_value, numbers=True),
+        ),
+        body=_BODY,
         every=_LENGTH,
         timeout=_LENGTH,
         start=_LENGTH,
         failures=whole(1, 100),
     ),
 )
-_CALLED_PATH = text_kind("a path such as /v1/files", _read_called_path)
+_CALLED_PATH = text_kind("a path such as /v1/files", read_called_path)
 _TIMEOUTS = section(
     "service.timeouts",
     lambda table: table.make(ServiceTimeouts),
@@ -357,12 +365,6 @@ def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | WebhookTr
     return kind(**values) if named in values else None
 
 
-def _read_body(text: str) -> str:
-    if len(text.encode()) > _MOST_BODY:
-        raise WrongValue(f"the text has more than {_MOST_BODY:,} bytes")
-    return text
-
-
 _EVENT = section(
     "service.events",
     _build_event,
@@ -370,7 +372,7 @@ _EVENT = section(
     every=length_kind(timedelta(seconds=1), timedelta(hours=24)),
     cron=CRON,
     time_zone=ZONE,
-    body=text_kind("a text of at most 64 KiB", _read_body),
+    body=_BODY,
     webhook=text_kind(
         "a name of small letters, digits and -",
         matching(r"[a-z0-9][a-z0-9-]{0,62}", "is not a name"),
