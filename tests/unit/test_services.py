@@ -43,7 +43,8 @@ service:
   concurrency: 16
   replicas: {min: 1, max: 8, target: {metric: "vllm:waiting", value: 4}, idle: 10m}
   probe:
-    {path: /health, headers: {X-A: 1}, body: "{}", every: 5s, timeout: 2s, start: 10m, failures: 5}
+    {path: /health, headers: {X-A: 1}, body: "{}", every: 5s, timeout: 2s, start: 10m, failures: 5,
+    any_status: true}
   drain: 30s
   timeouts: {queue: 1m, response: 2m, silence: 3m}
   keys: true
@@ -97,6 +98,7 @@ def test_a_service_is_read_with_all_keys() -> None:
     )
     assert service.probe.start == timedelta(minutes=10)
     assert (service.probe.headers, service.probe.body) == ((("X-A", "1"),), "{}")
+    assert (service.probe.failures, service.probe.any_status) == (5, True)
     assert service.slo.availability == pytest.approx(0.999)
     assert service.budget == HourlyRate(40_000_000)
     assert (service.regions, service.residency) == (("eu",), "eu")

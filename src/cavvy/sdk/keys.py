@@ -260,6 +260,7 @@ class ServiceProbe(TypedDict, total=False):
     timeout: Length
     start: Length
     failures: Whole
+    any_status: Switch
 
 
 class ServiceTimeoutKeys(TypedDict, total=False):

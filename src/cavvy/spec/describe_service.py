@@ -29,7 +29,8 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "replicas", _replicas(service.replicas)
     yield (
         "ready",
-        f"when {'GET' if probe.body is None else 'POST'} {probe.path} succeeds, within "
+        f"when {'GET' if probe.body is None else 'POST'} {probe.path} "
+        f"{'is answered' if probe.any_status else 'succeeds'}, within "
         f"{format_duration(probe.start)} of the start",
     )
     yield (

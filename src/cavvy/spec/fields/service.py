@@ -188,6 +188,7 @@ _PROBE = either(
         timeout=_LENGTH,
         start=_LENGTH,
         failures=whole(1, 100),
+        any_status=FLAG,
     ),
 )
 _CALLED_PATH = text_kind("a path such as /v1/files", read_called_path)
