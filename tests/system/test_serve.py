@@ -160,4 +160,10 @@ def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> 
     user.cli("unserve", "first")
     wait_until(lambda: find_second().ready)
     assert find_second().problem == ""
-    user.cli("unserve", "second")
+    (user.work / "third.yaml").write_text((user.work / "second.yaml").read_text())
+    user.json("serve", "--yes", "--name", "third", "third.yaml")
+    user.cli("unserve", "second", "thrid", code=1)  # a wrong name: neither ends
+    user.cli("unserve", code=2)
+    assert {each["name"] for each in user.json("services")} == {"second", "third"}
+    user.cli("unserve", "--all")
+    assert user.json("services") == []
