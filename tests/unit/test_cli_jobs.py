@@ -448,6 +448,25 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("services list", "`cavvy services` has no command 'list'", "expected show or no command"),
+        ("secret rm", "has no command 'rm'", "expected delete, keys, list, rotate or set"),
+        ("status", "NAME is missing", "`cavvy ps` lists jobs; `cavvy status --help` shows"),
+        ("machines stop", "NAME is missing", "`cavvy machines` lists machines; "),
+        ("call", "NAME is missing", "`cavvy services` lists services; "),
+    ],
+)
+def test_a_missing_name_and_an_unknown_command_name_what_exists(
+    words: str, message: str, hint: str
+) -> None:
+    answer = run(*words.split())
+    assert answer.exit_code == 2
+    assert message in answer.stderr
+    assert f"hint: {hint}" in answer.stderr
+
+
+@pytest.mark.parametrize(
     ("word", "command"),
     [
         ("launch", "run"),

@@ -9,6 +9,7 @@ import click
 from cavvy.cli.reach.arguments import since_option
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _PROGRESS = 10_000  # records after which progress is shown
 
 
-@click.group("audit")
+@click.group("audit", cls=CommandGroup)
 def command() -> None:
     """Read the log of all changes and refusals.
 

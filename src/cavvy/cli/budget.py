@@ -7,6 +7,7 @@ import click
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _NEVER = "never"
 
 
-@click.group("budget")
+@click.group("budget", cls=CommandGroup)
 def command() -> None:
     """Limit what a project, a user, the jobs with a tag, or a service may spend in a month.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_providers
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-@click.group("catalog", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("catalog", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Show, refresh and compare the price catalog."""
 

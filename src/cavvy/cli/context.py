@@ -5,10 +5,11 @@ import os
 import click
 
 from cavvy.cli.reach.session import failures
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
-@click.group("context")
+@click.group("context", cls=CommandGroup)
 def command() -> None:
     """List the servers that you signed in to, and choose the server that commands use.
 

@@ -6,10 +6,11 @@ import click
 
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
-@click.group("credential")
+@click.group("credential", cls=CommandGroup)
 def command() -> None:
     """Set, list and remove a project's own credentials for providers.
 

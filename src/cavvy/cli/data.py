@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.packages import extra_command
 
 TRY_S, TRIED = 3.0, 2000  # limits of one measurement: its seconds, and its number of random samples
 
 
-@click.group("data")
+@click.group("data", cls=CommandGroup)
 def command() -> None:
     """Prepare training data."""
 

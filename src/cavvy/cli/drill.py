@@ -5,9 +5,10 @@ import click
 from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 
 
-@click.group("drill")
+@click.group("drill", cls=CommandGroup)
 def command() -> None:
     """Rehearse failures on your own jobs to check that the jobs survive them."""
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_jobs
+from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import with_tunnel
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import NameArgument
 
 if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
@@ -20,7 +21,13 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
 
 
 @click.command("forward")
-@click.argument("target", metavar="NAME[:RANK]", shell_complete=complete_jobs)
+@click.argument(
+    "target",
+    metavar="NAME[:RANK]",
+    cls=NameArgument,
+    listing=JOBS_LISTING,
+    shell_complete=complete_jobs,
+)
 @click.argument("ports", nargs=-1, required=True, metavar="PORT[:REMOTE]...")
 @project_option
 @click.option(

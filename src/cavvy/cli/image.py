@@ -14,6 +14,7 @@ import click
 
 from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, rows_out
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ENGINES = ("podman", "docker")
 
 
-@click.group("image")
+@click.group("image", cls=CommandGroup)
 def command() -> None:
     """Build container images of tasks."""
 

@@ -3,10 +3,11 @@
 import click
 
 from cavvy.cli.reach.session import session
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
-@click.group("joined", invoke_without_command=True)
+@click.group("joined", cls=CommandGroup, invoke_without_command=True)
 @output_option
 @click.pass_context
 def command(context: click.Context, output: str) -> None:

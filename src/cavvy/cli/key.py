@@ -4,12 +4,13 @@ import click
 
 from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.cli.view.token_limits import read_seconds
 
 
-@click.group("key")
+@click.group("key", cls=CommandGroup)
 def command() -> None:
     """Create, list and revoke keys for calls to a service.
 

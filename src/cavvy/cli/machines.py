@@ -9,6 +9,7 @@ import click
 from cavvy.cli.reach.arguments import machine_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.task.load import yes_option
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _LOOK_AGAIN_S = 0.2
 _QUIET_S = 5  # seconds of waiting before a message names the reason
 
 
-@click.group("machines", invoke_without_command=True)
+@click.group("machines", cls=CommandGroup, invoke_without_command=True)
 @any_project_option
 @output_option
 @click.pass_context

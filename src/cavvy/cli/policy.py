@@ -8,6 +8,7 @@ import click
 
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _everywhere = click.option(
 )
 
 
-@click.group("policy")
+@click.group("policy", cls=CommandGroup)
 def command() -> None:
     """Restrict the resources that the jobs of a project may use.
 

@@ -7,10 +7,11 @@ from msgspec import structs
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view import formatting
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
-@click.group("project")
+@click.group("project", cls=CommandGroup)
 def command() -> None:
     """Create and list projects.
 

@@ -9,6 +9,7 @@ import click
 from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_out
 
@@ -19,7 +20,7 @@ _STATES = ("waiting", "done", "dead")
 _PLATFORMS = ("aws-lambda", "azure-function", "google-function")
 
 
-@click.group("queue")
+@click.group("queue", cls=CommandGroup)
 def command() -> None:
     """Show, retry and delete the queued calls of a service.
 

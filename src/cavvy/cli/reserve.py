@@ -7,12 +7,13 @@ import click
 from cavvy.cli.reach.arguments import since_option
 from cavvy.cli.reach.session import any_project_option, session
 from cavvy.cli.view import formatting
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 _PERIOD = timedelta(days=30)
 
 
-@click.group("reserve")
+@click.group("reserve", cls=CommandGroup)
 def command() -> None:
     """Find commitments to clouds that would save money. Cavvy does not buy commitments."""
 

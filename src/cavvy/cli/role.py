@@ -4,6 +4,7 @@ import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 _ROLES = ["viewer", "member", "operator", "admin", "billing", "auditor"]
@@ -17,7 +18,7 @@ _everywhere = click.option(
 )
 
 
-@click.group("role")
+@click.group("role", cls=CommandGroup)
 def command() -> None:
     """Grant, revoke and list roles of accounts in projects.
 

@@ -8,13 +8,14 @@ import click
 
 from cavvy.cli.reach.session import named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import output_option
 
 if TYPE_CHECKING:
     from cavvy.client.key_wire import SecretKeyRow
 
 
-@click.group("secret")
+@click.group("secret", cls=CommandGroup)
 def command() -> None:
     """Set, list and delete secrets.
 

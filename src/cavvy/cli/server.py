@@ -7,11 +7,12 @@ import click
 from cavvy.cli.installation import adopt, backup, restore, setup
 from cavvy.cli.reach.session import failures, make_failure, make_patience
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import json_option
 
 
-@click.group("server")
+@click.group("server", cls=CommandGroup)
 def command() -> None:
     """Start, stop and inspect the embedded server.
 

@@ -6,6 +6,7 @@ import click
 
 from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     )
 
 
-@click.group("services", invoke_without_command=True)
+@click.group("services", cls=CommandGroup, invoke_without_command=True)
 @any_project_option
 @output_option
 @click.pass_context

@@ -10,6 +10,7 @@ import click
 from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import json_out, output_option
 from cavvy.domain.values import Struct
@@ -55,7 +56,7 @@ _gantt_option = click.option(
 )
 
 
-@click.group("simulate", invoke_without_command=True)
+@click.group("simulate", cls=CommandGroup, invoke_without_command=True)
 @click.option(
     "--scenario",
     metavar="FILE",

@@ -7,6 +7,7 @@ import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.cli.view.token_limits import read_seconds, scopes_option, show_scopes, within_option
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client.sign_in_wire import GroupRoleAsk
 
 
-@click.group("trust")
+@click.group("trust", cls=CommandGroup)
 def command() -> None:
     """Manage the identity providers whose sign-ins the server accepts: OpenID providers for people,
     and CI systems such as GitHub Actions for their jobs.

@@ -3,10 +3,11 @@
 import click
 
 from cavvy.cli.reach.session import session
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
-@click.group("user")
+@click.group("user", cls=CommandGroup)
 def command() -> None:
     """Add, list and remove accounts of people and services.
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_jobs
+from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
+from cavvy.cli.view.groups import NameArgument
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, wire
@@ -18,7 +19,14 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 
 
 @click.command("wait")
-@click.argument("names", nargs=-1, required=True, shell_complete=complete_jobs)
+@click.argument(
+    "names",
+    nargs=-1,
+    required=True,
+    cls=NameArgument,
+    listing=JOBS_LISTING,
+    shell_complete=complete_jobs,
+)
 @project_option
 @click.option(
     "--for",

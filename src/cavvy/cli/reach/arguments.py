@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.view.groups import NameArgument
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -91,9 +93,22 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
     return sorted(name for name in names if name.lower().startswith(begin))
 
 
-job_argument = click.argument("name", shell_complete=complete_jobs)
-machine_argument = click.argument("name", shell_complete=complete_machines)
-service_argument = click.argument("name", shell_complete=complete_services)
+JOBS_LISTING = "`cavvy ps` lists jobs"
+job_argument = click.argument(
+    "name", cls=NameArgument, listing=JOBS_LISTING, shell_complete=complete_jobs
+)
+machine_argument = click.argument(
+    "name",
+    cls=NameArgument,
+    listing="`cavvy machines` lists machines",
+    shell_complete=complete_machines,
+)
+service_argument = click.argument(
+    "name",
+    cls=NameArgument,
+    listing="`cavvy services` lists services",
+    shell_complete=complete_services,
+)
 service_key_option = click.option(
     "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy key`."
 )

@@ -57,6 +57,8 @@ def explain(error: click.ClickException) -> CommandFailure:
             hint = f"did you mean {' or '.join(error.possibilities)}? {hint}"
     elif isinstance(error, click.MissingParameter):
         message = f"{_name(error)} is missing"
+        if listing := getattr(error.param, "listing", ""):
+            hint = f"{listing}; {hint}"
     elif isinstance(error, click.BadParameter) and error.param is not None:
         message = f"{_name(error)}: {_uncapital(error.message)}"
     return CommandFailure(_uncapital(message).removesuffix("."), hint, error.exit_code)

@@ -1,0 +1,35 @@
+"""The groups of commands and the arguments whose errors name what is available."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from cavvy.cli.view.failure import CommandFailure
+
+
+class CommandGroup(click.Group):
+    """A group of commands. The error for a command that does not exist names the commands of the
+    group.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from cavvy.spec.problems import listed
+
+            names = [*self.list_commands(ctx), *["no command"] * self.invoke_without_command]
+            message = f"`{ctx.command_path}` has no command {args[0]!r}"
+            raise CommandFailure(message, f"expected {listed(names, 'or')}", 2)
+        return super().resolve_command(ctx, args)
+
+
+class NameArgument(click.Argument):
+    """An argument for the name of something that exists. `listing` describes the command that lists
+    the names, for the error if the argument is missing.
+    """
+
+    def __init__(self, param_decls: Sequence[str], *, listing: str, **attributes: Any) -> None:
+        super().__init__(param_decls, **attributes)
+        self.listing = listing
