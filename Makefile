@@ -23,6 +23,9 @@ test: setup-dev ## run every test that this machine can run; says what it skips 
 test-fast: setup-dev ## run the tests that need no server, in under three minutes
 	@scripts/test.sh --fast $(ARGS)
 
+test-lowest: setup-dev ## test the commands with the lowest versions that pyproject.toml permits
+	@scripts/lowest.sh $(ARGS)
+
 test-provider: setup-dev ## run the tests of one provider: make test-provider P=kubernetes
 	@scripts/test.sh --provider "$(P)" $(ARGS)
 
@@ -82,4 +85,4 @@ clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
 .PHONY: help setup setup-dev demo demo-serve test test-fast test-provider soak check scenarios docs picture bars bench clean
-.PHONY: format coverage hooks site site-serve lock changelog dist
+.PHONY: test-lowest format coverage hooks site site-serve lock changelog dist
