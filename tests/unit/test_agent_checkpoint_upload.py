@@ -5,6 +5,7 @@ there.
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from cavvy.agent import checkpoint_sync as module
 from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.work import checkpoint_upload
-from cavvy.agent.work.monitor import SHORTEST_S
+from cavvy.agent.work.monitor import SHORTEST_S, CheckpointWatcher, born_ns
 
 
 def make_config(tmp_path: Path, rank: int = 0) -> Any:
@@ -429,3 +430,18 @@ def test_a_hash_is_remembered_only_of_a_file_that_has_been_still(tmp_path: Path)
     assert names()["still"] == hashlib.sha256(b"two").hexdigest(), (
         "it is as large as before, and the same file"
     )
+
+
+def test_a_file_that_is_created_at_once_shows_how_long_its_writing_took(tmp_path: Path) -> None:
+    """The kernel dates a new file a few milliseconds back."""
+    if born_ns(str(tmp_path)) is None:
+        pytest.skip("this file system does not record when a file was created")
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        watcher = CheckpointWatcher(str(folder))
+        with (folder / "model").open("w", buffering=1) as file:
+            file.write("one\n")
+            time.sleep(2 * SHORTEST_S)
+            file.write("two\n")
+        assert watcher.look(last=True)["sent"] == 8
