@@ -3,6 +3,7 @@
 import asyncio
 from datetime import timedelta
 
+import pytest
 from tests.waits import patience
 
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes, probe
@@ -51,11 +52,12 @@ def test_a_probe_may_send_headers_and_a_body() -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             how = ReadinessProbe(path="/v1/completions")
-            assert not await probe(port, how)
+            assert await probe(port, how) == "/v1/completions was answered with status 405"
             headers = (("Authorization", "Bearer k"), ("accept", "text/plain"))
             how = replace(how, body='{"a": "é"}', headers=headers)
-            assert await probe(port, how)
-            assert await probe(port, replace(how, headers=(("content-type", "text/plain"),)))
+            assert await probe(port, how) == ""
+            how = replace(how, headers=(("content-type", "text/plain"),))
+            assert await probe(port, how) == ""
 
     asyncio.run(story())
     assert received[0].startswith(b"GET /v1/completions HTTP/1.1\r\n")
@@ -66,3 +68,35 @@ def test_a_probe_may_send_headers_and_a_body() -> None:
     assert b"\r\nContent-Type: application/json\r\n" in received[1]
     assert b"\r\ncontent-type: text/plain\r\n" in received[2]
     assert b"\r\nContent-Type:" not in received[2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", "/up was answered with status 401"),
+        (b"HTTP/1.1 302 Found\r\n\r\n", ""),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "the answer to /up is not HTTP/1.1"),
+        (b"", "the answer to /up is not HTTP/1.1"),
+        (None, "no answer to /up within 0.1 s"),
+    ],
+)
+def test_a_failed_probe_says_why(answer: bytes | None, problem: str) -> None:
+    ended = asyncio.Event()
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if answer is None:
+            await ended.wait()
+        else:
+            writer.write(answer)
+        writer.close()
+
+    async def story() -> None:
+        how = ReadinessProbe(path="/up", timeout=timedelta(seconds=0.1 if answer is None else 60))
+        async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert await probe(port, how) == problem
+            ended.set()
+        assert await probe(port, how) == f"nothing listens on port {port} of 127.0.0.1"
+
+    asyncio.run(story())

@@ -117,6 +117,41 @@ def test_a_replica_follows_its_job_and_its_probe(
     assert states(step) == [then]
 
 
+@pytest.mark.parametrize(
+    ("state", "seen", "after_s", "reason"),
+    [
+        ("starting", {}, 10, "/ was answered with status 401"),
+        ("starting", {}, 60, "no probe succeeded within 60 s: / was answered with status 401"),
+        (
+            "ready",
+            {"failures": 2},
+            10,
+            "the replica does not answer its probe: / was answered with status 401",
+        ),
+        (
+            "unhealthy",
+            {"failures": 4},
+            10,
+            "the replica did not recover: / was answered with status 401",
+        ),
+        (
+            "ready",
+            {"phase": JobPhase.DONE, "reason": "the work succeeded"},
+            10,
+            "the program ended with exit code 0; the program of a service must keep running",
+        ),
+    ],
+)
+def test_the_reason_of_a_replica_says_why_its_probe_failed(
+    state: str, seen: dict[str, Any], after_s: float, reason: str
+) -> None:
+    seen = {"phase": JobPhase.RUNNING, "problem": "/ was answered with status 401", **seen}
+    [replica] = decide(
+        make(state, target=1), ReplicaSeen(**seen), after_s=after_s
+    ).service.replicas[:1]
+    assert replica.reason == reason
+
+
 def test_the_end_of_a_replica_is_the_time_at_which_it_ended() -> None:
     going = decide(make("ready", target=1), ReplicaSeen(phase=JobPhase.STOPPING)).service
     assert (str(going.replicas[0].state), going.replicas[0].ended_at) == ("ending", None)

@@ -12,6 +12,7 @@ from cavvy.domain.values import Struct
 
 _FIRST_S, _LONGEST_S = 0.05, 1.0  # seconds between the attempts to get a first answer
 _NEVER = ProbeRecord()
+_OUT_OF_REACH = "the replica's node is out of reach"
 
 
 class ProbedPort(Struct, frozen=True):
@@ -66,14 +67,15 @@ class ReplicaProbes:
             if not number and (not ready or monotonic() - begun < port.patience_s):
                 await asyncio.sleep(_FIRST_S)
                 continue
-            answers = number > 0 and await probe(number, port.probe)
+            problem = await probe(number, port.probe) if number > 0 else _OUT_OF_REACH
+            answers = not problem
             before = self.record(replica)
             failures = 0 if answers else before.failures + 1
             reading = None
             if answers and port.metric:
                 reading = await read_metric(number, port.metric, port.probe.timeout.total_seconds())
             self._records[replica] = ProbeRecord(
-                answers=answers, failures=failures, reading=reading
+                answers=answers, failures=failures, problem=problem, reading=reading
             )
             if answers != before.answers or failures:
                 changed()
@@ -82,9 +84,9 @@ class ReplicaProbes:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
 
-async def probe(port: int, how: ReadinessProbe) -> bool:
-    """Return whether the probe's request is answered in time, with a status that the probe
-    accepts.
+async def probe(port: int, how: ReadinessProbe) -> str:
+    """Return why the probe failed, or "" if its request was answered in time, with a status that
+    the probe accepts.
     """
     writer = None
     try:
@@ -92,14 +94,20 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(_make_request(port, how))
             version, _, rest = (await reader.readline()).partition(b" ")
-            good = how.any_status or b"200" <= rest[:3] < b"400"
-            return version.startswith(b"HTTP/1.") and good
-    # OSError includes TimeoutError; a very long line raises ValueError
-    except (OSError, ValueError):
-        return False
+    except TimeoutError:
+        return f"no answer to {how.path} within {how.timeout.total_seconds():g} s"
+    except ConnectionRefusedError:
+        return f"nothing listens on port {port} of 127.0.0.1"
+    except (OSError, ValueError) as error:  # a very long line raises ValueError
+        return f"no answer to {how.path}: {error}"
     finally:
         if writer is not None:
             writer.close()
+    if not version.startswith(b"HTTP/1."):
+        return f"the answer to {how.path} is not HTTP/1.1"
+    status = rest[:3].decode("latin-1")
+    good = how.any_status or "200" <= status < "400"
+    return "" if good else f"{how.path} was answered with status {status}"
 
 
 def _make_request(port: int, how: ReadinessProbe) -> bytes:

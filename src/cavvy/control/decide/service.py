@@ -59,6 +59,7 @@ _STEADY = timedelta(minutes=1)  # a replica that was ready for so long has not f
 _SPOT_WAITS = timedelta(seconds=30)  # how long a replica waits for spot capacity
 _SOON = timedelta(seconds=1)
 _LATER = timedelta(seconds=10)
+_PROGRAM_ENDED = "the program ended with exit code 0; the program of a service must keep running"
 
 
 class ReplicaSeen(Struct, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     loss: ReplicaLoss | None = None
     answers: bool = False  # the last probe was answered
     failures: int = 0  # probes in a row that failed
+    problem: str = ""  # why the last probe failed
     in_flight: int | None = 0
     reading: float | None = None  # the value of the metric by which the service is scaled
     gpu_use: float | None = None  # the share of time in which its GPUs are busy
@@ -255,7 +257,8 @@ def _follow(
         replica = replace(replica, rate=seen.rate)
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
         replica = replace(replica, loss=replica.loss or seen.loss)
-        return _end(replica, seen.reason or "the replica's job was removed", now)
+        reason = _PROGRAM_ENDED if seen.phase is JobPhase.DONE else seen.reason
+        return _end(replica, reason or "the replica's job was removed", now)
     match replica.state:
         case ReplicaState.ORDERED if seen.phase is not None:
             return _follow(service, move(replica, ReplicaState.STARTING, "", now), seen, now)
@@ -266,7 +269,8 @@ def _follow(
         case ReplicaState.UNHEALTHY if seen.answers:
             return move(replica, ReplicaState.READY, "", now)
         case ReplicaState.UNHEALTHY if seen.failures >= 2 * service.spec.probe.failures:
-            return move(replica, ReplicaState.ENDING, "the replica did not recover", now)
+            reason = _say("the replica did not recover", seen.problem)
+            return move(replica, ReplicaState.ENDING, reason, now)
         case ReplicaState.DRAINING if _is_drained(service, replica, seen, now):
             return move(replica, ReplicaState.ENDING, replica.reason, now)
     return replica
@@ -293,10 +297,11 @@ def _follow_start(
         replica = _locate(replace(replica, running_at=now), seen)
     if seen.answers:
         return move(replica, ReplicaState.READY, "", now)
-    if now - (replica.running_at or now) >= service.spec.probe.start:
-        path = service.spec.probe.path
-        return move(replica, ReplicaState.ENDING, f"the replica did not answer {path} in time", now)
-    return replica
+    start = service.spec.probe.start
+    if now - (replica.running_at or now) >= start:
+        reason = _say(f"no probe succeeded within {start.total_seconds():g} s", seen.problem)
+        return move(replica, ReplicaState.ENDING, reason, now)
+    return replace(replica, reason=seen.problem)
 
 
 def _follow_ready(
@@ -308,8 +313,13 @@ def _follow_ready(
         replica = replace(replica, reclaimed=True, loss=ReplicaLoss.LOST)
         return move(replica, ReplicaState.DRAINING, "the replica's node will be reclaimed", now)
     if seen.failures >= service.spec.probe.failures:
-        return move(replica, ReplicaState.UNHEALTHY, "the replica does not answer its probe", now)
+        reason = _say("the replica does not answer its probe", seen.problem)
+        return move(replica, ReplicaState.UNHEALTHY, reason, now)
     return replica
+
+
+def _say(what: str, why: str) -> str:
+    return f"{what}: {why}" if why else what
 
 
 def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:

@@ -19,12 +19,13 @@ from cavvy.store.base import Store
 
 class ProbeRecord(Struct, frozen=True, kw_only=True):
     """How a replica answered its last probes. `failures` is the number of failures in a row, 0
-    after an answer. `reading` is the value of the metric by which the service is scaled, or None if
-    the replica has not reported it.
+    after an answer. `problem` says why the last probe failed. `reading` is the value of the metric
+    by which the service is scaled, or None if the replica has not reported it.
     """
 
     answers: bool = False
     failures: int = 0
+    problem: str = ""
     reading: float | None = None
 
 

@@ -203,6 +203,7 @@ class ServiceReconciler:
             reason=job.reason,
             answers=probed.answers,
             failures=probed.failures,
+            problem=probed.problem,
             in_flight=_count_in_flight(replica, traffic),
             reading=probed.reading,
         )
