@@ -393,8 +393,10 @@ def _settle_response_length(
     status = response.status
     if status < 200 or status == 204:  # RFC 9112, 6.3: such responses have no body
         response.length = 0
-        if length is not None:
-            raise HeadError(502, f"a response with status {status} has no Content-Length")
+        if length is not None:  # many programs state the length 0
+            response.fields = _without_length(response.fields)
+        # bytes that the replica sends all the same must not begin the next response
+        response.close = response.close or chunked or bool(length)
     elif method == b"HEAD" or status == 304:
         response.length = 0
         if chunked:
@@ -405,3 +407,13 @@ def _settle_response_length(
         response.length = length
     else:
         response.close = True
+
+
+def _without_length(fields: bytes) -> bytes:
+    lines = fields.splitlines(keepends=True)
+    return b"".join(each for each in lines if not each.lower().startswith(b"content-length:"))
+
+
+def may_begin_response(data: bytes) -> bool:
+    """Return whether more bytes can complete `data` to the head of a response."""
+    return b"HTTP/".startswith(data[:5]) and data.count(b"\n") == data.count(b"\r\n")

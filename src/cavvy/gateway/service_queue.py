@@ -229,18 +229,17 @@ class ServiceQueue:
         batch.separate()
         self._requeue_members(batch, monotonic())
 
-    def refuse_answer(self, exchange: Exchange) -> None:
+    def refuse_answer(self, exchange: Exchange, what: str) -> None:
         if exchange.batch is not None:
             for each in exchange.batch.list_present():
-                self.refuse_answer(each)
+                self.refuse_answer(each, what)
             return
         self.counters.lost += 1
         if exchange.responding:
             exchange.sink.cut()
         else:
-            exchange.sink.answer(
-                502, AnswerCode.INVALID, "the replica's response is not valid HTTP/1.1", None
-            )
+            text = f"the replica's response cannot be passed on: {what}"
+            exchange.sink.answer(502, AnswerCode.INVALID, text, None)
 
     def find_work(self, replica: str) -> ReplicaWork:
         """Return the work record of a replica. A replica keeps its work record if its address

@@ -8,7 +8,7 @@ from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.exchange import Exchange
-from cavvy.gateway.heads import HeadError, ResponseHead
+from cavvy.gateway.heads import HeadError, ResponseHead, may_begin_response
 from cavvy.gateway.statistics import ReplicaFacts
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             try:
                 self._read(exchange, data)
-            except HeadError:
-                self._fail(exchange)
+            except HeadError as error:
+                self._fail(exchange, error.what)
 
     def eof_received(self) -> bool:
         if self._tunnel and self._exchange is not None:
@@ -140,6 +140,8 @@ class UpstreamConnection(asyncio.Protocol):
             if end < 4:
                 if len(data) > _HEAD_MAX:
                     raise HeadError(502, "the head of the response is too large")
+                if not may_begin_response(data):
+                    raise HeadError(502, "the head of the response is not valid HTTP/1.1")
                 self._buffer = data
                 return
             head = self.pool.service.memo.parse_response(data[:end], exchange.head.method)
@@ -187,11 +189,11 @@ class UpstreamConnection(asyncio.Protocol):
             self.pool.release(exchange, self)
         exchange.sink.end()
 
-    def _fail(self, exchange: Exchange) -> None:
+    def _fail(self, exchange: Exchange, what: str) -> None:
         self._exchange = exchange.upstream = None
         self.closed = True
         self.transport.abort()
-        self.pool.refuse_answer(exchange)
+        self.pool.refuse_answer(exchange, what)
 
 
 class ReplicaPool:
@@ -306,13 +308,13 @@ class ReplicaPool:
         self.service.free(self, exchange, now)
         self.service.lose(exchange, self, now)
 
-    def refuse_answer(self, exchange: Exchange) -> None:
-        """Handle a response of the replica that is not valid HTTP."""
+    def refuse_answer(self, exchange: Exchange, what: str) -> None:
+        """Handle a response of the replica that is not valid HTTP; `what` says what is wrong."""
         self._failed += 1
         now = monotonic()
         self._record_loss(exchange, now)
         self.service.free(self, exchange, now)
-        self.service.refuse_answer(exchange)
+        self.service.refuse_answer(exchange, what)
 
     def _record_loss(self, exchange: Exchange, now: float) -> None:
         if self.service.canary is not None:

@@ -1,0 +1,126 @@
+"""What the embedded data plane makes of replicas that answer in unusual ways."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.contract.gateway_process import GatewayProcess
+from tests.contract.http_talk import Talk, ask
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Answer = Callable[[socket.socket, int], None]  # gets the connection and the number of its request
+
+
+class RawReplica:
+    """Answers the requests of a connection one by one, with whatever bytes a test chooses."""
+
+    name = "raw"
+
+    def __init__(self) -> None:
+        self.answer: Answer = lambda connection, number: connection.sendall(OK)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        number = 0
+        with connection:
+            while connection.recv(65536):  # the requests of these tests are small
+                self.answer(connection, number)
+                number += 1
+                if connection.fileno() < 0:
+                    return
+
+
+@pytest.fixture
+def replica() -> Iterator[RawReplica]:
+    replica = RawReplica()
+    yield replica
+    replica.stop()
+
+
+@pytest.fixture
+def plane(replica: RawReplica) -> Iterator[GatewayProcess]:
+    plane = GatewayProcess(services=[{"name": "odd"}])
+    here: Any = [replica]
+    plane.set_replicas("odd", here)
+    yield plane
+    plane.remove()
+
+
+def test_a_response_without_content_may_state_the_length_zero(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    replica.answer = lambda connection, number: connection.sendall(
+        b"HTTP/1.1 204 No Content\r\nX-A: 1\r\nContent-Length: 0\r\nX-B: 2\r\n\r\n"
+        if number == 0
+        else OK
+    )
+    with Talk(plane.port) as talk:
+        reply = talk.ask("POST", "/", b"x")
+        assert reply.status == 204
+        assert (reply.headers["x-a"], reply.headers["x-b"]) == ("1", "2")
+        assert "content-length" not in reply.headers
+        assert talk.ask("POST", "/", b"x").body == b"ok", "the replica's connection is used again"
+
+
+@pytest.mark.parametrize("field", [b"Content-Length: 50", b"Transfer-Encoding: chunked"])
+def test_bytes_after_a_response_without_content_are_not_the_next_response(
+    plane: GatewayProcess, replica: RawReplica, field: bytes
+) -> None:
+    late = threading.Event()
+
+    def answer(connection: socket.socket, number: int) -> None:
+        if late.is_set():
+            connection.sendall(OK)
+        else:
+            connection.sendall(b"HTTP/1.1 204 No Content\r\n%b\r\n\r\n" % field)
+            late.set()
+
+    replica.answer = answer
+    with Talk(plane.port) as talk:
+        assert talk.ask("POST", "/", b"x").status == 204
+        replica.answer = lambda connection, number: connection.sendall(
+            OK if number == 0 else b"HTTP/1.1 403 Other\r\nContent-Length: 0\r\n\r\n"
+        )
+        assert talk.ask("POST", "/", b"x").body == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (
+            b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+            "the head of the response is not valid HTTP/1.1",
+        ),
+        (b"hello", "the head of the response is not valid HTTP/1.1"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+            "the message has two Content-Length fields",
+        ),
+    ],
+)
+def test_an_invalid_response_is_refused_at_once_with_the_reason(
+    plane: GatewayProcess, replica: RawReplica, data: bytes, what: str
+) -> None:
+    """The replica keeps its connection open."""
+    replica.answer = lambda connection, number: connection.sendall(data)
+    reply = ask(plane.port, "GET", "/")
+    assert reply.status == 502
+    error = reply.json["error"]
+    assert error["code"] == "replica-answer-invalid"
+    assert error["message"] == f"the replica's response cannot be passed on: {what}"
