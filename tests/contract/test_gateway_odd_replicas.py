@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,3 +125,22 @@ def test_an_invalid_response_is_refused_at_once_with_the_reason(
     error = reply.json["error"]
     assert error["code"] == "replica-answer-invalid"
     assert error["message"] == f"the replica's response cannot be passed on: {what}"
+
+
+def test_a_request_that_must_not_be_repeated_gets_no_connection_that_was_long_unused(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    """Many servers close a connection after some seconds, perhaps while a request is on its way."""
+
+    def answer(connection: socket.socket, number: int) -> None:
+        if number == 0:
+            connection.sendall(OK)
+        else:
+            connection.close()
+
+    replica.answer = answer
+    with Talk(plane.port) as talk:
+        for _ in range(3):
+            assert talk.ask("POST", "/", b"x").status == 200
+            time.sleep(1.1)
+        assert talk.ask("GET", "/").status == 200, "it is repeated on a new connection"

@@ -18,6 +18,9 @@ _CONNECT_S = 5.0
 # first and longest delay before a replica that refused connections is tried again
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0
 _HEAD_MAX = 65_536
+# A replica may close a connection that was unused for this many seconds while a request is on its
+# way. Only a request that can be repeated is sent on such a connection.
+_FRESH_S = 1.0
 PRICE_FIELD = b"Cavvy-Price-Micros"
 
 
@@ -32,6 +35,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_exchange",
         "_tunnel",
         "closed",
+        "idle_at",
         "pool",
         "transport",
     )
@@ -47,6 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._tunnel = False
         self._ends = False  # whether the replica closes the connection after this response
         self.closed = False
+        self.idle_at = 0.0  # when the connection served its last exchange
 
     def begin(self, exchange: Exchange) -> None:
         """Send the request's head and the received bytes of its body."""
@@ -226,9 +231,13 @@ class ReplicaPool:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if not connection.closed:
+            if connection.closed:
+                continue
+            fresh = exchange.started_at - connection.idle_at < _FRESH_S
+            if fresh or (not exchange.attempts and exchange.can_retry()):
                 connection.begin(exchange)
                 return
+            connection.transport.close()
         task = asyncio.get_running_loop().create_task(self._connect(exchange))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -245,8 +254,9 @@ class ReplicaPool:
             return
         self._backoff_s = _BACKOFF_S
         if exchange.gone:
+            connection.idle_at = monotonic()
             self._idle.append(connection)
-            self.service.free(self, exchange, monotonic())
+            self.service.free(self, exchange, connection.idle_at)
         else:
             connection.begin(exchange)
 
@@ -278,12 +288,13 @@ class ReplicaPool:
         """Release the connection after a complete response, and keep the connection open if it can
         be used again."""
         self._served += 1
+        now = monotonic()
         if connection is not None:
             if self.draining:
                 connection.transport.close()
             else:
+                connection.idle_at = now
                 self._idle.append(connection)
-        now = monotonic()
         self.service.record_answer(exchange, self, now)
         self.service.free(self, exchange, now)
 
