@@ -293,6 +293,20 @@ def test_a_rolling_update_whose_replicas_never_answer_is_rolled_back() -> None:
     assert [each.revision for each in rollout.service.open] == [1] * 4
 
 
+def test_failures_of_a_revision_count_although_an_old_replica_has_been_ready_for_long() -> None:
+    rollout = begin_rolling()
+    service, one = rollout.service, ReplicaCount(least=1, most=1)
+    assert service.former is not None
+    task = replace(service.task, service=replace(service.spec, replicas=one))
+    rollout.service = replace(service, task=task, target=1, replicas=service.replicas[:1])
+    rollout.new, rollout.now = FAILS, NOW + timedelta(hours=1)
+    tries = 0
+    while rollout.service.revision == 2 and rollout.now < NOW + timedelta(hours=1, minutes=1):
+        tries += len(rollout.step(0.1).orders)
+    assert (rollout.service.revision, tries) == (1, 3)
+    assert rollout.now > NOW + timedelta(hours=1, seconds=3), "it pauses after each failure"
+
+
 def test_a_rolling_update_with_a_ready_replica_is_not_rolled_back() -> None:
     rollout = begin_rolling()
     rollout.run(3)

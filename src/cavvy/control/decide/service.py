@@ -374,24 +374,20 @@ def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
     """Return the service with an updated failure count: each replica of its newest revision that
-    has failed since the last decision counts. A replica that has been ready for a while resets the
-    count of consecutive failures.
+    has failed since the last decision counts. A replica of this revision that has been ready for a
+    while resets the count of consecutive failures.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:
         was = before[replica.id]
+        if was.revision != service.revision:
+            continue
         steady = replica.ready_at is not None and now - replica.ready_at >= _STEADY
         gone = replica.state in (ReplicaState.ENDING, ReplicaState.ENDED)
         left = was.state in (*COMING_REPLICAS, ReplicaState.READY, ReplicaState.UNHEALTHY)
         if steady and service.failures:
             service = replace(service, failures=0, failed_at=None, problem="")
-        elif (
-            gone
-            and left
-            and not steady
-            and replica.loss is None
-            and was.revision == service.revision
-        ):
+        elif gone and left and not steady and replica.loss is None:
             service = replace(
                 service, failures=service.failures + 1, failed_at=now, problem=replica.reason
             )
