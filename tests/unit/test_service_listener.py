@@ -58,6 +58,19 @@ def test_the_hint_fits_the_mistake() -> None:
         assert hint in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("services.tls_cert", "services.tls_key"),
+        ("services.tls_key", "services.tls_cert"),
+        ("server.tls_cert", "services.tls_key"),
+    ],
+)
+def test_a_certificate_and_its_key_are_set_together(given: str, missing: str) -> None:
+    with pytest.raises(StateDirError, match=f"{given} is set, but {missing} is not"):
+        read(**{given.replace(".", "_"): "/tls.pem"})
+
+
 def test_an_unknown_plane_is_refused() -> None:
     with pytest.raises(StateDirError, match="'nginx', which is not a gateway") as caught:
         read(services_plane="nginx")

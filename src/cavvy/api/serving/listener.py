@@ -63,6 +63,10 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         raise StateDirError("settings-invalid", f"{message}, which is not an address", hint)
     certificate = settings.text("services.tls_cert") or settings.text("server.tls_cert")
     key = settings.text("services.tls_key") or settings.text("server.tls_key")
+    if bool(certificate) != bool(key):
+        missing, given = ("key", "cert") if certificate else ("cert", "key")
+        owner = "services" if settings.text(f"services.tls_{given}") else "server"
+        raise _wrong(f"{owner}.tls_{given} is set, but services.tls_{missing} is not")
     if not certificate and host not in _LOOPBACK:
         raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
     plane, haproxy = settings.text("services.plane"), None
@@ -95,5 +99,5 @@ def _whole(path: str) -> str:
 
 
 def _wrong(message: str) -> StateDirError:
-    hint = "set services.tls_cert and services.tls_key, or use a loopback address"
+    hint = "set services.tls_cert and services.tls_key, or use a loopback address without TLS"
     return StateDirError("settings-invalid", message, hint)
