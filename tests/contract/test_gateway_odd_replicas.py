@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.contract.gateway_process import GatewayProcess
+from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.http_talk import Talk, ask
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -56,7 +56,8 @@ def replica() -> Iterator[RawReplica]:
 
 @pytest.fixture
 def plane(replica: RawReplica) -> Iterator[GatewayProcess]:
-    plane = GatewayProcess(services=[{"name": "odd"}])
+    silent = {"name": "silent", "hosts": ["silent.example"], "response_s": 0.5, "silence_s": 0.5}
+    plane = GatewayProcess(services=[{"name": "odd"}, silent])
     here: Any = [replica]
     plane.set_replicas("odd", here)
     yield plane
@@ -144,3 +145,23 @@ def test_a_request_that_must_not_be_repeated_gets_no_connection_that_was_long_un
             assert talk.ask("POST", "/", b"x").status == 200
             time.sleep(1.1)
         assert talk.ask("GET", "/").status == 200, "it is repeated on a new connection"
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_deferred_call_ends_if_its_replica_is_silent(
+    plane: GatewayProcess, replica: RawReplica, begins: bool
+) -> None:
+    here: Any = [replica]
+    plane.set_replicas("silent", here)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no" if begins else b""
+    replica.answer = lambda connection, number: connection.sendall(head)
+    accepted = ask(plane.port, "POST", "/", b"x", host="silent.example", prefer="respond-async")
+    assert accepted.status == 202
+
+    def fetch() -> Any:
+        reply = ask(plane.port, "GET", accepted.headers["location"], host="silent.example")
+        return reply if reply.status != 202 else None
+
+    reply = wait_for(fetch)
+    assert (reply.status, reply.json["error"]["code"]) == (504, "replica-silent")
+    assert plane.facts("silent")["in_flight"] == 0, "the replica's slot is free again"

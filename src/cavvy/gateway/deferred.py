@@ -124,7 +124,23 @@ class DeferredSink:
         self._head: ResponseHead | None = None
         self._pieces: list[bytes] = []
         self._size = 0
+        self._checked_size = -1  # the size at the last check
+        self._moved_at = 0.0  # time of the first check at which the size was this one
         self.exchange: Exchange | None = None
+
+    def check(self, now: float) -> None:
+        """End the call if its response does not begin, or transfers no data for too long."""
+        exchange = self.exchange
+        if exchange is None or not exchange.is_taken():
+            return
+        route = exchange.service.route
+        if not exchange.responding:
+            if now - exchange.started_at > route.response_s:
+                self._give_up(504, AnswerCode.SILENT, "the replica took too long to answer")
+        elif self._size != self._checked_size:
+            self._checked_size, self._moved_at = self._size, now
+        elif route.silence_s is not None and now - self._moved_at > route.silence_s:
+            self._give_up(504, AnswerCode.SILENT, "the replica sent nothing for too long")
 
     def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
         self._head = head
@@ -135,12 +151,7 @@ class DeferredSink:
         self._size += len(payload)
         if self._size > self._most_bytes:
             self._pieces.clear()
-            exchange, self.exchange = self.exchange, None
-            if exchange is not None:
-                exchange.abort()
-                self._finish_own(
-                    502, AnswerCode.TOO_LARGE, "the response is too large to be stored"
-                )
+            self._give_up(502, AnswerCode.TOO_LARGE, "the response is too large to be stored")
         elif done and self._head is not None and self.exchange is not None:
             start, *lines = self._head.fields.split(b"\r\n")[:-1]
             self._finish(start, lines, b"".join(self._pieces))
@@ -170,6 +181,13 @@ class DeferredSink:
 
     def resume_body(self) -> None: ...
 
+    def _give_up(self, status: int, code: AnswerCode, message: str) -> None:
+        """Abort the call's request, and store the gateway's own response as the result."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.abort()
+            self._finish_own(status, code, message)
+
     def _finish_own(self, status: int, code: AnswerCode, message: str) -> None:
         head, _, body = write_answer(status, code, message, self._call_id).partition(b"\r\n\r\n")
         start, *lines = head.split(b"\r\n")
@@ -177,6 +195,7 @@ class DeferredSink:
 
     def _finish(self, start: bytes, lines: list[bytes], body: bytes) -> None:
         self.exchange = None
+        self._calls.sinks.discard(self)
         kept = tuple(line for line in lines if not line.lower().startswith(b"content-length:"))
         result = StoredResult(status_line=start, lines=kept, body=body)
         self._calls.run(self._calls.finish(self._call_id, result))
@@ -188,6 +207,7 @@ class DeferredCalls:
     def __init__(self, store: CallStore, limits: GatewayLimits) -> None:
         self.store = store
         self._limits = limits
+        self.sinks: set[DeferredSink] = set()  # of the calls that wait or run
         self._known = store.list_known()
         self._thread = ThreadPoolExecutor(1, "deferred-calls")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -281,6 +301,7 @@ class DeferredCalls:
         exchange.tells = True
         exchange.key_id = call.key_id
         sink.exchange = exchange
+        self.sinks.add(sink)
         exchange.feed(call.body, True)
         exchange.begin()
 
@@ -316,6 +337,11 @@ class DeferredCalls:
         if request.head.method == b"HEAD":
             data = data[: data.index(b"\r\n\r\n") + 4]
         connection.answer_bytes(data)
+
+    def check(self, now: float) -> None:
+        """End calls that take too long. The gateway calls this method once a second."""
+        for sink in tuple(self.sinks):
+            sink.check(now)
 
     def expire(self) -> None:
         """Remove calls that are too old. The gateway calls this method periodically."""

@@ -95,6 +95,7 @@ class Door:
         now = monotonic()
         for connection in tuple(self._connections):
             connection.check(now)
+        self._calls.check(now)
         for service in self.services.values():
             service.counters.end_second()
         self.keep_work()
