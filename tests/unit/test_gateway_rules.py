@@ -15,7 +15,7 @@ from cavvy.gateway.bodies import ChunkedBody, as_chunk, make_body
 from cavvy.gateway.cold_starts import estimate_retry_s
 from cavvy.gateway.config import GatewayLimits, RateLimit
 from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError, parse_request
-from cavvy.gateway.model_route import read_model
+from cavvy.gateway.model_route import ModelRoutes, read_model
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.rates import ServiceRates, TokenBucket
 from cavvy.gateway.statistics import bucket_of, find_quantile, upper_bound_of
@@ -353,3 +353,16 @@ def test_requests_are_counted_by_headers_that_do_not_go_on_too(name: str) -> Non
         return rates.take(head, b"/", "", b"", 0.0) is None
 
     assert [call("a"), call("b"), call("a")] == [True, True, False]
+
+
+def test_bodies_without_a_model_hold_a_bounded_amount_of_memory() -> None:
+    limits = GatewayLimits(hold_bytes=10, model_bytes=100)
+    routes = ModelRoutes((), lambda *_: None, limits)
+    may_hold = routes.may_hold
+    assert may_hold(50, NO_LENGTH), "a chunked body"
+    assert may_hold(50, 100)
+    assert not may_hold(50, 101), "the whole body would be too long"
+    assert not may_hold(101, NO_LENGTH)
+    routes.held_bytes = 1 << 30  # of many bodies
+    assert not may_hold(50, 100)
+    assert may_hold(9, 100), "each body may still name its model at its beginning"

@@ -150,6 +150,7 @@ class GatewayLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stall_s: Seconds = 60  # seconds for which a client may leave its responses unread
     connections: Count = 20_000
     hold_bytes: Count = 262_144  # bytes of a body that waits for a replica
+    model_bytes: Count = 16 << 20  # bytes of a body whose first `hold_bytes` do not name its model
     replay_bytes: Count = 1 << 20  # bytes of a body that is kept for a second try
 
 

@@ -168,7 +168,7 @@ class Door:
             lambda connection, service, head, now: self._open(
                 connection, service, head, head.target, head.target, now
             ),
-            self.limits.hold_bytes,
+            self.limits,
         )
 
     def _open_unrouted(

@@ -1,7 +1,8 @@
 """The routes of OpenAI's API for all services with models: the body's `model` selects the service.
 
-The gateway reads at most `limits.hold_bytes` of a body, which is the limit for requests without a
-replica. If a body is longer, `model` must be in its first `limits.hold_bytes`.
+The gateway looks for `model` in the first `limits.hold_bytes` of a body and, if the body has at
+most `limits.model_bytes`, in the whole body: OpenAI's Python client writes `messages`, perhaps with
+images, before `model`.
 """
 
 import re
@@ -12,6 +13,7 @@ import msgspec
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.client_keys import read_secret
+from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.own_answers import AnswerCode
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _ROOT = b"/v1/"
 _LIST = b"/v1/models"
 _CALLS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
+# bytes of all bodies whose model is unknown; if they hold more, no body is read beyond `hold_bytes`
+_HELD_MAX = 256 << 20
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]', re.DOTALL)
 
 Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "OpenRequest | None"]
@@ -49,10 +53,11 @@ class ModelRoutes:
     """Maps each model to the services that serve it."""
 
     def __init__(
-        self, services: Iterable["ServiceQueue"], open_request: Open, hold_bytes: int
+        self, services: Iterable["ServiceQueue"], open_request: Open, limits: GatewayLimits
     ) -> None:
         self.open_request = open_request
-        self.hold_bytes = hold_bytes
+        self.limits = limits
+        self.held_bytes = 0  # of all bodies whose model is not known yet
         self._services: dict[str, list[ServiceQueue]] = {}
         for service in services:
             for name in service.route.models:
@@ -90,6 +95,15 @@ class ModelRoutes:
         own = [each for each in found if each.keys and _may_call(each, head, clock)]
         return own or [each for each in found if not each.keys]
 
+    def may_hold(self, size: int, length: int) -> bool:
+        """Return whether more may be read of a body of which `size` bytes have arrived. `length` is
+        the length in the request's head.
+        """
+        limits = self.limits
+        if size < limits.hold_bytes:
+            return True
+        return max(size, length) <= limits.model_bytes and self.held_bytes <= _HELD_MAX
+
     def _write_list(self, head: RequestHead, clock: float) -> bytes:
         rows = [
             {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
@@ -102,6 +116,8 @@ class ModelRoutes:
 class ModelRequest:
     """A request whose service is unknown until its body names a model."""
 
+    held_bytes = 0  # the connection never stops reading: `may_hold` limits what is held
+
     def __init__(
         self,
         routes: ModelRoutes,
@@ -111,11 +127,12 @@ class ModelRequest:
         clock: float,
     ) -> None:
         self.head = head
-        self.held_bytes = 0
         self._routes = routes
         self._connection = connection
         self._now, self._clock = now, clock
         self._held: list[bytes] = []
+        self._size = 0
+        self._searched = False  # whether the first bytes of the body do not name a model
 
     def begin(self) -> None:
         if self.head.length == 0:
@@ -125,29 +142,44 @@ class ModelRequest:
 
     def feed(self, payload: bytes, done: bool) -> bool:
         self._held.append(payload)
-        self.held_bytes += len(payload)
-        if not done and self.held_bytes < self._routes.hold_bytes:
+        self._size += len(payload)
+        self._routes.held_bytes += len(payload)
+        first = self._routes.limits.hold_bytes
+        if not done and (self._searched or self._size < first):
+            if not self._routes.may_hold(self._size, self.head.length):
+                self._refuse_late(first)
             return True
-        body = b"".join(self._held)
+        body, self._searched = b"".join(self._held), True
         name = read_model(body, done)
-        if name is None:
+        if name is not None:
+            return self._select(name, body, done)
+        if done:
             wrong = "the body is not JSON with a string `model`"
-            late = f"the body's first {len(body)} bytes have no `model`; move `model` to the start"
-            self._refuse(400, AnswerCode.BAD_REQUEST, wrong if done else late)
-            return True
-        found = self._routes.find(name, self.head, self._clock)
-        if len(found) != 1:
-            why = "several services have" if found else "no service has"
-            self._refuse(404, AnswerCode.NO_MODEL, f"{why} the model {name!r}; see /v1/models")
-            return True
-        return self._pass_on(found[0], body, done)
+            self._refuse(400, AnswerCode.BAD_REQUEST, wrong)
+        elif not self._routes.may_hold(self._size, self.head.length):
+            self._refuse_late(first)
+        return True
 
     def abort(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
         self._held.clear()
+        self._routes.held_bytes -= self._size
+        self._size = 0
+
+    def _select(self, name: str, body: bytes, done: bool) -> bool:
+        """Pass the request on to the service that has the model."""
+        found = self._routes.find(name, self.head, self._clock)
+        if len(found) == 1:
+            return self._pass_on(found[0], body, done)
+        why = "several services have" if found else "no service has"
+        self._refuse(404, AnswerCode.NO_MODEL, f"{why} the model {name!r}; see /v1/models")
+        return True
 
     def _pass_on(self, service: "ServiceQueue", body: bytes, done: bool) -> bool:
         """Convert the connection's request into a request of the service."""
-        self.held_bytes = 0
+        self._release()
         self._connection.exchange_request(None)
         request = self._routes.open_request(self._connection, service, self.head, self._now)
         if request is None:  # refused, and answered
@@ -158,8 +190,12 @@ class ModelRequest:
         request.begin()
         return True
 
+    def _refuse_late(self, first: int) -> None:
+        message = f"the body's first {first} bytes have no `model`; move `model` to the start"
+        self._refuse(400, AnswerCode.BAD_REQUEST, message)
+
     def _refuse(self, status: int, code: AnswerCode, message: str) -> None:
-        self.held_bytes = 0
+        self._release()
         self._connection.exchange_request(None)
         self._connection.refuse(status, code, message, self.head)
 
