@@ -291,6 +291,15 @@ def test_the_model_is_found_in_the_beginning_as_in_the_whole(
     assert read_model(json.dumps({"a": other}).encode(), False) is None
 
 
+@pytest.mark.parametrize("start", [b'{"', b'{"model":"'])
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_a_string_that_is_not_closed_is_read_once(start: bytes, end: bytes) -> None:
+    """A search that began again at each of these quotation marks would take longer than any test
+    may.
+    """
+    assert read_model(start + b'\\"' * 200_000 + end, False) is None
+
+
 def test_a_request_that_one_limit_refuses_counts_in_no_limit() -> None:
     head = parse_request(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n", GatewayLimits())
     rates = ServiceRates(

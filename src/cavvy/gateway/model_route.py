@@ -26,7 +26,9 @@ _LIST = b"/v1/models"
 _CALLS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
 # bytes of all bodies whose model is unknown; if they hold more, no body is read beyond `hold_bytes`
 _HELD_MAX = 256 << 20
-_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]', re.DOTALL)
+# A string that is not closed matches up to the end of the body. Otherwise, the search would begin
+# again at each quotation mark inside the string.
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.?)*+)("(\s*:)?)?|[{}\[\]]', re.DOTALL)
 
 Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "OpenRequest | None"]
 
@@ -216,12 +218,12 @@ def read_model(body: bytes, whole: bool) -> str | None:
             depth += 1
         elif mark in b"}]":
             depth -= 1
-        elif named:
+        elif named and token[2]:
             try:
                 return msgspec.json.decode(b'"%b"' % token[1], type=str)
             except msgspec.DecodeError:
                 return None
-        named = depth == 1 and bool(token[2]) and token[1] == b"model"
+        named = depth == 1 and bool(token[3]) and token[1] == b"model"
     return None
 
 
