@@ -58,3 +58,8 @@ def test_what_is_no_number_is_no_sample(value: str) -> None:
 @pytest.mark.parametrize(("value", "number"), [("1.", 1.0), (".5", 0.5), ("-2e-1", -0.2)])
 def test_numbers_have_several_forms(value: str, number: float) -> None:
     assert sum_samples(f"load {value}\n", "load") == number
+
+
+def test_a_long_number_is_read_once() -> None:
+    """A search that tried all ways to divide these digits would take longer than any test may."""
+    assert sum_samples(f"load {'1' * 1_000_000}x\nload 2\n", "load") == 2.0

@@ -155,5 +155,7 @@ def sum_samples(text: str, name: str) -> float | None:
 
 
 _METRICS_MAX = 4 << 20
-_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+# Possessive quantifiers keep the search linear: a program chooses its text, and the search blocks
+# the server.
+_NUMBER = r"[-+]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][-+]?[0-9]++)?"
 _SAMPLE = rf"^%s(?:\{{[^\n]*\}})? +({_NUMBER})(?: +-?[0-9]+)?\r?$"
