@@ -16,6 +16,7 @@ from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, TooLate, UnsupportedTask, gang_name
+from cavvy.control.loop import WIDTH
 from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
@@ -126,6 +127,8 @@ def in_harness(
 
         async def post(url: str, body: bytes) -> str:
             posts.append((url, json.loads(body)))
+            if "silent" in url:
+                await asyncio.sleep(1e6)
             return "refused" if "down" in url and len(posts) < 4 else ""
 
         async def secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -523,6 +526,22 @@ def test_webhooks_are_told_once_and_tried_again() -> None:
         assert not [
             event for event in await harness.store.events(job.id) if event.kind == "webhook"
         ]
+
+    in_harness(scenario)
+
+
+def test_receivers_that_do_not_answer_delay_no_job() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        hooks = (WebhookTarget(url="https://silent.example/", on=("finish",)),)
+        late = JobSchedule(at=START + timedelta(days=1))
+        for number in range(2 * WIDTH):
+            job = await harness.submit(name=f"t{number}", webhooks=hooks, schedule=late)
+            await harness.control_plane.jobs.stop("default", job.id, "enough")
+        await harness.wait()
+        assert len(harness.posts) == WIDTH
+        other = await harness.submit()
+        await harness.wait()
+        assert await harness.gang(other)
 
     in_harness(scenario)
 

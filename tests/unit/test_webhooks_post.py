@@ -1,12 +1,16 @@
 """What a receiver that speaks no HTTP, or breaks off, is to the one who tells it."""
 
 import asyncio
+import os
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
 from cavvy.control.webhooks import post_json
+from cavvy.providers.redirects import NoRedirects
+from cavvy.store.objects.http import make_opener
 
 
 @pytest.mark.parametrize(
@@ -73,3 +77,44 @@ def test_what_a_receiver_says_is_quoted_in_part() -> None:
 )
 def test_the_metadata_services_of_clouds_are_not_called(host: str) -> None:
     assert "which the server does not call" in asyncio.run(post_json(f"http://{host}/", b"{}"))
+
+
+def test_receivers_that_do_not_answer_keep_no_thread_of_the_server() -> None:
+    async def main(server: socket.socket) -> None:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/hook"
+        sent = [asyncio.create_task(post_json(url, b"{}")) for _ in range(100)]
+        connected, _ = await asyncio.to_thread(server.accept)
+        assert await asyncio.to_thread(os.getpid) == os.getpid()
+        assert not any(each.done() for each in sent)
+        connected.close()
+        for each in sent:
+            each.cancel()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        asyncio.run(main(server))
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_an_answer_that_arrives_byte_by_byte_has_a_time_limit(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            line, _ = server.accept()
+            with line, suppress(OSError):
+                line.sendall(said)
+                while not ended.wait(0.02):
+                    line.sendall(b"x")
+
+        ended = threading.Event()
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        try:
+            with (
+                pytest.raises(OSError, match=r"not complete after|timed out"),
+                make_opener(NoRedirects, 0.5).open(url, timeout=10) as answer,
+            ):
+                answer.read()
+        finally:
+            ended.set()
+            thread.join()

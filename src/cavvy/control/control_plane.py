@@ -22,7 +22,7 @@ from cavvy.control.discounts import post_discounts
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
 from cavvy.control.job_service import JobIds, JobService, gang_name
-from cavvy.control.loop import ReconcilerDriver
+from cavvy.control.loop import SeparateDrivers
 from cavvy.control.machine_service import MachineService
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, ReadEgressDates
 from cavvy.control.markets.history import MarketHistory
@@ -49,7 +49,6 @@ from cavvy.control.storage import StorageMeter
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
-from cavvy.control.worklist import Worklist
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
@@ -121,7 +120,7 @@ class ControlPlane:
         self.store = store = self._store = self._deferred.as_store()
         self._providers, self._clock = providers, clock
         self._outside = dependencies
-        self._worklist = Worklist(clock.now)
+        self._driver = SeparateDrivers(self, clock, is_webhook_key)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints()
         self.data, self.uploads = self._make_transfers()
@@ -138,7 +137,6 @@ class ControlPlane:
         self.jobs = self._make_jobs(ids)
         self.machines = self._make_machines()
         self.services, self._serving = self._make_serving()
-        self._driver = ReconcilerDriver(self, self._worklist, clock)
         self._tasks = ProviderTasks(clock, self._look_at)
 
     @property
@@ -293,7 +291,7 @@ class ControlPlane:
 
     def _hint_after(self, key: str, after: timedelta) -> None:
         if self._concerns_me(key):
-            self._worklist.hint(key, after)
+            self._driver.hint(key, after)
         if self._share is not None and not self._share.owns(key):
             self._share.send(SignalKind.HINT, key)
 
@@ -310,7 +308,7 @@ class ControlPlane:
         match signal.kind:
             case SignalKind.HINT if self._share is not None and self._concerns_me(signal.key):
                 after = self._queue.delay_of_arrival() if signal.key == QUEUE else _NOW
-                self._worklist.hint(signal.key, after)
+                self._driver.hint(signal.key, after)
             case SignalKind.GANG:
                 self.agents.wake(signal.key)
             case SignalKind.LOOK:
@@ -392,7 +390,7 @@ class ControlPlane:
         keys += await self._serving.unfinished()
         for key in keys:
             if self._concerns_me(key):
-                self._worklist.hint(key, after.get(key, _NOW))
+                self._driver.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
         """Stop the reconcilers. The next start of the server resumes all work from the store."""
@@ -537,7 +535,7 @@ class ControlPlane:
                 continue
             for key in keys:
                 if self._concerns_me(key):
-                    self._worklist.hint(key)
+                    self._driver.hint(key)
             seen = found
 
     async def _look_at(self, gang: str) -> None:

@@ -4,6 +4,7 @@ worklist. The loop is the same in production and in simulated time.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
@@ -14,6 +15,7 @@ _FIRST_PAUSE = timedelta(
     seconds=1
 )  # delay after a key's first failure; doubles with each consecutive failure
 _LONGEST_PAUSE = timedelta(minutes=2)
+WIDTH = 16  # the number of keys that one driver reconciles at a time
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +36,7 @@ class ReconcilerDriver:
     """
 
     def __init__(
-        self, reconciler: Reconciler, worklist: Worklist, clock: ControlClock, *, width: int = 16
+        self, reconciler: Reconciler, worklist: Worklist, clock: ControlClock, *, width: int = WIDTH
     ) -> None:
         self._reconciler = reconciler
         self._worklist = worklist
@@ -70,3 +72,29 @@ class ReconcilerDriver:
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         return min(_LONGEST_PAUSE, _FIRST_PAUSE * (1 << min(failures, 10)))
+
+
+class SeparateDrivers:
+    """Drives two worklists: one for the keys for which `is_slow` returns true, and one for all
+    other keys. A slow key waits for a server that a user chose, such as the receiver of a webhook.
+    The other keys, such as jobs and budgets, never wait for a slow key.
+    """
+
+    def __init__(
+        self, reconciler: Reconciler, clock: ControlClock, is_slow: Callable[[str], bool]
+    ) -> None:
+        self._is_slow = is_slow
+        self._usual, self._slow = Worklist(clock.now), Worklist(clock.now)
+        self._drivers = [
+            ReconcilerDriver(reconciler, each, clock) for each in (self._usual, self._slow)
+        ]
+
+    def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
+        """Make `key` due after the time `after`, unless the key is already due earlier."""
+        (self._slow if self._is_slow(key) else self._usual).hint(key, after)
+
+    async def run(self) -> None:
+        """Reconcile due keys until this task is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for driver in self._drivers:
+                group.create_task(driver.run())

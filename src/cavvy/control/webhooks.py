@@ -14,11 +14,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.rows import make_event
 from cavvy.control.decide.transitions import find_undelivered, wanted_deliveries
+from cavvy.control.loop import WIDTH
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.tasks import Delivery, WebhookTarget
 from cavvy.providers.redirects import NoRedirects
@@ -30,7 +32,8 @@ _PREFIX = "webhook:"
 _TRIES = 10
 # the pause doubles with each try: 5 s, 10 s, ... 21 min, which is 43 min in all
 _FIRST_PAUSE = timedelta(seconds=5)
-_TIMEOUT_S = 10
+_TIMEOUT_S = 10  # maximum seconds to connect to one address, and until the answer is complete
+_LONGEST_S = 30  # maximum seconds for one message; a host name can have many addresses
 _MOST_SAID = 200  # maximum characters of a problem's text, which may quote the receiver
 _LATELY = timedelta(hours=2)
 
@@ -114,10 +117,17 @@ async def post_json(url: str, body: bytes) -> str:
     """POST JSON; return "" on success, otherwise the problem."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         return "not an http or https address"
-    return await asyncio.to_thread(_post, url, body)
+    sent = asyncio.get_running_loop().run_in_executor(_THREADS, _post, url, body)
+    try:
+        async with asyncio.timeout(_LONGEST_S):
+            return await sent
+    except TimeoutError:
+        return f"no answer within {_LONGEST_S} s"
 
 
-_OPENER = make_opener(NoRedirects)
+_OPENER = make_opener(NoRedirects, _TIMEOUT_S)
+# Separate threads, because receivers can be slow: other work of the server must not wait for them.
+_THREADS = ThreadPoolExecutor(WIDTH, "webhooks")
 
 
 def _post(url: str, body: bytes) -> str:
