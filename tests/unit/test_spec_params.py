@@ -9,6 +9,7 @@ from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.params import escape
+from cavvy.spec.tree import MAX_CHARACTERS
 
 
 def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> TaskSpec:
@@ -136,6 +137,19 @@ def test_a_wrong_expression_is_pointed_at(text: str, place: str, words: str) -> 
     said = problems("{lr: 1}", text)
     assert place in said
     assert words in said
+
+
+def test_inserted_values_cannot_blow_up() -> None:
+    text = f"{{a: {'x' * 10_000}}}"
+    assert len(task(text, f"run: '{'${{ params.a }}' * 100}'").run) == 1_000_000
+    said = problems(text, f"run: '{'${{ params.a }}' * 200}'\nenv: {{A: '${{{{ params.a }}}}'}}")
+    assert f"more than {MAX_CHARACTERS:,} characters" in said
+    assert said.count("hint:") == 1
+
+
+def test_expressions_that_are_not_closed_are_read_once() -> None:
+    """A search that read the rest for each of them would take longer than any test may."""
+    assert "never closed" in problems("{a: 1}", f"run: '{'${{ ' * 200_000}'")
 
 
 def test_a_wrong_parameter_causes_no_second_problem() -> None:

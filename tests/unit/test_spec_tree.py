@@ -4,6 +4,7 @@ import pytest
 
 from cavvy.spec.problems import ProblemNotes, SpecError
 from cavvy.spec.tree import (
+    MAX_CHARACTERS,
     MAX_NODES,
     ListNode,
     MapNode,
@@ -136,6 +137,12 @@ def test_aliases_cannot_blow_up() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
     assert f"more than {MAX_NODES:,} values" in problem("\n".join(lines))
+
+
+def test_aliases_of_a_long_text_cannot_blow_up() -> None:
+    lines = [f"a: &a {'x' * 1000}", f"b: &b [{', '.join(['*a'] * 100)}]"]
+    lines.append(f"c: [{', '.join(['*b'] * 100)}]")
+    assert f"more than {MAX_CHARACTERS:,} characters" in problem("\n".join(lines))
 
 
 def test_the_caret_stands_under_its_target() -> None:

@@ -36,7 +36,9 @@ from cavvy.domain.values import Struct, replace
 MOST = 65_536  # the upper end of an open count such as `2..`
 _COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
 _PART = re.compile(r"0?\.\d*[1-9]\d*|\d+/\d+")
-_HUGE = re.compile(r"(?:^|[^.\d]|\.\.)\s*\d{10}")  # too large for a count or a size
+# A number that is too large for a count or a size. A match never begins inside a run of spaces, so
+# that the search reads the run only once.
+_HUGE = re.compile(r"(?:^|[^.\d\s]|\.\.|(?<!\s)\s)\s*\d{10}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 

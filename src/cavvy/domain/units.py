@@ -81,7 +81,7 @@ def parse_usd(text: str | int | float | Decimal) -> Money:
 def parse_rate(text: str | int | float | Decimal) -> HourlyRate:
     """Parse dollars per hour ("3.60" or "$15/h"). Raises UnitError."""
     if isinstance(text, str):
-        text = re.sub(r"\s*/\s*(h|hr|hour)$", "", text.strip())
+        text = re.sub(r"(?<!\s)\s*/\s*(h|hr|hour)$", "", text.strip())
     return HourlyRate(parse_usd(text).micros)
 
 
@@ -93,7 +93,8 @@ _LENGTHS: dict[str, float] = {
     **dict.fromkeys(("d", "day", "days"), 86400),
     **dict.fromkeys(("w", "week", "weeks"), 604800),
 }
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
+# A match never begins inside a number, so that the search reads a long number only once.
+_LENGTH = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 
 
 def parse_duration(text: str | int | float) -> timedelta:

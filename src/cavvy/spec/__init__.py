@@ -24,7 +24,7 @@ def parse_own(
 ) -> TaskSpec:
     """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
     from cavvy.spec.engine_section import expand_engine
-    from cavvy.spec.fields.params import read_params, substitute
+    from cavvy.spec.fields.params import ParamFiller, read_params
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import MapNode, check_single
@@ -35,10 +35,9 @@ def parse_own(
         raise AssertionError("a file without a tree must have a problem")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
+        fill = ParamFiller(values, notes).fill
         # Declarations under `params` contain no expressions that could be replaced.
-        entries = tuple(
-            (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
-        )
+        entries = tuple((k, v if k.text == "params" else fill(v)) for k, v in root.entries)
         root = expand_engine(replace(root, entries=entries), notes)
     task: TaskSpec | None = TASK.read(root, notes)
     notes.check()

@@ -13,6 +13,7 @@ from typing import ClassVar
 from cavvy.domain.values import Struct
 
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+MOST_PROBLEMS = 100  # after so many problems, the rest of a file is not read
 _EXCERPT_WIDTH = 100  # maximum number of characters of a source line in an error message
 
 
@@ -88,7 +89,11 @@ class SpecError(Exception):
 
 
 class ProblemNotes:
-    """Collects the problems of one file during parsing."""
+    """Collects the problems of one file during parsing. The problem after MOST_PROBLEMS raises
+    SpecError, because the messages for thousands of problems would take minutes.
+    """
+
+    _is_scratch = False
 
     def __init__(self, file: str, text: str, now: datetime | None = None) -> None:
         self.file = file
@@ -111,15 +116,13 @@ class ProblemNotes:
             excerpt=excerpt,
             width=mark.width,
         )
-        # If an anchor is used twice, a mistake in it is reported only once.
-        if problem not in self._problems:
-            self._problems.append(problem)
+        self._append(problem)
 
     def outside(
         self, place: str, message: str, *, expected: str = "", suggestion: str = ""
     ) -> None:
         """Add a problem that belongs to no line of the file."""
-        self._problems.append(
+        self._append(
             SpecProblem(
                 file=place,
                 line=0,
@@ -129,6 +132,17 @@ class ProblemNotes:
                 suggestion=suggestion,
             )
         )
+
+    def _append(self, problem: SpecProblem) -> None:
+        # If an anchor is used twice, a mistake in it is reported only once.
+        if problem in self._problems:
+            return
+        if len(self._problems) < MOST_PROBLEMS:
+            self._problems.append(problem)
+        elif not self._is_scratch:
+            rest = "the file has more problems, which are not listed"
+            more = SpecProblem(file=self.file, line=0, column=0, message=rest)
+            raise SpecError([*self._sorted(), more])
 
     @property
     def lines(self) -> list[str]:
@@ -142,12 +156,13 @@ class ProblemNotes:
         try one way of reading a value, and then adopts or discards the collected problems.
         """
         notes = ProblemNotes(self.file, self.text, self.now)
-        notes._lines = self.lines
+        notes._lines, notes._is_scratch = self.lines, True
         return notes
 
     def adopt(self, other: "ProblemNotes") -> None:
         """Add the problems of another collection for this file."""
-        self._problems += [problem for problem in other._problems if problem not in self._problems]
+        for problem in other._problems:
+            self._append(problem)
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -157,9 +172,10 @@ class ProblemNotes:
         their positions in the file.
         """
         if self._problems:
-            raise SpecError(
-                sorted(self._problems, key=lambda problem: (problem.line, problem.column))
-            )
+            raise SpecError(self._sorted())
+
+    def _sorted(self) -> list[SpecProblem]:
+        return sorted(self._problems, key=lambda problem: (problem.line, problem.column))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -196,9 +196,10 @@ class _Composer:
         self._events = events
         self._notes = notes
         self._repeated = repeated
-        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._anchors: dict[str, tuple[Node, int, int]] = {}
         self._open: set[str] = set()
         self._count = 0
+        self._characters = 0
 
     def documents(self) -> Iterator[Node]:
         from yaml import events
@@ -227,12 +228,19 @@ class _Composer:
                 f"the file has more than {MAX_NODES:,} values once its aliases are followed",
                 "use fewer aliases",
             )
+        if self._characters > MAX_CHARACTERS:
+            self._fail(
+                event,
+                f"the file has more than {MAX_CHARACTERS:,} characters once its aliases are "
+                "followed",
+                "use fewer aliases",
+            )
         if depth > MAX_DEPTH:
             self._fail(event, f"nested deeper than {MAX_DEPTH} levels", "use fewer levels")
         if isinstance(event, events.AliasEvent):
             return self._alias(event)
         anchor = getattr(event, "anchor", None)
-        before = self._count
+        before, characters = self._count, self._characters
         if anchor is not None:
             self._open.add(anchor)
         if isinstance(event, events.ScalarEvent):
@@ -245,13 +253,15 @@ class _Composer:
             node = MapNode(mark=_mark(event), entries=self._entries(depth))
         if anchor is not None:
             self._open.discard(anchor)
-            self._anchors[anchor] = (node, self._count - before + 1)
+            size = self._count - before + 1
+            self._anchors[anchor] = (node, size, self._characters - characters)
         return node
 
     def _alias(self, event: "AliasEvent") -> Node:
         if event.anchor in self._anchors:
-            node, size = self._anchors[event.anchor]
+            node, size, characters = self._anchors[event.anchor]
             self._count += size
+            self._characters += characters
             return node
         if event.anchor in self._open:
             self._fail(
@@ -267,6 +277,7 @@ class _Composer:
         raise AssertionError
 
     def _scalar(self, event: "ScalarEvent") -> ScalarNode:
+        self._characters += len(event.value)
         plain = not event.style and event.tag is None
         if event.tag is not None and event.tag not in _TEXT_TAGS:
             self._note_tag(event, event.tag)

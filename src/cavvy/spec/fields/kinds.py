@@ -125,17 +125,20 @@ class ListKind(Struct, frozen=True):
         return tuple(each for part in items for each in part) if self.flat else tuple(items)
 
     def _read_items(self, node: ListNode, notes: ProblemNotes) -> list[Any]:
-        seen: list[Any] = []
+        found, seen = list[Any](), set[Any]()
         for item in node.items:
-            value = self.item.read(item, notes)
-            if value is None:
+            if (value := self.item.read(item, notes)) is None:
                 continue
-            if value in seen:
-                notes.add(
-                    item.mark, f"{describe(item)} is in the list twice", suggestion="delete one"
-                )
-            seen.append(value)
-        return seen
+            try:
+                repeated = value in seen
+                seen.add(value)
+            except TypeError:  # a value that contains a table
+                repeated = value in found
+            if repeated:
+                message = f"{describe(item)} is in the list twice"
+                notes.add(item.mark, message, suggestion="delete one")
+            found.append(value)
+        return found
 
 
 class MapKind(Struct, frozen=True):

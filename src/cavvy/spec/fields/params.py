@@ -20,7 +20,15 @@ from cavvy.spec.fields.kinds import (
     section,
 )
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
-from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe, read_scalar
+from cavvy.spec.tree import (
+    MAX_CHARACTERS,
+    ListNode,
+    MapNode,
+    Node,
+    ScalarNode,
+    describe,
+    read_scalar,
+)
 
 TYPES: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "bool": bool}
 _SLIPS = {
@@ -33,7 +41,9 @@ _SLIPS = {
 }
 _NAME = "[A-Za-z_][A-Za-z0-9_-]*"
 # `$${{` stands for a literal `${{`.
-_EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
+# An expression that is not closed matches up to the end of the text. Otherwise, the search would
+# read the rest of the text again for each of these expressions.
+_EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)(\}\}|\Z)", re.DOTALL)
 
 
 class WrittenValue(Struct, frozen=True, kw_only=True):
@@ -140,24 +150,77 @@ def _note_unknown(
     )
 
 
-def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> Node:
-    """Replace every `${{ params.NAME }}` in a node. If a value is a single expression and nothing
-    else, the result has the type of the parameter.
-    """
-    match node:
-        case ScalarNode():
-            return _fill(node, values, notes) if "${{" in node.text else node
-        case ListNode():
-            return replace(
-                node, items=tuple(substitute(item, values, notes) for item in node.items)
+class ParamFiller:
+    """Replaces expressions in the nodes of one file, and limits the length of the result."""
+
+    def __init__(self, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> None:
+        self._values, self._notes = values, notes
+        self._left = MAX_CHARACTERS
+
+    def fill(self, node: Node) -> Node:
+        """Replace every `${{ params.NAME }}` in a node. If a value is a single expression and
+        nothing else, the result has the type of the parameter.
+        """
+        match node:
+            case ScalarNode():
+                return self._fill_scalar(node) if "${{" in node.text else node
+            case ListNode():
+                return replace(node, items=tuple(self.fill(item) for item in node.items))
+            case MapNode():
+                entries = tuple((key, self.fill(value)) for key, value in node.entries)
+                return replace(node, entries=entries)
+
+    def _fill_scalar(self, node: ScalarNode) -> ScalarNode:
+        bad = is_open = False
+        parts: list[str] = []
+        end = 0
+        found = list(_EXPRESSION.finditer(node.text))
+        whole = len(found) == 1 and found[0][0] == node.text.strip()
+        for match in found:
+            parts.append(node.text[end : match.start()])
+            end = match.end()
+            if match[1] is None:
+                parts.append("${{")
+                continue
+            if not match[2]:
+                is_open = True
+                continue
+            written = _look_up(match[1].strip(), self._values)
+            if isinstance(written, WrongValue):
+                bad = True
+                _note(node, match, written, self._notes)
+                written = None
+            if not self._has_room(node, written):
+                return node
+            if whole:
+                return (
+                    replace(node, text="", value=None, plain=True)
+                    if written is None
+                    else _put(node, written)
+                )
+            parts.append(written.text if written else "")
+        parts.append(node.text[end:])
+        if is_open and not bad:
+            suggestion = "write `${{ params.NAME }}`, or `$${{` for a literal `${{`"
+            self._notes.add(node.mark, "`${{` is never closed", suggestion=suggestion)
+        text = "".join(parts)
+        return replace(node, text=text, value=text, plain=False)
+
+    def _has_room(self, node: ScalarNode, written: WrittenValue | None) -> bool:
+        """Count the characters of an inserted value; return False if the file is full."""
+        before = self._left
+        self._left -= len(written.text) if written else 0
+        if self._left < 0 <= before:
+            self._notes.add(
+                node.mark,
+                f"the inserted parameters have more than {MAX_CHARACTERS:,} characters",
+                suggestion="use shorter values, or insert them less often",
             )
-        case MapNode():
-            entries = tuple((key, substitute(value, values, notes)) for key, value in node.entries)
-            return replace(node, entries=entries)
+        return self._left >= 0
 
 
 def escape(text: str) -> str:
-    """Escape a string, so that `substitute` returns the original string."""
+    """Escape a string, so that `ParamFiller` returns the original string."""
     return text.replace("${{", "$${{")
 
 
@@ -210,40 +273,6 @@ def _type_hint(wanted: str, given: WrittenValue) -> str:
     if wanted == "int" and isinstance(given.value, float):
         return "declare it with `type: float` to allow fractions"
     return ""
-
-
-def _fill(
-    node: ScalarNode, values: Mapping[str, WrittenValue | None], notes: ProblemNotes
-) -> ScalarNode:
-    bad = False
-    parts: list[str] = []
-    end = 0
-    found = list(_EXPRESSION.finditer(node.text))
-    whole = len(found) == 1 and found[0][0] == node.text.strip()
-    for match in found:
-        parts.append(node.text[end : match.start()])
-        end = match.end()
-        if match[1] is None:
-            parts.append("${{")
-            continue
-        written = _look_up(match[1].strip(), values)
-        if isinstance(written, WrongValue):
-            bad = True
-            _note(node, match, written, notes)
-            written = None
-        if whole:
-            return (
-                replace(node, text="", value=None, plain=True)
-                if written is None
-                else _put(node, written)
-            )
-        parts.append(written.text if written else "")
-    parts.append(node.text[end:])
-    if not bad and "${{" in _EXPRESSION.sub(" ", node.text):
-        suggestion = "write `${{ params.NAME }}`, or `$${{` for a literal `${{`"
-        notes.add(node.mark, "`${{` is never closed", suggestion=suggestion)
-    text = "".join(parts)
-    return replace(node, text=text, value=text, plain=False)
 
 
 def _put(node: ScalarNode, written: WrittenValue) -> ScalarNode:

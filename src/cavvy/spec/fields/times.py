@@ -101,7 +101,8 @@ def find_zone(name: str) -> "ZoneInfo":
 
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):
+        # A very long name raises RecursionError.
         close = nearest(name, available_timezones())
         hint = f"did you mean {close}?" if close else "write an offset such as +02:00 instead"
         raise WrongValue(f"no time zone is called {shown(name)}", suggestion=hint) from None

@@ -1,0 +1,57 @@
+"""Task files that are as long as a file may be, which the server must read without a long pause. With
+reading that takes quadratic time, each of these tests would exceed the time of a test.
+"""
+
+import json
+
+import pytest
+
+from cavvy.importers import parse_task
+from cavvy.spec import SpecError
+from cavvy.spec.problems import MOST_PROBLEMS
+
+LONG = 500_000  # characters
+
+
+def read_problems(**fields: object) -> SpecError:
+    with pytest.raises(SpecError) as found:
+        parse_task(json.dumps({"name": "t", "run": "true", **fields}), file="f.yaml")
+    return found.value
+
+
+@pytest.mark.parametrize(
+    "value", ["1" * LONG, f"1.{'1' * LONG}", "1." * LONG, f"1{' ' * LONG}x", f"{'1' * LONG}s"]
+)
+def test_a_long_length_of_time(value: str) -> None:
+    assert len(read_problems(limits={"duration": value}).problems) == 1
+
+
+@pytest.mark.parametrize("value", [f"1{' ' * LONG}x", f"1{'/' * LONG}", "1" * LONG])
+def test_a_long_price(value: str) -> None:
+    assert len(read_problems(resources={"max_price": value}).problems) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [f"a{' ' * LONG})", "1" * LONG, "." * LONG, f"H100:{'1.' * LONG}", ":" * LONG]
+)
+def test_a_long_accelerator(value: str) -> None:
+    assert len(read_problems(resources={"gpu": value}).problems) == 1
+
+
+def test_a_long_time_zone() -> None:
+    schedule = {"cron": "0 3 * * 1", "time_zone": "a/" * 5000 + "a"}
+    assert "no time zone is called" in str(read_problems(schedule=schedule))
+
+
+def test_a_long_list_of_values() -> None:
+    names = [f"NAME_{number}" for number in range(40_000)]
+    task = parse_task(json.dumps({"name": "t", "run": "true", "secrets": names}), file="f.yaml")
+    assert len(task.secrets) == len(names)
+
+
+def test_reading_ends_after_many_problems() -> None:
+    """For each unknown parameter, the message names the most similar of all parameters."""
+    inserted = "".join(f"${{{{ params.q{number} }}}}" for number in range(12_000))
+    found = read_problems(run=inserted, params={f"p{number}": 1 for number in range(12_000)})
+    assert len(found.problems) == MOST_PROBLEMS + 1
+    assert found.problems[-1].message == "the file has more problems, which are not listed"
