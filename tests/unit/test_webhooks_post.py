@@ -73,7 +73,11 @@ def test_what_a_receiver_says_is_quoted_in_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]", "[fd00:ec2::254]"]
+    "host",
+    [
+        *("169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]", "[fd00:ec2::254]"),
+        *("[fd20:ce::254]", "[fd00:c1::a9fe:a9fe]", "[fd00:42::42]", "[fd00:ec2:0:0::23]"),
+    ],
 )
 def test_the_metadata_services_of_clouds_are_not_called(host: str) -> None:
     assert "which the server does not call" in asyncio.run(post_json(f"http://{host}/", b"{}"))

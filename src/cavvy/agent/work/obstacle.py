@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 # The obstacles. METADATA is followed by a blank and the address.
 NONE, ROOT, NAMESPACES, METADATA = "", "root", "namespaces", "metadata"
 # Where machines of clouds find their own credentials: AWS, Google Cloud, Azure and others; tasks of
-# ECS; Alibaba Cloud; AWS over IPv6.
-METADATA_ADDRESSES = ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")
+# ECS; Alibaba Cloud; over IPv6, AWS, Google Cloud, Oracle Cloud and Scaleway.
+METADATA_ADDRESSES = (
+    *("169.254.169.254", "169.254.170.2", "100.100.100.200"),
+    *("fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"),
+)
 _CONNECT_S = 0.7  # a metadata service is on the machine or one hop away
 
 

@@ -30,9 +30,12 @@ from cavvy.store.objects.base import (
 TIMEOUT_S = 30.0  # maximum seconds without any byte of an answer
 _ANSWER_S = 300.0  # maximum seconds until an answer is complete, even if it arrives byte by byte
 _OWN_S = 300  # how many seconds the server's own signed requests are valid
-# The addresses of metadata services that are not link-local: those of EC2 over IPv6, Azure, Alibaba
-# Cloud and Oracle Cloud
-_METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
+# The addresses of metadata services that are not link-local: those of Azure, Alibaba Cloud and
+# Oracle Cloud; over IPv6, those of EC2, EKS, Google Cloud, Oracle Cloud and Scaleway
+_METADATA = {
+    *("168.63.129.16", "100.100.100.200", "192.0.0.192"),
+    *("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"),
+}
 _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
