@@ -31,7 +31,7 @@ def torchrun(
 ) -> tuple[int, str]:
     """Returns the exit code and stderr. `notice` is the path of the agent's socket."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     env |= {"CAVVY_NOTICE": notice} if notice else {}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += [f"--max-restarts={restarts}", "--standalone", str(script), *args]
@@ -50,8 +50,11 @@ def torchrun(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank returned in a case. All cases run in one torchrun."""
-    folder = tmp_path_factory.mktemp("cases")
-    _, said = torchrun(ROOT / "tests/train/cases.py", str(folder), cwd=folder)
+    return run_cases("cases.py", tmp_path_factory.mktemp("cases"))
+
+
+def run_cases(script: str, folder: Path) -> Found:
+    _, said = torchrun(ROOT / "tests/train" / script, str(folder), cwd=folder)
 
     def read(case: str) -> list[Any]:
         files = [folder / f"{case}.{rank}.json" for rank in range(2)]

@@ -20,7 +20,7 @@ from cavvy.train import plan as plans
 from cavvy.train import seeds
 from cavvy.train.build import ModelBuilder, make_optimizer, update
 from cavvy.train.checkpoint.again import leave
-from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver, CheckpointNotSaved
+from cavvy.train.checkpoint.async_saver import LEAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
 from cavvy.train.data.staging import BatchReader, open_batches
@@ -82,7 +82,10 @@ class Run:
         self.optimizers: list[Any] = []
         self._gradients: StepGradients | None = None
         self._batch: Batch | None = None
-        self._reading: Data | None = None
+        self._open: list[Data] = []  # the data of the loops that are running
+        # the data whose gradients wait for a step
+        self._pending: set[Data] = set()
+        self._asked = 0  # the request (exit or save) that waits for a step
         self._read, self._resumed, self._used, self._counted = 0, False, False, False
         atexit.register(self._abandon)
         for observer in observers:
@@ -219,15 +222,16 @@ class Run:
         preemption notice.
         """
         self.resume()
-        until = int(epochs * data.length)
-        until -= (
-            until - data.position
-        ) % data.global_batch  # A remainder that is smaller than a global batch is not read.
+        if data not in self._pending:
+            data.ahead = 0
+        begin, steps, until = data.position + data.ahead, self.steps, int(epochs * data.length)
+        # A remainder that is smaller than a global batch is not read.
+        until -= (until - begin) % data.global_batch
         share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
-        self.progress.begin(data.position, until, data.length)
-        if data.position + data.global_batch > until:
+        self.progress.begin(begin, until, data.length)
+        if begin + data.global_batch > until:
             self.progress.end()
             if self.steps:
                 # An earlier attempt may have ended before it uploaded this checkpoint.
@@ -238,15 +242,19 @@ class Run:
             share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch
         )
         stream = open_batches(batches, self._move, self.world.device.torch)
+        self._open.append(data)
         try:
             while (values := self._next(stream, data, share)) is not None:
                 yield values
-                if self.world.size > 1 and not self._used:
+                if not self._used:
                     self._ready().skip(self._number)
                 self._between()
         finally:
+            self._open.remove(data)
             stream.close()
             self.clock.end()
+        if self.steps > steps and data not in self._pending:
+            data.use()  # The last batches had no step.
         self._save_last()
 
     def _save_last(self) -> None:
@@ -276,7 +284,7 @@ class Run:
             values = stream.place(values)
         self._read, self._used, self._counted = self._read + 1, False, False
         self._batch = Batch(values, high - low, data.global_batch, share.largest)
-        self._reading = data
+        data.ahead += data.global_batch
         return values
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
@@ -311,10 +319,12 @@ class Run:
             norm = update(
                 optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline
             )
-        if self._batch is not None and self._reading is not None and not self._counted:
+        if self._batch is not None and not self._counted:
             self._state.steps += 1
-            self._reading.position += self._batch.total
             self._counted = True  # A batch is counted once, even if `step` is called several times.
+        for data in self._open:
+            data.use()
+        self._pending.clear()
         return norm
 
     def evaluate(self, measure: Measure, source: Any, *, global_batch: int, **options: Any) -> Any:
@@ -370,8 +380,14 @@ class Run:
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """Exit, save or continue, as all ranks agreed after the last step."""
-        if (said := self._ready().said) == LEAVE:
+        """Exit, save or continue, as all ranks agreed after the last step. If gradients wait for a
+        step, the exit or the save waits, too, because checkpoints do not contain gradients.
+        """
+        said = self._asked = max(self._asked, self._ready().said)
+        if not said or self.world.agree([bool(self._pending) and not self._counted])[0]:
+            return
+        self._asked = 0
+        if said == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)
             log.warning(
@@ -381,8 +397,7 @@ class Run:
             )
             self.close()
             leave()
-        if said == SAVE:
-            self.save()
+        self.save()
 
     def _ready(self) -> StepGradients:
         if self._gradients is None:
@@ -396,6 +411,7 @@ class Run:
             )
         mine, made = self._batch, self._ready()
         batch, self._used = replace(mine, values=values, number=self._number), True
+        self._pending.update(self._open)
         seed = seeds.mix(self.seed, self.steps + 1, made.placed.data_rank)
         try:
             with made.apart():

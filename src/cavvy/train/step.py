@@ -157,8 +157,9 @@ class StepGradients:
 
         Raises: RanksDiverged: other ranks use the batch.
         """
-        if self.placed.reducer is not None:
-            self.placed.reducer.finish()
+        with self.apart():
+            if self.placed.reducer is not None:
+                self.placed.reducer.finish()
         self._agree(number + SKIPPED, False, None)
 
     def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:

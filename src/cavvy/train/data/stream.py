@@ -73,8 +73,8 @@ class BatchShare:
 
 
 class Data:
-    """A source, and the order of its samples. `position` is the position at which the next global
-    batch starts.
+    """A source, and the order of its samples. `position` is the position up to which steps have
+    used the samples. `ahead` counts the samples that were read after this position.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Data:
         self._sampler = sampler
         self.length = len(source) if sampler is None else count_indices(sampler, global_batch)
         self._random = transform is not None and takes_several(transform)
-        self.position = 0
+        self.position = self.ahead = 0
         self._listed: tuple[int, Any] = (-1, None)
 
     @property
@@ -138,6 +138,10 @@ class Data:
                 "accept repeated and omitted samples with run.data(..., new_order=True)"
             )
         self.position = position
+
+    def use(self) -> None:
+        """Count the samples that were read: a step has used them."""
+        self.position, self.ahead = self.position + self.ahead, 0
 
     def indices(self, positions: range) -> Any:
         """Return the indices of the samples at these positions, as an array."""
@@ -183,15 +187,15 @@ class Data:
         threads: int = 2,
         prefetch: int = 2,
     ) -> Generator[Any]:
-        """Yield one rank's batches, starting at `position`. The last batch is the last whole global
-        batch that ends at or before position `until`.
+        """Yield one rank's batches, starting after the samples that were read. The last batch is
+        the last whole global batch that ends at or before position `until`.
         """
         if share.global_batch < share.ranks:
             raise ValueError(
                 f"a global batch of {share.global_batch} is too small for {share.ranks} ranks"
             )
         low, high = share.bounds
-        start, size = self.position, share.global_batch
+        start, size = self.position + self.ahead, share.global_batch
         count = max((until - start) // size, 0)
 
         def fetch(step: int) -> Any:

@@ -1,0 +1,137 @@
+"""Loops that differ from the documented one: cases that run in the ranks of one torchrun, as those
+of `cases.py` do.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.train.cases import Branches, Case, main, start
+from tests.train.programs import Normed, Say, digest, make_samples
+from torch.nn import functional as F
+
+from cavvy import train
+from cavvy.train import seeds
+
+Loop = Callable[[train.Run, Any, Any, train.Data], Iterator[Any]]
+
+
+def mean(model: Any) -> Any:
+    return lambda part: F.cross_entropy(model(part[0]), part[1])
+
+
+def learn(folder: Path, loop: Loop, notice: int) -> list[Any]:
+    """What a loop learns: the digest of the model, the number of steps and the position. `loop`
+    yields for each batch; with `notice`, each rank gets a notice at this batch, and the loop runs
+    again.
+    """
+    for stop in {notice: None, 0: None}:
+        run, model, optimizer, data = start(folder, Normed)
+        try:
+            run.resume()
+            for number, _ in enumerate(loop(run, model, optimizer, data), 1):
+                if number == stop:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return [digest(model), run.steps, data.position]
+        except SystemExit:
+            assert stop
+        finally:
+            run.close()
+    return []
+
+
+def resumed(loop: Loop) -> Case:
+    """What a loop learns without a notice, and with a notice at the third batch."""
+    return lambda folder: [learn(folder / str(notice), loop, notice) for notice in (0, 3)]
+
+
+def two_batches_a_step(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
+    """An epoch has five batches, so one step uses batches of both epochs."""
+    number = data.position // data.global_batch
+    for epoch in (1, 2):
+        for batch in run.batches(data, epochs=epoch):
+            number += 1
+            run.accumulate(mean(model), batch)
+            if number % 2 == 0:
+                run.step(optimizer)
+            yield
+
+
+def skip_batches(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
+    number = data.position // data.global_batch
+    for batch in run.batches(data, epochs=2):
+        number += 1
+        if number % 3:
+            run.accumulate(mean(model), batch)
+            run.step(optimizer)
+        yield
+
+
+def skipped_between(folder: Path) -> float:
+    """A step uses batches 1 and 3; all ranks skip batch 2. Returns the largest difference of the
+    parameters to a plain loop.
+    """
+    run, model, _, data = start(folder)
+    optimizer = run.optimizer(torch.optim.SGD, lr=0.1)
+    for number, batch in enumerate(run.batches(data, epochs=0.6), 1):
+        if number != 2:
+            run.accumulate(mean(model), batch)
+        if number == 3:
+            run.step(optimizer)
+    run.close()
+    seeds.sow(seeds.mix(3, 0))
+    plain = Branches()
+    stepper = torch.optim.SGD(plain.parameters(), lr=0.1)
+    x, y, _ = make_samples()
+    for number in (0, 2):
+        chosen = data.indices(range(24 * number, 24 * number + 24))
+        mean(plain)((x[chosen], y[chosen])).backward()
+    stepper.step()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def two_data_sets(folder: Path) -> Any:
+    """Each step uses a batch of each data set, in two attempts. Returns the samples of both."""
+    seen: list[Any] = []
+    for stop in (3, 5):
+        run, model, optimizer, data = start(folder, Normed)
+        x, y, numbers = make_samples()
+        other = run.data(train.Tensors(x, y, numbers), global_batch=24)
+        for one, two in zip(run.batches(data, epochs=1), run.batches(other, epochs=1), strict=True):
+            run.accumulate(mean(model), one)
+            run.accumulate(mean(model), two)
+            run.step(optimizer)
+            seen += chain(*run.world.gather([len(one[1]), *two[2].tolist()]))
+            if run.steps == stop:
+                run.save(wait=True)
+                break
+        run.close()
+    return sorted(seen)
+
+
+def lonely(say: Say) -> None:
+    """A loop of one rank that does not call `run.accumulate`, and gets a notice in step 2."""
+    run, model, optimizer, data = start("checkpoints")
+    for batch in run.batches(data, epochs=1):
+        mean(model)(batch).backward()
+        run.step(optimizer)
+        say(run.steps)
+        if run.steps == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+CASES: dict[str, Case] = {
+    "two batches a step": resumed(two_batches_a_step),
+    "skipped batches": resumed(skip_batches),
+    "skipped between": skipped_between,
+    "two data sets": two_data_sets,
+}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), CASES)

@@ -1,0 +1,42 @@
+"""Loops that differ from the documented one, under torchrun: they learn what a plain loop learns, and
+continue with exactly the next samples.
+"""
+
+from pathlib import Path
+
+import pytest
+from tests.train.loops import lonely
+from tests.train.ranks import Ranks
+from tests.train.test_train_torchrun import Found, run_cases
+
+from cavvy import train
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run_cases("loops.py", tmp_path_factory.mktemp("loops"))
+
+
+@pytest.mark.parametrize("loop", ["two batches a step", "skipped batches"])
+def test_batches_without_a_step_are_neither_lost_nor_repeated(loop: str, found: Found) -> None:
+    first, second = found(loop)
+    assert first == second
+    whole, parts = first
+    assert whole == parts
+    assert whole[2] == 240
+
+
+def test_a_skipped_batch_leaves_the_gradients_that_wait_for_a_step(found: Found) -> None:
+    assert max(found("skipped between")) < 1e-6
+
+
+def test_both_data_sets_of_a_loop_continue_where_they_were(found: Found) -> None:
+    numbers = sorted([*range(120), *[12] * 10])
+    assert found("two data sets") == [numbers, numbers]
+
+
+def test_a_loop_that_computes_its_own_gradients_saves_on_a_notice(tmp_path: Path) -> None:
+    ranks = Ranks(1, lonely, folder=tmp_path)
+    assert ranks.rest(0) == [1, 2]
+    assert ranks.end() == [train.AGAIN]
+    assert (tmp_path / "checkpoints/step-000000000002/complete.json").exists()
