@@ -209,6 +209,7 @@ class Run:
         if facts is not None:
             self._state.from_facts(facts, self._builder.numbers)
             log.info("resumed at step %d", self.steps)
+        self._ready().refresh()
         placed = self._ready().placed
         align_placed(placed.model, placed.mesh, self.world)
         self._state.micro.known.update(self.keeper.fits)

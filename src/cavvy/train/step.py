@@ -65,6 +65,20 @@ class StepGradients:
             placed.data_ranks if placed.is_sharded else 1
         )  # FSDP2 averages gradients, but the reducer sums them.
 
+    def refresh(self) -> None:
+        """Adopt the changes of the model that the script made after it was placed.
+
+        Raises: ValueError: a parameter was added to a sharded model.
+        """
+        model = self.placed.model
+        self._buffers = ModelBuffers(model, self.placed.mesh)
+        plain = [n for n, p in model.named_parameters() if not hasattr(p, "device_mesh")]
+        if plain and self.placed.is_sharded:
+            raise ValueError(
+                f"the parameter {plain[0]!r} was added to the model after run.model, so the "
+                "parameter is not sharded: add all parameters in the function that builds the model"
+            )
+
     @property
     def micro_batch(self) -> int:
         return self._micro.size
@@ -160,16 +174,21 @@ class StepGradients:
         with self.apart():
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
-        self._agree(number + SKIPPED, False, None)
+            self._agree(number + SKIPPED, False, None)
 
     def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:
         """Exchange the facts of a step between the ranks, and store in `said` the highest request
         (exit or save) of all ranks. Returns whether a rank failed, and whether the weight of a loss
         differs from its number of samples.
 
+        Parameters that are trained from this step on are added to the reducer.
+
         Raises: RanksDiverged: the ranks are at different batches, or their models differ.
         """
         facts = [fails, self._wish(), sums is not None and sums.is_weighted, number, ~number]
+        reducer = self.placed.reducer
+        new = [] if reducer is None else reducer.list_new(self.placed.model)
+        facts += [len(new), ~len(new)]
         if due := self.replicas.due():
             facts += self.replicas.facts()
         failed, self.said, weighted, *pairs = self._world.agree(facts)
@@ -180,8 +199,15 @@ class StepGradients:
                 f"rank {odd} {every[odd]} and rank 0 {every[0]}: a rank may skip run.accumulate "
                 "or run.step for a batch only if all ranks skip the same call"
             )
-        if due and not are_equal(pairs[2:]):
+        if not are_equal(pairs[2:4]):
+            raise RanksDiverged(
+                f"rank {self._world.rank} trains {len(new)} new parameters, but another rank does "
+                "not train the same number: change requires_grad in the same step on all ranks"
+            )
+        if due and not are_equal(pairs[4:]):
             self.replicas.explain()
+        if new and not failed:
+            reducer.add(new)
         return bool(failed), bool(weighted)
 
     def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:

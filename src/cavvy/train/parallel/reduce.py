@@ -73,12 +73,25 @@ class GradientReducer:
 
     def __init__(self, parameters: list[Any], group: Any) -> None:
         self._group = group
-        self._buckets = [GradientBucket(some) for some in _fill(parameters)]
-        self._of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._buckets: list[GradientBucket] = []
+        self._of: dict[int, GradientBucket] = {}
         self._armed = False
         self._next = 0
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._ready)
+        self._append(parameters)
+
+    def list_new(self, model: Any) -> list[Any]:
+        """Return the trained parameters of the model that are in no bucket, for example because
+        they were frozen before.
+        """
+        return [p for p in model.parameters() if p.requires_grad and id(p) not in self._of]
+
+    def add(self, parameters: list[Any]) -> None:
+        """Also sum the gradients of these parameters, beginning with their current gradients. All
+        ranks must call this method with the same parameters.
+        """
+        self._next = first = len(self._buckets)
+        self._append(parameters)
+        self._complete(first)
 
     def arm(self) -> None:
         """From now on, send each bucket as soon as it is full. The method must be called before the
@@ -95,9 +108,20 @@ class GradientReducer:
         if not self._armed:
             self.arm()
         self._armed = False
+        self._complete(0)
+
+    def _append(self, parameters: list[Any]) -> None:
+        made = [GradientBucket(some) for some in _fill(parameters)]
+        self._buckets += made
+        self._of |= {id(p): bucket for bucket in made for p in bucket.parameters}
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def _complete(self, first: int) -> None:
+        """Send the remaining buckets, and wait for the buckets from number `first` on."""
         while self._next < len(self._buckets):
             self._send(self._buckets[self._next])
-        for bucket in self._buckets:
+        for bucket in self._buckets[first:]:
             bucket.work.wait()
             bucket.work = None
             bucket.store()

@@ -35,10 +35,13 @@ class ReplicaCheck:
     """Compares the parameters on this rank with the copies on other ranks."""
 
     def __init__(self, model: Any, mesh: Any, world: RankWorld) -> None:
-        self._mesh, self._world = mesh, world
-        has_copies = mesh is not None and mesh["replicas"].size() > 1
-        self._named = dict(model.named_parameters()) if has_copies else {}
+        self._mesh, self._world, self._model = mesh, world, model
+        self._has_copies = mesh is not None and mesh["replicas"].size() > 1
         self._batches = 0
+
+    @property
+    def _named(self) -> Tensors:
+        return dict(self._model.named_parameters())
 
     def due(self) -> bool:
         """Count a batch. Returns whether the copies must be compared after this batch: after the
@@ -46,7 +49,7 @@ class ReplicaCheck:
         ranks.
         """
         self._batches += 1
-        return bool(self._named) and self._batches % EVERY == 2
+        return self._has_copies and self._batches % EVERY == 2
 
     def facts(self) -> list[int]:
         """Return this rank's fingerprint for `are_equal`. The list has two entries for each part of
@@ -65,7 +68,7 @@ class ReplicaCheck:
 
         Raises: RanksDiverged: some copies differ.
         """
-        if self._named and not are_equal(self._world.agree(self.facts())):
+        if self._has_copies and not are_equal(self._world.agree(self.facts())):
             self.explain()
 
     def explain(self) -> None:
@@ -73,16 +76,17 @@ class ReplicaCheck:
 
         Raises: RanksDiverged: always.
         """
+        named = self._named
         odd = {
             name: ranks
-            for name, prints in _gather(self._named, self._mesh, ("replicas",), self._world).items()
+            for name, prints in _gather(named, self._mesh, ("replicas",), self._world).items()
             if (ranks := _odd(prints))
         }
         first = sorted(self._world.gather(next(iter(odd.items()), None)), key=lambda one: not one)
         name, ranks = first[0] or ("a parameter", [])
         raise RanksDiverged(
             f"rank {' and '.join(map(str, ranks))}: the copy of parameter {name!r} differs from "
-            f"the other ranks ({len(odd)} of {len(self._named)} parameters differ). Every rank "
+            f"the other ranks ({len(odd)} of {len(named)} parameters differ). Every rank "
             "must update its model equally: calls of run.step, the learning rate and changes of "
             "parameters must not depend on the rank or on the rank's share of the batch. "
             "run.accumulate returns the same loss on all ranks. Saved checkpoints are not affected"
