@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from tests.train.cases import Branches, Case, main, start
-from tests.train.programs import Normed, Say, digest, make_samples
+from tests.train.programs import CLASSES, WIDTH, Normed, Say, digest, make_samples
+from torch import nn
 from torch.nn import functional as F
 
 from cavvy import train
@@ -21,17 +22,26 @@ from cavvy.train import seeds
 Loop = Callable[[train.Run, Any, Any, train.Data], Iterator[Any]]
 
 
+class One(nn.Module):
+    """The first branch of `Branches`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, CLASSES)
+
+
 def mean(model: Any) -> Any:
     return lambda part: F.cross_entropy(model(part[0]), part[1])
 
 
-def learn(folder: Path, loop: Loop, notice: int) -> list[Any]:
+def learn(folder: Path, loop: Loop, notice: int, build: Any) -> list[Any]:
     """What a loop learns: the digest of the model, the number of steps and the position. `loop`
     yields for each batch; with `notice`, each rank gets a notice at this batch, and the loop runs
     again.
     """
     for stop in {notice: None, 0: None}:
-        run, model, optimizer, data = start(folder, Normed)
+        run, model, optimizer, data = start(folder, build)
+        run.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
         try:
             run.resume()
             for number, _ in enumerate(loop(run, model, optimizer, data), 1):
@@ -45,9 +55,9 @@ def learn(folder: Path, loop: Loop, notice: int) -> list[Any]:
     return []
 
 
-def resumed(loop: Loop) -> Case:
+def resumed(loop: Loop, build: Any = Normed) -> Case:
     """What a loop learns without a notice, and with a notice at the third batch."""
-    return lambda folder: [learn(folder / str(notice), loop, notice) for notice in (0, 3)]
+    return lambda folder: [learn(folder / str(notice), loop, notice, build) for notice in (0, 3)]
 
 
 def two_batches_a_step(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
@@ -70,6 +80,56 @@ def skip_batches(run: train.Run, model: Any, optimizer: Any, data: train.Data) -
             run.accumulate(mean(model), batch)
             run.step(optimizer)
         yield
+
+
+def learn_plainly(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
+    for batch in run.batches(data, epochs=2):
+        run.accumulate(mean(model), batch)
+        run.step(optimizer)
+        yield
+
+
+def thaw(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
+    """The first layer is trained from the second step on."""
+    for batch in run.batches(data, epochs=2):
+        model.one.requires_grad_(run.steps > 0)
+        run.accumulate(mean(model), batch)
+        run.step(optimizer)
+        yield
+
+
+def frozen() -> Normed:
+    made = Normed()
+    made.one.requires_grad_(False)
+    return made
+
+
+def step_later(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
+    """The second optimizer begins after the notice."""
+    for batch in run.batches(data, epochs=2):
+        run.accumulate(mean(model), batch)
+        run.step(*(run.optimizers if run.steps > 4 else [optimizer]))
+        yield
+
+
+def lost_tensors(folder: Path) -> list[str]:
+    """The script that resumes has fewer parameters, or its optimizer has fewer parameters."""
+    found = []
+    for build, name in ((Branches, ""), (One, ""), (Branches, "two")):
+        run = train.Run(folder, plan=train.Plan(), device="cpu", save_every=1e9, seed=3)
+        model = run.model(build)
+        run.optimizer(torch.optim.AdamW, model.get_submodule(name).parameters(), lr=0.1)
+        try:
+            found.append(str(run.resume()))
+            loss = F.cross_entropy(model(torch.ones(1, WIDTH)), torch.ones(1, dtype=torch.long))
+            loss.backward()
+            run.optimizers[0].step()
+            run.save(wait=True)
+        except ValueError as error:
+            found.append(str(error))
+        finally:
+            run.close()
+    return found
 
 
 def skipped_between(folder: Path) -> float:
@@ -129,6 +189,10 @@ def lonely(say: Say) -> None:
 CASES: dict[str, Case] = {
     "two batches a step": resumed(two_batches_a_step),
     "skipped batches": resumed(skip_batches),
+    "unused parameters": resumed(learn_plainly, Branches),
+    "parameters that are thawed": resumed(thaw, frozen),
+    "an optimizer that steps later": resumed(step_later),
+    "lost tensors": lost_tensors,
     "skipped between": skipped_between,
     "two data sets": two_data_sets,
 }

@@ -17,13 +17,30 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return run_cases("loops.py", tmp_path_factory.mktemp("loops"))
 
 
-@pytest.mark.parametrize("loop", ["two batches a step", "skipped batches"])
-def test_batches_without_a_step_are_neither_lost_nor_repeated(loop: str, found: Found) -> None:
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "two batches a step",
+        "skipped batches",
+        "unused parameters",
+        "parameters that are thawed",
+        "an optimizer that steps later",
+    ],
+)
+def test_a_loop_learns_the_same_if_a_notice_interrupts_it(loop: str, found: Found) -> None:
     first, second = found(loop)
     assert first == second
     whole, parts = first
     assert whole == parts
     assert whole[2] == 240
+
+
+def test_a_checkpoint_is_refused_if_a_part_of_it_would_be_lost(found: Found) -> None:
+    for begun, fewer, forgotten in found("lost tensors"):
+        assert begun == "False"
+        assert "the checkpoint of step 0 contains model.scale, but the script has no such" in fewer
+        assert "(3 tensors would be lost)" in fewer
+        assert "contains optimizers.0.state.one.bias.exp_avg, but" in forgotten
 
 
 def test_a_skipped_batch_leaves_the_gradients_that_wait_for_a_step(found: Found) -> None:

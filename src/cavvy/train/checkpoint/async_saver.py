@@ -11,15 +11,10 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from cavvy.train.checkpoint import emergency_save, kept_objects
+from cavvy.train.checkpoint import emergency_save, kept_objects, moments
 from cavvy.train.checkpoint.again import run_again
 from cavvy.train.checkpoint.agent import tell_cost
 from cavvy.train.checkpoint.interval import follow, told
@@ -31,9 +26,6 @@ from cavvy.train.step import StepGradients
 from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
-FLAT = StateDictOptions(
-    flatten_optimizer_state_dict=True
-)  # keys that contain parameter names, which differ between the stages of a pipeline
 # The time of this call is part of the measured cost of a save.
 Facts = Callable[[], dict[str, Any]]
 LEAVE, SAVE = 2, 1  # Requests of a rank; the highest request of all ranks is carried out.
@@ -90,11 +82,13 @@ class AsyncSaver:
         rescued = self._find_rescue(plan, -1 if found is None else found.step)
         if rescued is not None:
             facts, saved = emergency_save.load(self.store.folder, rescued, self._world)
+            keys = sorted(flatten_state_dict(saved)[0])
             state = self._make_targets(model, optimizers, facts)
             emergency_save.fill(state, saved)
         elif found is not None:
-            facts, state = found.facts, self._make_targets(model, optimizers, found.facts)
-            self.store.load(found, state)
+            facts, keys = found.facts, self.store.list_keys(found)
+            state = self._make_targets(model, optimizers, facts)
+            self._load(found, state, model, keys)
         elif damaged:
             raise CheckpointUnreadable(
                 f"no checkpoint in {self.store.folder} can be read: {list_damage(damaged)}. "
@@ -104,9 +98,36 @@ class AsyncSaver:
             return None
         if damaged:
             self._world.run_on_all(partial(self._set_aside, sorted(damaged)))
-        restore(model, optimizers, state)
+        set_model_state_dict(model, state["model"])
+        moments.load(model, optimizers, state["optimizers"], keys)
         things = {name: facts["things"][name] for name in self.objects if name in facts["things"]}
         return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
+
+    def _load(
+        self, found: StoredCheckpoint, state: dict[str, Any], model: Any, keys: list[str]
+    ) -> None:
+        """Load a checkpoint with these keys into the tensors of `state`.
+
+        Raises: ValueError: the script would lose a part of the checkpoint.
+        """
+        known = moments.drop_unsaved(model, state["optimizers"], keys)
+        known_state = state | {"optimizers": known}
+        wanted = set[str]().union(*self._world.gather(set(flatten_state_dict(known_state)[0])))
+        lost = [
+            key
+            for key in keys
+            if key not in wanted and (key.startswith("model.") or ".state." in key)
+        ]
+        if lost:
+            raise ValueError(
+                f"the checkpoint of step {found.step} contains {lost[0]}, but the script has no "
+                f"such tensor ({len(lost)} tensors would be lost). Before run.resume and the first "
+                "run.batches, build the same model, and create the same optimizers with the same "
+                "parameters"
+            )
+        self.store.load(found, known_state)
+        for number, loaded in known.items():
+            state["optimizers"][number] |= loaded
 
     def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
         """Return the newest undamaged checkpoint, and the fault of each newer checkpoint, keyed by
@@ -156,15 +177,16 @@ class AsyncSaver:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the run's tensors and the run's facts. The model's tensors are not copied."""
         plain, tensors = kept_objects.encode(self.objects)
-        state = gather(model, optimizers) | ({"things": tensors} if tensors else {})
-        return state, facts() | {"things": plain}
+        state = {"model": gather(model), "optimizers": moments.collect(model, optimizers)}
+        return state | ({"things": tensors} if tensors else {}), facts() | {"things": plain}
 
     def _make_targets(self, model: Any, optimizers: list[Any], facts: Any) -> dict[str, Any]:
         """Return the tensors into which a checkpoint can be loaded. `facts` contains the facts of
         the checkpoint.
         """
         things = kept_objects.make_targets(facts["things"], self.objects)
-        return gather(model, optimizers) | ({"things": things} if things else {})
+        state = {"model": gather(model), "optimizers": moments.make_targets(model, optimizers)}
+        return state | ({"things": things} if things else {})
 
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
@@ -277,26 +299,10 @@ def list_damage(damaged: dict[int, str]) -> str:
     )
 
 
-def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """Collect the state. Only buffers are copied immediately, because a forward pass can change
-    buffers before the background copy is complete.
+def gather(model: Any) -> dict[str, Any]:
+    """Collect the tensors of a model. Only buffers are copied immediately, because a forward pass
+    can change buffers before the background copy is complete.
     """
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
-    weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
-    for optimizer in [
-        o for o in optimizers if not o.state
-    ]:  # torch creates missing moments by a step; this resets the step count to 0
-        get_optimizer_state_dict(model, optimizer)
-        for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
-            kept["step"] = kept["step"] * 0
-    moments = {
-        str(n): get_optimizer_state_dict(model, o, options=FLAT) for n, o in enumerate(optimizers)
-    }
-    return {"model": weights, "optimizers": moments}
-
-
-def restore(model: Any, optimizers: list[Any], state: dict[str, Any]) -> None:
-    set_model_state_dict(model, state["model"])
-    for number, optimizer in enumerate(optimizers):
-        set_optimizer_state_dict(model, optimizer, state["optimizers"][str(number)], options=FLAT)
+    return weights | {name: value.clone() for name, value in weights.items() if name in buffers}

@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
@@ -117,6 +117,10 @@ class CheckpointStore:
         """Write the completion mark of a checkpoint whose files were downloaded to the folder."""
         if self._is_keeper and read_mark(found.path) != found.facts:
             commit(found, self._world.rank)
+
+    def list_keys(self, found: StoredCheckpoint) -> list[str]:
+        """Return the names of all tensors and values in a checkpoint, sorted."""
+        return sorted(FileSystemReader(found.path).read_metadata().state_dict_metadata)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
         """Load a checkpoint into the tensors of `state`. The checkpoint can be loaded with any
