@@ -3,6 +3,7 @@ of `cases.py` do.
 """
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tests.train.cases import Branches, Case, main, start
 from tests.train.programs import CLASSES, WIDTH, Normed, Say, digest, make_samples
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DistributedSampler
 
 from cavvy import train
 from cavvy.train import seeds
@@ -112,6 +115,62 @@ def step_later(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> 
         yield
 
 
+def mix_samples(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
+    """The loop itself draws random numbers, before the loss function does."""
+    for x, y in run.batches(data, epochs=2):
+        share = torch.rand(()) + random.random() + np.random.rand()
+        run.accumulate(mean(model), (x + share * x.flip(0), y))
+        run.step(optimizer)
+        yield
+
+
+def name_error(act: Callable[[], Any]) -> str:
+    try:
+        return str(act())
+    except (RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+
+
+def refused(folder: Path) -> list[str]:
+    """What a run would otherwise ignore in silence."""
+    run, model, _, data = start(folder)
+    x = make_samples()[0]
+    schedule = run.keep("schedule", torch.optim.lr_scheduler.StepLR(run.optimizers[0], 1))
+    foreign = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [
+        name_error(lambda: run.data(train.Tensors(x), global_batch=8, shufle=False)),
+        name_error(lambda: run.keep("schedule", foreign)),
+        name_error(lambda: run.step()),
+        name_error(lambda: run.step(foreign)),
+        name_error(lambda: next(run.batches(data, epochs=0.1))),
+    ]
+    run.keep("schedule", schedule)
+    run.resume()
+    found += [
+        name_error(lambda: run.keep("late", schedule)),
+        name_error(lambda: run.optimizer(torch.optim.SGD, lr=0.1)),
+        name_error(lambda: run.data(train.Tensors(x), global_batch=8)),
+    ]
+    run.close()
+    return found
+
+
+def other_orders(folder: Path) -> list[str]:
+    """The ranks would read other samples: by their sampler, data or epochs."""
+    found = []
+    for kind in ("sampler", "data", "epochs"):
+        run, *_ = start(folder / kind)
+        rank, source = run.world.rank, train.Tensors(*make_samples())
+        if kind == "data":
+            source = train.Tensors(*(each[: 120 - 24 * rank] for each in make_samples()))
+        sampler = DistributedSampler(source, 2, rank) if kind == "sampler" else None
+        data = run.data(source, global_batch=24, sampler=sampler)
+        epochs = 1 + rank if kind == "epochs" else 1
+        found.append(name_error(lambda: next(run.batches(data, epochs=epochs))))  # noqa: B023
+        run.close()
+    return found
+
+
 def lost_tensors(folder: Path) -> list[str]:
     """The script that resumes has fewer parameters, or its optimizer has fewer parameters."""
     found = []
@@ -192,6 +251,9 @@ CASES: dict[str, Case] = {
     "unused parameters": resumed(learn_plainly, Branches),
     "parameters that are thawed": resumed(thaw, frozen),
     "an optimizer that steps later": resumed(step_later),
+    "random numbers of the loop": resumed(mix_samples),
+    "refused": refused,
+    "other orders": other_orders,
     "lost tensors": lost_tensors,
     "skipped between": skipped_between,
     "two data sets": two_data_sets,

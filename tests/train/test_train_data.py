@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from cavvy.train import Data, Tensors, open_source, register_reader
 from cavvy.train.data import stream
-from cavvy.train.data.stream import BatchShare, cut, move
+from cavvy.train.data.stream import Batch, BatchShare, cut, move
 
 
 class Numbers:
@@ -178,7 +178,33 @@ def test_batches_on_their_way() -> None:
     moved = move(batch, torch.device("cpu"), pin=True, channels_last=True)
     assert moved["x"].is_contiguous(memory_format=torch.channels_last)
     assert moved["name"] == ["a", "b"]
-    assert cut(batch, 1, 3)["x"].shape == (2, 3, 2, 2)
+    assert cut(batch, 1, 3, 4)["x"].shape == (2, 3, 2, 2)
+
+
+def test_names_are_split_with_the_samples() -> None:
+    names, arrays = [*"abcdefg"], np.arange(7)
+    parts = Batch({"x": torch.arange(7), "name": names, "n": arrays, "lot": "B"}, 7, 7, 7).pieces(3)
+    assert [(*each["name"],) for each, _ in parts] == [("a", "b"), ("c", "d"), ("e", "f", "g")]
+    for each, size in parts:
+        assert each["x"].tolist() == each["n"].tolist()
+        assert (len(each["x"]), len(each["name"]), each["lot"]) == (size, size, "B")
+
+
+@pytest.mark.parametrize("values", [torch.ones(8), torch.tensor(1.0), object()])
+def test_a_batch_that_cannot_be_split_is_refused(values: Any) -> None:
+    batch = Batch((torch.ones(4), values), 4, 4, 4)
+    assert len(batch.pieces(1)) == 1
+    with pytest.raises(ValueError, match="cannot be split into micro-batches"):
+        batch.pieces(2)
+
+
+def test_a_sampler_without_a_fixed_order_is_refused() -> None:
+    class Shuffled(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(torch.randperm(64).tolist())
+
+    with pytest.raises(ValueError, match="Shuffled yields a new order each time"):
+        Data(Numbers(64), global_batch=4, sampler=Shuffled(range(64))).indices(range(4))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -25,6 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "unused parameters",
         "parameters that are thawed",
         "an optimizer that steps later",
+        "random numbers of the loop",
     ],
 )
 def test_a_loop_learns_the_same_if_a_notice_interrupts_it(loop: str, found: Found) -> None:
@@ -33,6 +34,28 @@ def test_a_loop_learns_the_same_if_a_notice_interrupts_it(loop: str, found: Foun
     whole, parts = first
     assert whole == parts
     assert whole[2] == 240
+
+
+def test_a_run_refuses_what_it_would_ignore(found: Found) -> None:
+    expected = [
+        "unknown option 'shufle'",
+        "run.keep('schedule'): another object already has this name",
+        "create each optimizer with run.optimizer",
+        "create each optimizer with run.optimizer",
+        "12 samples are fewer than a global batch of 24 samples",
+        "run.keep was called after the run resumed",
+        "run.optimizer was called after the run resumed",
+        "run.data was called after the run resumed",
+    ]
+    for said in found("refused"):
+        assert all(text in each for text, each in zip(expected, said, strict=True)), said
+
+
+def test_ranks_that_would_read_other_samples_end_with_an_error(found: Found) -> None:
+    for sampler, data, epochs in found("other orders"):
+        assert "the order of samples of rank 1 differs from that of rank 0" in sampler
+        assert "the number of samples of rank 1 differs from that of rank 0" in data
+        assert "the last sample of rank 1 differs from that of rank 0" in epochs
 
 
 def test_a_checkpoint_is_refused_if_a_part_of_it_would_be_lost(found: Found) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ class Run:
         """Create an optimizer with `make(params, **options)`, by default for all parameters of the
         model. The optimizer's state is saved in checkpoints.
         """
+        self._expect_before_resume("optimizer")
         chosen = self._ready().placed.model.parameters() if params is None else params
         self.optimizers.append(make_optimizer(make, chosen, options))
         return self.optimizers[-1]
@@ -177,6 +179,7 @@ class Run:
         A checkpoint is refused if the number of samples, the seed or `shuffle` has changed since it
         was saved, unless `new_order` accepts that samples are repeated or left out.
         """
+        self._expect_before_resume("data")
         opened = open_source(source, **options)
         made = Data(
             opened,
@@ -195,7 +198,10 @@ class Run:
         """Add an object with state_dict() and load_state_dict() to checkpoints, and return it. The
         object's state may contain tensors, numbers, strings, lists and dicts.
         """
-        self._state.things[name] = thing
+        if name not in self._state.things:
+            self._expect_before_resume("keep")
+        if self._state.things.setdefault(name, thing) is not thing:
+            raise ValueError(f"run.keep({name!r}): another object already has this name")
         return thing
 
     def resume(self) -> bool:
@@ -225,12 +231,18 @@ class Run:
         self.resume()
         if data not in self._pending:
             data.ahead = 0
-        begin, steps, until = data.position + data.ahead, self.steps, int(epochs * data.length)
+        begin, steps, wanted = data.position + data.ahead, self.steps, int(epochs * data.length)
+        if not begin and 0 < wanted < data.global_batch:
+            raise ValueError(
+                f"{wanted} samples are fewer than a global batch of {data.global_batch} samples: "
+                "use a smaller global batch or more epochs"
+            )
         # A remainder that is smaller than a global batch is not read.
-        until -= (until - begin) % data.global_batch
+        until = wanted - (wanted - begin) % data.global_batch
         share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
+        self._compare_orders(data, begin, until)
         self.progress.begin(begin, until, data.length)
         if begin + data.global_batch > until:
             self.progress.end()
@@ -251,12 +263,35 @@ class Run:
                     self._ready().skip(self._number)
                 self._between()
         finally:
-            self._open.remove(data)
             stream.close()
             self.clock.end()
+            self._open.remove(data)
         if self.steps > steps and data not in self._pending:
             data.use()  # The last batches had no step.
         self._save_last()
+
+    def _compare_orders(self, data: Data, begin: int, until: int) -> None:
+        """Check that all ranks are about to read the same samples.
+
+        Raises: ValueError: the samples differ.
+        """
+        batch = range(begin, min(begin + data.global_batch, until))
+        first = data.indices(batch).tolist() if batch and self.world.size > 1 else []
+        facts = {
+            "number of samples": data.length,
+            "global batch": data.global_batch,
+            "first sample": begin,
+            "last sample": until,
+            "order of samples": first,
+        }
+        every = self.world.gather(facts)
+        for rank, name in product(range(self.world.size), facts):
+            if every[rank][name] != every[0][name]:
+                raise ValueError(
+                    f"the {name} of rank {rank} differs from that of rank 0: all ranks must open "
+                    "the same data with the same epochs, and a sampler must yield the samples of "
+                    "all ranks"
+                )
 
     def _save_last(self) -> None:
         if not (self.save(wait=True) or self.save(wait=True)):
@@ -286,6 +321,7 @@ class Run:
         self._read, self._used, self._counted = self._read + 1, False, False
         self._batch = Batch(values, high - low, data.global_batch, share.largest)
         data.ahead += data.global_batch
+        seeds.sow(seeds.mix(self.seed, self.steps + 1, share.rank, data.ahead))
         return values
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
@@ -313,7 +349,15 @@ class Run:
     def step(self, *optimizers: Any, clip: float | None = None) -> Any:
         """Clip the gradients to the norm `clip` (if it is set) and update the parameters. Returns
         the norm before clipping, or None if `clip` is None.
+
+        Raises: ValueError: no optimizer was passed, or checkpoints do not contain its state.
         """
+        known = (*self.optimizers, *self._state.things.values())
+        if not optimizers or not all(any(each is one for one in known) for each in optimizers):
+            raise ValueError(
+                "run.step needs optimizers whose state is in checkpoints: create each optimizer "
+                "with run.optimizer, or add it with run.keep"
+            )
         with self.clock.part("checkpoint"):
             self.keeper.join()
         with self.clock.part("optimizer"):
@@ -399,6 +443,13 @@ class Run:
             self.close()
             leave()
         self.save()
+
+    def _expect_before_resume(self, method: str) -> None:
+        if self._resumed:
+            raise RuntimeError(
+                f"run.{method} was called after the run resumed, so a checkpoint's state would be "
+                f"lost: call run.{method} before run.resume and the first loop over run.batches"
+            )
 
     def _ready(self) -> StepGradients:
         if self._gradients is None:

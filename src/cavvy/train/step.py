@@ -267,7 +267,8 @@ class StepGradients:
 
     def _find(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> int:
         def attempt(size: int) -> None:
-            part = Batch(cut(batch.values, 0, size), min(size, batch.size), batch.total, size)
+            values = cut(batch.values, 0, size, batch.size)
+            part = Batch(values, min(size, batch.size), batch.total, size)
             seeds.sow(seed)
             # The model is not compiled here, because torch would compile each size; compiled passes
             # also store fewer activations.

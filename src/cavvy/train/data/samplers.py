@@ -21,8 +21,8 @@ def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length:
     """Return all indices of an epoch, as an array. The sampler is seeded through its attribute
     `generator` or its method `set_epoch`.
 
-    Raises: ValueError: the size of a batch differs from the global batch, or the length of the
-    epoch differs from the length of the first epoch.
+    Raises: ValueError: the size of a batch differs from the global batch, the length of the epoch
+    differs from the length of the first epoch, or the order of the sampler is not fixed.
     """
     with _LOCK:
         parts: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
@@ -32,6 +32,15 @@ def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length:
             if hasattr(each, "generator"):
                 each.generator = torch.Generator().manual_seed(seed % 2**63)
         listed = list(sampler)
+        can_be_set = any(
+            hasattr(each, name) for each in parts for name in ("set_epoch", "generator")
+        )
+        if not can_be_set and list(sampler) != listed:
+            raise ValueError(
+                f"{type(sampler).__name__} yields a new order each time, so the order cannot be "
+                "resumed: give the sampler a method set_epoch(epoch), or an attribute `generator` "
+                "for its random numbers"
+            )
     if _yields_batches(sampler):
         if odd := next((len(batch) for batch in listed if len(batch) != global_batch), None):
             raise ValueError(

@@ -69,8 +69,13 @@ def open_source(where: Any, **options: Any) -> Source:
     """Return a source unchanged, or open "NAME:path" with the registered reader.
 
     Raises: ValueError: no reader has this name. TypeError: the object has no length or cannot
-    return a sample by its index.
+    return a sample by its index, or there are options but no reader.
     """
+    if options and not isinstance(where, str):
+        raise TypeError(
+            f"unknown option {next(iter(options))!r}: only the reader of a path such as "
+            "'mds:/data/shards' receives further options"
+        )
     if isinstance(where, torch.utils.data.TensorDataset):
         return Tensors(*where.tensors)
     if isinstance(where, str):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
 from cavvy.train.data.quiet import load_grain
@@ -27,6 +27,7 @@ from cavvy.train.loss import takes_several
 from cavvy.train.seeds import mix
 
 ROUNDS = 4  # rounds of the shuffle's cipher, the same number as in Grain's own shuffle
+PLAIN = (str, bytes, int, float, complex, type(None))  # values without samples of their own
 LISTED = 2**22  # an epoch with at most this many samples has its order stored as a list
 
 
@@ -47,10 +48,29 @@ class Batch:
         """
         if count == 1:
             return [(self.values, self.size)]
+        self.check()
         bounds = pairwise(self.size * n // count for n in range(count + 1))
         return [
-            (cut(self.values, a, b) if b > a else cut(self.values, 0, 1), b - a) for a, b in bounds
+            (cut(self.values, *((a, b) if b > a else (0, 1)), self.size), b - a) for a, b in bounds
         ]
+
+    def check(self) -> None:
+        """Check that the batch can be split.
+
+        Raises: ValueError: the batch contains a value whose samples are unknown.
+        """
+        rows = max(self.size, 1)
+        for value in tree_leaves(self.values):
+            if isinstance(value, torch.Tensor | np.ndarray):
+                odd = value.shape[:1] != (rows,) and f"tensor of shape {tuple(value.shape)}"
+            else:
+                odd = not isinstance(value, PLAIN) and type(value).__name__
+            if odd:
+                raise ValueError(
+                    f"a batch of {rows} samples contains a {odd}, so the batch cannot be split "
+                    f"into micro-batches: the first dimension of each tensor must be {rows}, and a "
+                    f"list of other values must have {rows} members"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +310,16 @@ def _unpack(values: Any) -> Any:
     )
 
 
-def cut(values: Any, low: int, high: int) -> Any:
-    """Return the samples of a batch from `low` (included) to `high` (excluded)."""
-    return tree_map(lambda v: v[low:high] if isinstance(v, torch.Tensor) else v, values)
+def cut(values: Any, low: int, high: int, size: int) -> Any:
+    """Return the samples of a batch of `size` samples from `low` (included) to `high` (excluded).
+    Tensors are cut, and lists with a plain value for each sample, for example a name.
+    """
+
+    def is_column(value: Any) -> bool:
+        plain = isinstance(value, list | tuple) and all(isinstance(each, PLAIN) for each in value)
+        return plain and len(value) == size
+
+    def one(value: Any) -> Any:
+        return value if isinstance(value, PLAIN) else value[low:high]
+
+    return tree_map(one, values, is_leaf=is_column)

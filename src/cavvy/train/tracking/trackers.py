@@ -156,8 +156,8 @@ class _Sender:
 
     def hear(self, record: StepRecord) -> None:
         self._meter.hear(record)
-        if not self._meter.samples and self._run._reading is not None:
-            self._meter.samples = self._run._reading.length
+        if not self._meter.samples and self._run._open:
+            self._meter.samples = self._run._open[-1].length
         if monotonic() < self._next:
             return
         self._next = monotonic() + EVERY_S

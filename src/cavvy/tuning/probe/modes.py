@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from cavvy.train import run as runs
 from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
 from cavvy.train.data import stream
-from cavvy.train.data.stream import Data
+from cavvy.train.data.stream import Batch, Data
 from cavvy.train.parallel.reduce import GradientReducer
 from cavvy.train.parallel.replicas import ReplicaCheck
 from cavvy.train.step import StepGradients
@@ -98,6 +98,7 @@ class WindowModes:
         attribute, and the replacement.
         """
         modes, read, move, forward = self, Data.read, stream.move, StepGradients.forward
+        check = Batch.check
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
             return modes._read(read, data, share, until, options)
@@ -106,6 +107,10 @@ class WindowModes:
             if modes.name in ("", "cached", "saving") or modes._moved is None:
                 modes._moved = move(values, device, **options)
             return tree_map(_twice, modes._moved) if modes.name == "double" else modes._moved
+
+        def check_as_told(batch: Any) -> None:
+            if modes.name != "double":
+                check(batch)
 
         def forward_as_told(gradients: Any) -> Any:
             if modes.name == "bf16":
@@ -120,6 +125,7 @@ class WindowModes:
             (runs, "move", move_as_told),
             (AsyncSaver, "wish", lambda saver: modes._wish()),
             (StepGradients, "forward", forward_as_told),
+            (Batch, "check", check_as_told),
             *UNCOMPARED,
             *(
                 (GradientReducer, name, unless_alone(getattr(GradientReducer, name)))
