@@ -12,6 +12,9 @@ pytest.importorskip("torch")
 import torch
 from torch.optim import Optimizer
 
+from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.estimate.profile import read_profile
+from cavvy.planner.estimate.settings import StepSettings
 from cavvy.tracer.script import trace_script
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
@@ -371,3 +374,66 @@ def test_saved_tensors_are_not_written(tmp_path: Path) -> None:
         == 16
     )
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "elements"),
+    [
+        ("SGD(model.parameters(), lr=0.1)", 0),
+        ("Adam(model.parameters(), amsgrad=True)", 3 * 32),
+        ("RMSprop(model.parameters(), centered=True, momentum=0.9)", 3 * 32),
+        ("Adadelta(model.parameters())", 2 * 32),
+        ("AdamW([model.weight], fused=True)", 2 * 24),
+        ("SGD([{'params': [model.weight], 'momentum': 0.9}, {'params': [model.bias]}])", 24),
+        ("LBFGS(model.parameters(), history_size=7)", 2 * 7 * 32),
+    ],
+)
+def test_the_state_of_an_optimizer_has_its_real_size(
+    tmp_path: Path, optimizer: str, elements: int
+) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+model = nn.Linear(3, 8)
+optimizer = torch.optim.{optimizer}
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 3)).square().mean()
+    loss.backward()
+    return loss
+if isinstance(optimizer, torch.optim.LBFGS):
+    optimizer.step(closure)
+else:
+    closure()
+    optimizer.step()
+""",
+    )
+    small = 4 * 4 * 32  # counters, and the vectors of LBFGS that are not in its history
+    assert 4 * elements <= profile["memory"]["optimizer"] <= 4 * elements + small
+    memory = [
+        estimate_memory(read_profile(profile), StepSettings(optimizer=each)).optimizer * 2**20
+        for each in (None, "adamw")
+    ]
+    assert memory == pytest.approx([profile["memory"]["optimizer"], 8 * 32])
+
+
+def test_an_optimizer_that_cannot_step_without_a_gpu_is_charged_by_its_name(
+    tmp_path: Path,
+) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Linear(3, 8)
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+model(torch.randn(16, 3)).square().mean().backward()
+optimizer.step()
+""",
+    )
+    assert "optimizer" not in profile["memory"]
+    memory = estimate_memory(read_profile(profile), StepSettings())
+    assert memory.optimizer * 2**20 == pytest.approx(8 * 32)
+
+
+def test_the_states_of_several_optimizers_add_up(tmp_path: Path) -> None:
+    profile = trace(tmp_path, ADVERSARIAL)  # Adam for 32 parameters, and SGD for 256
+    assert 8 * 32 <= profile["memory"]["optimizer"] <= 8 * 32 + 8

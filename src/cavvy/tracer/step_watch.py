@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -150,9 +150,10 @@ class StepWatch:
             return
         self._off()
         if self._first is None:
-            self._first = optimizer
-            self._made = self._summarize([optimizer], self._micro)
-            if len(self._optimizers) == 1:
+            self._first, is_only = optimizer, len(self._optimizers) == 1
+            known = not is_only or _fill_state(optimizer)
+            self._made = self._summarize([optimizer], self._micro, known)
+            if is_only:
                 raise StepDone
         elif optimizer is self._first:
             if self._rounds:
@@ -205,7 +206,12 @@ class StepWatch:
         every = [*self._model.parameters(), *(each for group in groups for each in group["params"])]
         return list({id(each): each for each in every}.values())
 
-    def _summarize(self, optimizers: list[Optimizer], micro: int) -> dict[str, Any]:
+    def _summarize(
+        self, optimizers: list[Optimizer], micro: int, known: bool = True
+    ) -> dict[str, Any]:
+        """Return the profile of the recorded step. `known` is whether the optimizers have their
+        state.
+        """
         every = self._list_parameters(optimizers)
         self._recorder.close(every)
         kind = type(optimizers[0]).__name__.lower() if optimizers else "sgd"
@@ -218,8 +224,33 @@ class StepWatch:
             precision=_find_precision(self._recorder.tape),
             optimizer=kind,
             name="",
+            state=_count_state(optimizers) if known else None,
         )
         return {**made, "run": {"accumulate": micro}}
+
+
+def _fill_state(optimizer: Optimizer) -> bool:
+    """Let the optimizer create its state by a step without hooks. Return False if the step fails,
+    as some optimizers do without a GPU.
+    """
+    with suppress(Exception):  # The optimizer may be the user's own code.
+        type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]  # as torch sets
+        return True
+    return False
+
+
+def _count_state(optimizers: list[Optimizer]) -> int:
+    """Return the bytes of the states of the optimizers. LBFGS fills its history in later steps:
+    for each parameter, two elements for each entry of the history.
+    """
+    states = tree_leaves([[*each.state.values()] for each in optimizers])
+    kept = {id(each): each.nbytes for each in states if isinstance(each, torch.Tensor)}
+    groups = itertools.chain.from_iterable(each.param_groups for each in optimizers)
+    history: int = sum(
+        2 * group.get("history_size", 0) * sum(each.nbytes for each in group["params"])
+        for group in groups
+    )
+    return sum(kept.values()) + history
 
 
 def _find_precision(tape: TraceTape) -> str:

@@ -48,12 +48,11 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     batch = run.batch or profile.batch
     scale = batch / profile.batch
     shards = run.accelerators if run.shard else 1
-    state_per_parameter, _ = optimizer_costs(run.optimizer or profile.optimizer)
     parameters = profile.parameter_bytes / shards
-    state = profile.parameters * state_per_parameter / shards
+    state, moved = (each / shards for each in optimizer_costs(profile, run))
     whole_gradients = profile.gradient_bytes / shards
     high, made = _passes(profile, run, scale, shards)
-    step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
+    step = whole_gradients + (parameters if state and moved else 0)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
     return MemoryEstimate(

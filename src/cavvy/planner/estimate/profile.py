@@ -77,6 +77,8 @@ class WorkProfile(Struct, frozen=True, kw_only=True):
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
     collectives: tuple[CollectiveProfile, ...] = ()
+    # the optimizer's state, or None if the trace did not run the optimizer
+    optimizer_bytes: float | None = None
     # A trace computes no values. For each size that depends on values, a text states the line of
     # code and the assumed size.
     assumed: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ def read_profile(data: object) -> WorkProfile:
             peaks=_peaks(memory["activations"]),
             peaks_compiled=_peaks(memory["activations_compiled"]),
             kernels=tuple(_kernel(each) for each in data["ops"]),
+            optimizer_bytes=_number(memory["optimizer"]) if "optimizer" in memory else None,
             collectives=tuple(_collective(each) for each in data.get("collectives", ())),
             assumed=tuple(_text(each, "assumed") for each in data.get("assumed", ())),
         )

@@ -80,13 +80,8 @@ def estimate_step(
         if kernel.kind in PRODUCTS:
             arithmetic += seconds
     shards = run.accelerators if run.shard else 1
-    _, moved = optimizer_costs(run.optimizer or profile.optimizer)
-    update = (
-        profile.parameters
-        * moved
-        / shards
-        / (bandwidth_of(device, constants.kernels) * constants.update)
-    )
+    _, moved = optimizer_costs(profile, run)
+    update = moved / shards / (bandwidth_of(device, constants.kernels) * constants.update)
     device_s = busy * run.accumulate + update
     host_s = _host_time(profile, run, constants)
     waited = _EXPOSED * _communication(profile, device, run)
