@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.optim import Optimizer
 
+from cavvy.planner.estimate.errors import list_unmeasured
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import read_profile
 from cavvy.planner.estimate.settings import StepSettings
@@ -276,6 +277,7 @@ optimizer.step(closure)
     assert 0 < products(profile) / (2 * 16 * 8 * 4) <= 1 + 20 * 25
     (note,) = profile["assumed"]
     assert note.endswith(":12: at most 50,000 iterations of a step are assumed to end after 20")
+    assert list_unmeasured(read_profile(profile), StepSettings()) == ["steps with assumptions"]
 
 
 @pytest.mark.parametrize(

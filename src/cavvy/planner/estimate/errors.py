@@ -102,7 +102,7 @@ def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
     if find_kind(profile) is ModelKind.OTHER:
         times, operations = _shares(profile)
         what = _find_rare(times, operations) or "models of this kind"
-        found.append("sizes that depend on values" if profile.assumed else what)
+        found.append("steps with assumptions" if profile.assumed else what)
     if run.math_attention:
         found.append("attention that stores its scores")
     if (run.precision or profile.precision) == "fp8":

@@ -79,8 +79,8 @@ class WorkProfile(Struct, frozen=True, kw_only=True):
     collectives: tuple[CollectiveProfile, ...] = ()
     # the optimizer's state, or None if the trace did not run the optimizer
     optimizer_bytes: float | None = None
-    # A trace computes no values. For each size that depends on values, a text states the line of
-    # code and the assumed size.
+    # A trace computes no values. For each size or number of iterations that depends on values, a
+    # text states the line of code and the assumed number.
     assumed: tuple[str, ...] = ()
 
     @property
