@@ -112,6 +112,25 @@ def test_checks_and_loops_take_the_common_branch(tmp_path: Path, check: str) -> 
     assert trace(tmp_path, script)["batch"] == 16
 
 
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        ("n + 5", 6),
+        ("5 + n.item()", 6),
+        ("n.add_(5) - 2", 4),
+        ("3 * x.mean() - n", 2),
+        ("(n * torch.tensor(7)).view(1).float().numpy()[0]", 7),
+        ("n - x.argmax()", 0),
+        ("n / (n - 1)", 1),  # infinite
+        ("(n + 5).random_(9)", 1),
+        ("torch.stack([n, n]).sum() + 2", 3),
+    ],
+)
+def test_numbers_are_computed_from_ones(tmp_path: Path, number: str, value: int) -> None:
+    script = f"x = torch.randn(16, 8)\nn = x.argmax()\nassert float({number}) == {value}\n" + STEP
+    assert trace(tmp_path, script)["batch"] == 16
+
+
 def test_values_are_given_to_numpy(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     assert numpy.ones(1).sum() == 1

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cavvy.tracer.own_code import own_line
 from cavvy.tracer.sizes import Made, explain_size, find_largest
-from cavvy.tracer.values import ReadValues, ValueFunctions, find_known, mark_likely
+from cavvy.tracer.values import ReadValues, ValueFunctions, find_known, guess_number, mark_likely
 
 
 @contextmanager
@@ -101,6 +101,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 raise RuntimeError(explain_size(name)) from error
             routed = _mark_routed(func, args, out, routed, experts)
             mark_likely(name, args, out, routed)
+            guess_number(func, args, kwargs or {}, out)
             return out
 
     def may_turn_const(self, t: torch.Tensor) -> bool:

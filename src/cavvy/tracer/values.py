@@ -11,17 +11,20 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cavvy.tracer.own_code import own_line
 
 # One of so many reads in a line returns another value, so that a loop until a value is small, or
 # until a condition is true, ends.
 _TURN = 1000
+_UNFIT = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape}
 
 
 class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`). An
-    unknown boolean is False, and an unknown number is 1. Code that reads False or 1 usually takes
+    unknown boolean is False, and an unknown number is 1. A number that is computed from one unknown
+    number is computed from 1. Code that reads False or 1 usually takes
     the branch that it takes most often in a real run. A check such as `isfinite` gets its usual
     result: see `mark_likely`.
     """
@@ -49,13 +52,48 @@ class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torc
         turns = self._reads[line] % _TURN == 0
         if tensor.dtype == torch.bool:
             return turns
-        return (0.0 if turns else 1.0) if tensor.dtype.is_floating_point else 0 if turns else 1
+        with no_dispatch():
+            guess: int | float = _guess(tensor).item()
+        return type(guess)() if turns else guess
 
 
 def find_known(tensor: Any) -> torch.Tensor | None:
     """Return a real tensor with the values of a fake tensor, or None if the values are unknown."""
     known: torch.Tensor | None = getattr(tensor, "constant", None)
     return known
+
+
+def guess_number(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Record the guess of a number that an operation computes from other numbers, some of which
+    are unknown. For example, `n + 5` is 6 if `n` is unknown, because an unknown number is 1.
+    """
+    if not isinstance(out, torch.Tensor):
+        return
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    vars(out).pop("guess", None)  # of the number before this operation changed it
+    if (
+        not given
+        or any(each.numel() != 1 or each.layout is not torch.strided for each in (*given, out))
+        or out.dtype is torch.bool
+        or find_known(out) is not None
+        or not _UNFIT.isdisjoint(func.tags)
+    ):
+        return
+    with no_dispatch():
+        real = tree_map_only(torch.Tensor, _guess, (args, kwargs))
+        made: torch.Tensor = func(*real[0], **real[1])
+        if made.isfinite().all():
+            out.guess = made  # type: ignore[attr-defined]  # an attribute of this module
+
+
+def _guess(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a real tensor with the known or guessed values of a fake tensor."""
+    known = find_known(tensor)
+    known = getattr(tensor, "guess", None) if known is None else known
+    if known is not None:
+        return known.clone()
+    number = getattr(tensor, "likely", tensor.dtype is not torch.bool)
+    return torch.full(tensor.shape, number, dtype=tensor.dtype)
 
 
 def mark_likely(name: str, args: Any, out: Any, routed: int) -> None:
@@ -90,12 +128,8 @@ class ValueFunctions(TorchFunctionMode):
 
 def _numpy(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
     """Act like `Tensor.numpy`. Unknown values are guessed as in `ReadValues`."""
-    known = find_known(tensor)
     with no_dispatch():
-        if known is None:
-            known = torch.ones(tensor.shape, dtype=tensor.dtype)
-            known = known.logical_not() if tensor.dtype is torch.bool else known
-        return known.clone().numpy()
+        return _guess(tensor).numpy()
 
 
 def _array(tensor: torch.Tensor, dtype: Any = None, **_: Any) -> Any:
