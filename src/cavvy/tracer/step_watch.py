@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_leaves
 
 from cavvy.tracer.own_code import own_line
+from cavvy.tracer.samples import SampleCount
 from cavvy.tracer.trace import TraceRecorder, TraceTape, summarize
 
 _ITERATIONS = 20  # of one step of LBFGS, the default of PyTorch
@@ -46,8 +47,7 @@ class StepWatch:
         self._optimizers: list[Optimizer] = []
         self._recorder = TraceRecorder()
         self._made: dict[str, Any] | None = None
-        self._batch, self._micro, self._on = 0, 1, False
-        self._first_sizes: tuple[int, ...] = ()  # of the model's input, at most two
+        self._samples, self._batch, self._micro, self._on = SampleCount(), 0, 1, False
         # whether a model ran since the last step, and before the step of another optimizer
         self._ran, self._rounds = False, False
         # whether a model has computed gradients, and the modules that ran before
@@ -63,6 +63,7 @@ class StepWatch:
             optimizers.append(optimizer)
 
         self._hooks.enter_context(patch.object(Optimizer, "__init__", init))
+        self._hooks.enter_context(self._samples.watch())
         for handle in (
             register_module_forward_pre_hook(self._forward),
             register_optimizer_step_pre_hook(self._step),
@@ -87,7 +88,7 @@ class StepWatch:
             self._train(module)
         # Modules that run before the model, such as transforms of images, are no parts of it.
         if has_parameters or self._model is not None:
-            self._find_batch(module, given)
+            self._samples.see(module, given)
         if self._model is None and has_parameters:
             self._watch(module)
         elif module is self._model and self._ran and self._first is None:
@@ -95,18 +96,6 @@ class StepWatch:
         self._ran = True
         if not self._trains:
             self._called.add(module)
-
-    def _find_batch(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        tensors = [
-            leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
-        ]
-        # If the model gets only keyword arguments, its first module with a tensor input is used.
-        if tensors and not self._batch:
-            self._batch, self._first_sizes = tensors[0].shape[0], tensors[0].shape[:2]
-        # A layer may expect the samples in the second dimension of the model's input.
-        is_second = getattr(module, "batch_first", True) is False and tensors
-        if is_second and tensors[0].dim() == 3 and tensors[0].shape[:2] == self._first_sizes:
-            self._batch = tensors[0].shape[1]
 
     def _train(self, module: torch.nn.Module) -> None:
         """Handle the first forward pass that computes gradients. Earlier passes of another model,
@@ -116,7 +105,8 @@ class StepWatch:
         self._trains = True
         if self._model is None:
             return
-        self._batch, self._ran = 0, False
+        self._samples.restart()
+        self._ran = False
         if module in self._called:
             self._off()
             self._recorder = TraceRecorder()
@@ -214,13 +204,14 @@ class StepWatch:
         """
         every = self._list_parameters(optimizers)
         self._recorder.close(every)
+        self._batch = self._batch or self._samples.count(micro)  # of the first round
         kind = type(optimizers[0]).__name__.lower() if optimizers else "sgd"
         if kind == "sgd" and optimizers and optimizers[0].defaults.get("momentum"):
             kind = "momentum"
         made = summarize(
             self._recorder.tape,
             [each for each in every if each.requires_grad],
-            batch=self._batch or 1,
+            batch=self._batch,
             precision=_find_precision(self._recorder.tape),
             optimizer=kind,
             name="",
