@@ -320,7 +320,7 @@ def _image(each: Facts) -> tuple[str | None, dict[str, str]]:
     boxes = {image for image in each["image"].values() if image.startswith("docker:")}
     if each["docker"]:
         boxes.add(each["docker"])
-    if each["cloud"] == "kubernetes" and not boxes:
+    if each["cloud"] in ("kubernetes", "runpod", "vast", "yotta") and not boxes:
         boxes = set(each["image"].values())
     machines = {
         region: image
@@ -467,11 +467,15 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     events = their["retry"]
     folder = their.get("folder") or ""
 
+    def is_address(source: str) -> bool:
+        return "://" in source or "@" in source.partition("/")[0]
+
     def place(path: str) -> str:
         is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
         return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
 
-    repos = [(repo[0], place(repo[2])) for repo in their["repos"]]
+    # A git repository is the working folder.
+    repos = [("." if is_address(repo[0]) else repo[0], place(repo[2])) for repo in their["repos"]]
     shown = [(source, path) for source, path in repos if path.startswith(("/", "~/"))]
     sent = [(source, path) for source, path in their["files"] if not is_credentials(source)]
     files = {(_path(source), _path(place(path))) for source, path in (*sent, *shown)}
@@ -508,7 +512,11 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
         ("cpus", their["cpus"], [need.cpus_min, need.cpus_max]),
         ("memory", their["memory"], [_gib(need.memory_min_mib), _gib(need.memory_max_mib)]),
         ("disk", their["disk"], need.disk_gib),
-        ("gpus", _name_gpus(their["gpus"]), [_describe(each) for each in need.accelerators]),
+        (
+            "gpus",
+            _name_gpus(their["gpus"]),
+            [(each.name, _describe(each)) for each in need.accelerators],
+        ),
         ("spot", their["spot"] or "on-demand", spot[need.spot]),
         ("backends", their["backends"], list(need.providers)),
         ("regions", their["regions"], list(need.regions)),
@@ -643,8 +651,9 @@ def _name_gpus(gpus: Facts | None) -> list[object]:
     count = f"{low}.." if high is None else f"{low or 1}..{high}" if low != high else str(low)
     sizes = ["" if end is None else f"{round(end * 1024)}MB" for end in gpus["memory"]]
     memory = "..".join(sizes) if any(sizes) else ""
-    found = [find_needs(name, count, memory) for name in gpus["names"] or [""]]
-    return [_describe(need) for each in found for need in each.needs]
+    names = gpus["names"] or [gpus["vendor"] or ""]
+    found = [find_needs(name, count, memory) for name in names]
+    return [(need.name, _describe(need)) for each in found for need in each.needs]
 
 
 def _describe(need: AcceleratorNeed) -> object:

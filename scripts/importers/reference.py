@@ -31,20 +31,22 @@ def read_skypilot(path: str) -> Facts:
         if value is None
     ]
     dag = dag_utils.load_dag_from_yaml(path, env_overrides=given or None)
-    missing = {name for name, _ in given} | {
-        str(name)
+    secrets = {
+        str(name): value
         for each in documents
         if isinstance(each, dict) and isinstance(each.get("secrets"), dict)
-        for name in each["secrets"]
+        for name, value in each["secrets"].items()
     }
-    tasks = [_describe_skypilot(task, missing) for task in dag.tasks]
+    missing = {name for name, _ in given} | {name for name, value in secrets.items() if value != ""}
+    empty = {name: "" for name in secrets.keys() - missing}
+    tasks = [_describe_skypilot(task, missing, empty) for task in dag.tasks]
     if "accelerator_args" not in yaml_utils.dump_yaml_str(documents):  # SkyPilot's own defaults
         for need in (need for task in tasks for need in task["resources"]):
             need["tpu"] = {}
     return {"tasks": tasks, "given": [name for name, _ in given]}
 
 
-def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
+def _describe_skypilot(task: Any, missing: set[str], empty: dict[str, str]) -> Facts:
     # The attributes with `_` contain what the file states. The properties without `_` also look
     # up the
     # instance type in the catalog, or raise.
@@ -53,8 +55,11 @@ def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
         "name": task.name,
         "run": task.run or "",
         "setup": task.setup,
-        "env": {name: value for name, value in task.envs.items() if name not in missing},
-        "secrets": sorted({*task.secrets, *missing}),
+        "env": {
+            **empty,
+            **{name: value for name, value in task.envs.items() if name not in missing},
+        },
+        "secrets": sorted({*task.secrets, *missing} - empty.keys()),
         "nodes": task.num_nodes,
         "workdir": task.workdir,
         "files": {**(task.file_mounts or {}), **mounts},
@@ -95,12 +100,15 @@ def read_dstack(path: str) -> Facts:
     """Parse a file as `dstack apply` does."""
     import yaml
     from dstack._internal.core.models.configurations import parse_apply_configuration
+    from dstack._internal.server.services.resources import set_default_gpu_spec_vendor
 
     with open(path, encoding="utf-8") as file:
         found = parse_apply_configuration(yaml.safe_load(file))
     if found.type not in ("task", "service", "dev-environment"):
         return {"tasks": []}
     need = found.resources
+    if need.gpu is not None and not need.gpu.name:
+        set_default_gpu_spec_vendor(need.gpu, found.image, found.docker)
     env = {name: value for name, value in found.env.items() if isinstance(value, str)}
     return {
         "tasks": [
@@ -116,7 +124,8 @@ def read_dstack(path: str) -> Facts:
                 "folder": found.working_dir,
                 "files": [[each.local_path, each.path] for each in found.files],
                 "repos": [
-                    [each.local_path or each.url, each.hash, each.path] for each in found.repos
+                    [each.local_path or each.url, each.hash or each.branch, each.path]
+                    for each in found.repos
                 ],
                 "price": found.max_price,
                 "instances": list(found.instance_types or []),
@@ -164,7 +173,12 @@ def _describe_gpus(gpu: Any) -> Facts | None:
     if gpu is None or gpu.count.max == 0 or (not gpu.count.min and gpu.count.max is None):
         return None
     memory = [gpu.memory.min, gpu.memory.max] if gpu.memory else [None, None]
-    return {"names": gpu.name or [], "count": [gpu.count.min, gpu.count.max], "memory": memory}
+    return {
+        "vendor": gpu.vendor and gpu.vendor.value,
+        "names": gpu.name or [],
+        "count": [gpu.count.min, gpu.count.max],
+        "memory": memory,
+    }
 
 
 def main() -> None:

@@ -106,12 +106,12 @@ def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("24GB", ("gpu", 1, OPEN, 24_576, 24_576)),
+        ("24GB", ("nvidia", 1, OPEN, 24_576, 24_576)),
         ("H100", ("H100", 1, OPEN, None, None)),
         ("H100:8", ("H100", 8, None, None, None)),
         ("A100:80GB:1..4", ("A100", 1, 4, 81_920, 81_920)),
         ("amd:16GB..", ("amd", 1, OPEN, 16_384, None)),
-        ("2", ("gpu", 2, None, None, None)),
+        ("2", ("nvidia", 2, None, None, None)),
         ("v5litepod-4", ("TPU-v5e", 4, None, None, None)),
         ("tpu:v2-8", ("TPU-v2", 4, None, None, None)),
         ("V100:32GB:2", ("V100", 2, None, 32_768, 32_768)),
@@ -134,6 +134,12 @@ def test_accelerators(written: str, expected: tuple[object, ...]) -> None:
         need.memory_min_mib,
         need.memory_max_mib,
     ) == expected
+
+
+@pytest.mark.parametrize("more", ["image: rocm/pytorch", "docker: true"])
+def test_only_dstack_s_own_image_needs_nvidia(more: str) -> None:
+    (task,) = run(f"{more}\nresources: {{gpu: 24GB}}").tasks
+    assert [each.name for each in task.resources.accelerators] == ["gpu"]
 
 
 def test_no_accelerators_are_none() -> None:

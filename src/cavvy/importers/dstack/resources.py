@@ -18,7 +18,7 @@ from cavvy.importers.dstack.needs import (
 )
 from cavvy.importers.dstack.scalars import read_size_mib
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.readers import child, items, mark_of, text_at
+from cavvy.importers.readers import child, flag_at, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, and number of accelerators
@@ -35,7 +35,7 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> ResourceSpec:
         reason = "the job can use all of a node's shared memory"
         kept_keys.note_at(needs, "resources.shm_size", reason)
     request = ResourceSpec(
-        accelerators=_read_accelerators(child(needs, "gpu"), kept_keys),
+        accelerators=_read_accelerators(child(needs, "gpu"), _usual_vendor(table), kept_keys),
         cpus_min=cpus[0],
         cpus_max=cpus[1],
         memory_min_mib=memory[0],
@@ -94,9 +94,20 @@ def _read_disk(needs: Node | None, kept_keys: TranslationNotes) -> int | None:
     return None if low is None else -(-round(low) // 1024)
 
 
+def _usual_vendor(table: Node) -> str:
+    """Return the vendor of accelerators without a name and a vendor, or "" for any vendor. dstack's
+    own image, which is used if the configuration names no image, supports only NVIDIA's.
+    """
+    is_own = child(table, "image") is None and not flag_at(table, "docker")
+    return "nvidia" if is_own else ""
+
+
 def _read_accelerators(
-    node: Node | None, kept_keys: TranslationNotes
+    node: Node | None, usual: str, kept_keys: TranslationNotes
 ) -> tuple[AcceleratorNeed, ...]:
+    """Return the accelerators of each node. `usual` is the vendor if the file states neither a name
+    nor a vendor.
+    """
     gpu = read_gpu(node)
     if gpu is None or node is None:
         return ()
@@ -117,7 +128,8 @@ def _read_accelerators(
             "resources.gpu",
             "dstack would also accept a node without an accelerator; Cavvy requires at least one",
         )
-    found = [find_needs(name, count, _as_memory(gpu)) for name in gpu.names or (gpu.vendor or "",)]
+    names = gpu.names or (gpu.vendor or usual,)
+    found = [find_needs(name, count, _as_memory(gpu)) for name in names]
     problems = [each.problem for each in found if each.problem]
     for problem in problems:
         if len(problems) < len(found):
