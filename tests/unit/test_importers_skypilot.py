@@ -15,7 +15,7 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import HourlyRate
-from cavvy.importers import Translation, parse_file, parse_task
+from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
 from cavvy.spec import SpecError
 
 FULL = """\
@@ -794,6 +794,23 @@ def test_a_value_that_looks_like_a_variable_is_noted() -> None:
     assert keys(found, refused=False) == ["envs.A", "envs.B", "envs.C"]
     assert found.task is not None
     assert found.task.env["A"] == "${A}", "SkyPilot does not replace it, either"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env", "secrets"),
+    [
+        ("", {"A": ""}, ()),
+        ("secrets: [A]", {}, ("A",)),
+        ("env: {A: x}", {"A": "x"}, ()),
+    ],
+)
+def test_an_empty_secret_is_an_empty_variable(
+    overrides: str, env: dict[str, str], secrets: tuple[str, ...]
+) -> None:
+    found = parse_file("run: x\nsecrets: {A: ''}\n", options=ReadOptions(overrides=overrides))
+    assert found.refused == ()
+    assert found.task is not None
+    assert (found.task.env, found.task.secrets) == (env, secrets)
 
 
 def test_a_note_says_how_to_set_a_value() -> None:

@@ -119,6 +119,21 @@ def test_a_bucket_of_the_only_cloud_uses_the_store_of_that_cloud() -> None:
     assert found.task.secrets == ("AWS_ENDPOINT_URL_S3",)
 
 
+def test_a_bucket_of_a_job_on_tpus_is_in_google_s_cloud() -> None:
+    text = "run: x\nresources: {accelerators: tpu-v2-8}\nfile_mounts: {/a: {name: b}}\n"
+    (task,) = parse_file(text).tasks
+    assert task.resources.providers == ("gcp", "tpu")
+    assert [each.source for each in task.inputs] == ["gs://b/"]
+
+
+@pytest.mark.parametrize("cloud", ["runpod", "vast", "yotta", "kubernetes"])
+def test_clouds_of_containers_have_no_machine_images(cloud: str) -> None:
+    found = read(f"{{infra: {cloud}, image_id: team/app}}")
+    assert options_of(found) == [((), {})]
+    assert found.task is not None
+    assert found.task.image == "team/app"
+
+
 def test_validate_shows_the_values_of_options() -> None:
     (task,) = parse_file(
         "run: x\nresources: {any_of: [{infra: aws/us-east-1/us-east-1a}, "

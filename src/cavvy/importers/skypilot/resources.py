@@ -60,6 +60,8 @@ _REFUSED = {
 
 # The region within the name of an AWS zone (us-east-1a) or a Google Cloud zone (us-east1-b)
 _REGION_OF_ZONE = re.compile(r"^([a-z]+(?:-[a-z]+)+-?\d+)(?:[a-z]|-[a-z])$")
+# Clouds whose nodes are containers, so that an image's name without `docker:` is a container image
+_CONTAINER_CLOUDS = {"kubernetes", "runpod", "vast", "yotta"}
 _DISK_TYPES = {"low": "standard", "high": "gp3"}
 
 
@@ -110,6 +112,14 @@ def add_options(needs: ResourceSpec, options: tuple[ProviderOptions, ...]) -> Re
     """Add options to every alternative of the resources."""
     found = tuple(replace(each, options=(*each.options, *options)) for each in needs.any_of)
     return replace(needs, options=(*needs.options, *options), any_of=found)
+
+
+def list_clouds(needs: ResourceSpec) -> set[str]:
+    """Return the clouds at which the resources may be, by SkyPilot's names. For SkyPilot, both of
+    Google's APIs are one cloud.
+    """
+    named = {name for each in needs.choices for name in each.providers}
+    return {"gcp" if name == "tpu" else name for name in named}
 
 
 def _list_alternatives(node: MapNode) -> list[MapNode]:
@@ -400,7 +410,7 @@ def _read_image(
     boxes = [each for each in (docker, *values.values()) if each.startswith("docker:")]
     images = {each.removeprefix("docker:") for each in (docker, *boxes) if each}
     machines = [each for each in values.values() if each not in boxes]
-    if machines and "kubernetes" in providers and not images:
+    if machines and _CONTAINER_CLOUDS.intersection(providers) and not images:
         images, machines = set(machines), []
     mark, key = mark_of(table, "image_id"), "resources.image_id"
     if len(images) > 1:

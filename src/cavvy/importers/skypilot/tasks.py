@@ -14,7 +14,7 @@ from cavvy.importers.shapes import is_null
 from cavvy.importers.skypilot.config import keep_config, read_options
 from cavvy.importers.skypilot.mounts import read_mounts
 from cavvy.importers.skypilot.needs import unalias
-from cavvy.importers.skypilot.resources import add_options, read_request
+from cavvy.importers.skypilot.resources import add_options, list_clouds, read_request
 from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
 from cavvy.importers.skypilot.serving import read_service
 from cavvy.importers.translation_header import WAIT, WAITS, write_secrets
@@ -213,7 +213,7 @@ def _translate_task(
     _keep_keys(table, header, kept_keys)
     request = read_request(child(table, "resources"), kept_keys)
     env, secrets, login = _read_environment(table, request.image, kept_keys)
-    clouds = {name for each in request.resources.choices for name in each.providers}
+    clouds = list_clouds(request.resources)
     config = child(table, "config")
     keep_config(config, clouds, request.image is not None, kept_keys)
     workdir = _read_workdir(table, kept_keys)
@@ -299,7 +299,7 @@ def _read_variables(
         else:
             env[key.text] = str(to_value(value))
             _note_placeholder(key, env[key.text], kept_keys)
-    _read_secrets(child(table, "secrets"), secrets, kept_keys)
+    env = _read_secrets(child(table, "secrets"), secrets, kept_keys) | env
     for each in items(child(table, "managed_secrets")):
         for name, mark, options in _managed(each):
             _want_secret(_secret_name(name), "managed_secrets", mark, secrets, kept_keys)
@@ -318,20 +318,32 @@ def _note_placeholder(key: ScalarNode, value: str, kept_keys: TranslationNotes) 
         kept_keys.note(key.mark, f"envs.{key.text}", reason)
 
 
-def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
+def _read_secrets(
+    node: Node | None, secrets: list[str], kept_keys: TranslationNotes
+) -> dict[str, str]:
+    """Add the names of the secrets to `secrets`. Returns the secrets that the file sets to an empty
+    value: as in SkyPilot, these are empty variables.
+    """
+    empty: dict[str, str] = {}
     # This includes null values.
     for key, value in node.entries if isinstance(node, MapNode) else ():
-        name = _secret_name(key.text)
-        _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
+        name, where = _secret_name(key.text), f"secrets.{key.text}"
+        if is_null(value) or to_value(value) != "":
+            _want_secret(name, where, key.mark, secrets, kept_keys)
+        elif _is_variable(name, where, key.mark, kept_keys):
+            reason = f"the value is empty, as in SkyPilot; --secret {name} passes a stored secret"
+            kept_keys.note(key.mark, where, reason)
+            empty[name] = ""
         if not is_null(value) and to_value(value) != "":
             reason = (
                 "a secret's value in a file would be stored unencrypted; `cavvy secret set "
                 f"{name}` encrypts it"
             )
-            kept_keys.refuse(key.mark, f"secrets.{key.text}", reason)
+            kept_keys.refuse(key.mark, where, reason)
     for each in items(node):
         if isinstance(each, ScalarNode):
             _want_secret(_secret_name(as_text(each)), "secrets", each.mark, secrets, kept_keys)
+    return empty
 
 
 def _read_login(table: Node, image: str | None, kept_keys: TranslationNotes) -> _ImageLogin:
@@ -380,11 +392,17 @@ def _secret_name(text: str) -> str:
 def _want_secret(
     name: str, key: str, mark: SourceMark, secrets: list[str], kept_keys: TranslationNotes
 ) -> None:
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
-        return
-    kept_keys.note(mark, key, tell_value(name, is_variable=key.startswith("envs.")))
-    secrets.append(name)
+    if _is_variable(name, key, mark, kept_keys):
+        kept_keys.note(mark, key, tell_value(name, is_variable=key.startswith("envs.")))
+        secrets.append(name)
+
+
+def _is_variable(name: str, key: str, mark: SourceMark, kept_keys: TranslationNotes) -> bool:
+    """Return whether a name is valid for a variable. If the name is invalid, the key is refused."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return True
+    kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
+    return False
 
 
 def _read_workdir(table: Node, kept_keys: TranslationNotes) -> Workdir | None:
