@@ -117,7 +117,8 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
         (["--deadline", "2001-01-01T00:00Z"], "the deadline was "),
         (["--env", "CAVVY_X=1"], "is reserved for Cavvy"),
         (["--env", "NOT_SET_HERE"], "the local environment has no such variable"),
-        (["--secret", "A=b"], "--secret A=b: "),
+        (["--secret", "A=b"], "`cavvy secret set A` stores the value encrypted"),
+        (["--env-file", "none"], "--env-file none: No such file or directory"),
         (["--budget", "much"], "--budget much: "),
     ],
 )
@@ -126,6 +127,63 @@ def test_a_wrong_option_is_named(
 ) -> None:
     (tmp_path / "a.yaml").write_text("run: x")
     done = run("a.yaml", *options)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not sent
+
+
+ENV_FILE = """\
+\ufeff# comment
+A=1
+export B = two words  # comment
+
+C='${X} # text' # comment
+D="one
+\\ttwo \\"three\\" \\${X}"
+E=
+F=a#b=c\r
+G= # comment
+H=h"""
+
+
+def test_variables_are_read_from_files(sent: list[dict[str, object]], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("run: x")
+    (tmp_path / ".env").write_text(ENV_FILE, newline="")
+    (tmp_path / "more").write_text("H=i\nI=j")
+    done = run("a.yaml", "--env", "I=mine", "--env-file", ".env", "--env-file", "more")
+    assert done.exit_code == 0, done.output
+    assert overrides(sent) == {
+        "env": {
+            "A": "1",
+            "B": "two words",
+            "C": "${X} # text",
+            "D": 'one\n\ttwo "three" ${X}',
+            "E": "",
+            "F": "a#b=c",
+            "G": "",
+            "H": "i",
+            "I": "mine",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A=1\nB", "line 2: expected NAME=VALUE"),
+        ("a-b=1", "line 1: expected NAME=VALUE"),
+        ("A=1\n\nB='2", "line 3: expected NAME=VALUE"),
+        ('A="1" 2', "line 1: expected NAME=VALUE"),
+        ("A=${B}c", "line 1: Cavvy does not replace ${B}"),
+        ("CAVVY_X=1", "is reserved for Cavvy"),
+    ],
+)
+def test_a_wrong_line_of_a_file_is_named(
+    sent: list[dict[str, object]], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "a.yaml").write_text("run: x")
+    (tmp_path / ".env").write_text(text)
+    done = run("a.yaml", "--env-file", ".env")
     assert done.exit_code == 2
     assert message in done.stderr
     assert not sent

@@ -17,6 +17,7 @@ from cavvy.cli.reach.arguments import (
     complete_providers,
     complete_regions,
 )
+from cavvy.cli.task.env_file import read_env_file
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ _OVERRIDES = (
     ("--keep", "keep", "TIME", "How long idle nodes are kept, and billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
+    (
+        "--env-file",
+        "env",
+        "FILE +",
+        "Set the environment variables in a file with lines of NAME=VALUE; --env has priority.",
+    ),
     (
         "--env",
         "env",
@@ -173,7 +180,8 @@ def _read_overrides(values: dict[str, Any]) -> dict[str, Any]:
         section, _, key = path.rpartition(".")
         value = _convert(flag, value)
         read_value(flag, path, value, values[flags])
-        (found.setdefault(section, {}) if section else found)[key] = value
+        table = found.setdefault(section, {}) if section else found
+        table[key] = table.get(key, {}) | value if isinstance(value, dict) else value
     return found
 
 
@@ -181,8 +189,12 @@ def _convert(flag: str, value: Any) -> Any:
     match flag:
         case "--spot":
             return "only" if value else "never"
+        case "--env-file":
+            return {name: text for each in value for name, text in read_env_file(each).items()}
         case "--env":
             return dict(_read_variable(each) for each in value)
+        case "--secret":
+            return [_read_secret(each) for each in value]
         case "--workdir":
             return value if "://" in value else str(Path(value).resolve())
         case _:
@@ -197,6 +209,19 @@ def _read_variable(pair: str) -> tuple[str, str]:
             f"--env {pair}: the local environment has no such variable", hint, exit_code=2
         )
     return name, value if equals else os.environ[name]
+
+
+def _read_secret(text: str) -> str:
+    """Return the name of a secret. Raises CommandFailure if the text also has a value."""
+    name, equals, _ = text.partition("=")
+    if equals:
+        hint = (
+            f"`cavvy secret set {name}` stores the value encrypted; --env {name}=VALUE passes a "
+            "value unencrypted"
+        )
+        message = f"--secret {name}=…: expected only the name of a stored secret"
+        raise CommandFailure(message, hint, exit_code=2)
+    return name
 
 
 def read_value(flag: str, path: str, value: object, given: object = None) -> "TaskSpec":

@@ -67,7 +67,7 @@ def explain(error: click.ClickException) -> CommandFailure:
 def _list_options(error: click.UsageError) -> set[str]:
     """Return the options of the command that was called."""
     params = error.ctx.command.params if error.ctx is not None else []
-    return {option for param in params for option in param.opts}
+    return {option for param in params for option in (*param.opts, *param.secondary_opts)}
 
 
 def _name(error: click.BadParameter) -> str:

@@ -52,6 +52,11 @@ _OPTIONS = {
     "--idle-minutes-to-autostop": ("--keep",),
     "--max-duration": ("--deadline",),
     "--image-id": ("--image",),
+    "--use-spot": ("--spot",),
+    "--on-demand": ("--no-spot",),
+    "--idle-duration": ("--keep",),
+    "-n": ("--name",),
+    "-e": ("--env",),
 }
 # Unknown options of commands that take a task -> what to do instead.
 _TASK_OPTIONS = {
@@ -59,7 +64,16 @@ _TASK_OPTIONS = {
     "--cpus": "set `resources.cpu` in a task file",
     "--memory": "set `resources.memory` in a task file",
     "--disk-size": "set `resources.disk` in a task file",
-    "--env-file": "repeat --env NAME=VALUE",
+    "--cpu": "set `resources.cpu` in a task file",
+    "--disk": "set `resources.disk` in a task file",
+    "--disk-tier": "set `resources.disk` in a task file",
+    "--priority": "set `priority` in a task file",
+    "--zone": "set `resources.options` in a task file",
+    "--secret-file": "store each secret with `cavvy secret set NAME`",
+    "--ports": "`cavvy forward NAME PORT` forwards a port to this machine",
+    "--retry-until-up": "a job waits in the queue until a node is available",
+    "--num-jobs": "repeat the command for each job, with --env SKYPILOT_JOB_RANK=N",
+    "-f": "write the file without -f",
     "--down": "nodes are released when the work ends, unless --keep is given",
 }
 
