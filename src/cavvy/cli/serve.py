@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import named, session
-from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
+from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.options import task_options
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import ServedView
+    from cavvy.importers import ReadOptions
 
 
 @click.command("serve")
-@task_argument
+@task_options
 @param_option
 @yes_option
 @click.option(
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
 )
 @json_option
 def command(
-    file: str, param: tuple[str, ...], yes: bool, project: str | None, name: str | None, output: str
+    file: str,
+    options: "ReadOptions",
+    param: tuple[str, ...],
+    yes: bool,
+    project: str | None,
+    name: str | None,
+    output: str,
 ) -> None:
     """Start a service and print its URL. The file is a task with a section `service`; the service's
-    program listens on the port in the variable PORT.
+    program listens on the port in the variable PORT. Options override values in the file.
 
     You can send requests immediately: they wait until a replica is ready. If the service exists,
     each replica of the new revision replaces an old replica once the new replica is ready.
@@ -37,10 +45,10 @@ def command(
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin
     from cavvy.client.service_wire import put_service
-    from cavvy.importers import ReadOptions
+    from cavvy.domain.values import replace
 
     params = read_params(param)
-    loaded = read_task(file, params, ReadOptions(serves=True))
+    loaded = read_task(file, params, replace(options, serves=True))
     project, name = project or loaded.task.project, name or loaded.task.name
     with session() as client:
         origin = make_origin(client, project, loaded, loaded.text)

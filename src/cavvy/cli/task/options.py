@@ -1,4 +1,6 @@
-"""Options of `run` and `plan` that override a task file, and the command after `--`."""
+"""Options of `run`, `plan`, `dev` and `serve` that override a task file, and the command after
+`--`.
+"""
 
 import json
 import os
@@ -157,7 +159,9 @@ def _read_options(
         else:
             overrides["run"] = line
     if file is None or words == []:
-        raise click.UsageError("expected a task file, - or a command after --")
+        command = click.get_current_context().command
+        other = ", - or a command after --" if isinstance(command, TaskCommand) else " or -"
+        raise click.UsageError(f"expected a task file{other}")
     told = json.dumps(overrides) if overrides else ""
     return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
 

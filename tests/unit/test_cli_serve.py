@@ -1,0 +1,75 @@
+"""`cavvy serve` takes options that replace what the file says."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.unit.cli_client import FakeClient
+
+import cavvy.cli.serve
+from cavvy.cli.main import cli
+from cavvy.client.transport import HttpAnswer
+
+FILE = """\
+envs: {WORD: }
+resources: {ports: 80}
+service: {readiness_probe: {path: /, headers: {X-Word: $WORD}}, replicas: 1}
+run: x
+"""
+SERVED = {
+    **dict.fromkeys(("project", "name", "user", "state", "why", "problem"), "a"),
+    **dict.fromkeys(("revision", "ready", "target", "least", "most", "spent_micros"), 1),
+    **{"models": [], "replicas": [], "traffic": None, "url": "http://127.0.0.1:1/default/a"},
+    "created_at": "2026-01-02T03:04:05Z",
+}
+
+
+class ServiceClient(FakeClient):
+    """Records the bodies of requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies: list[bytes] = []
+
+    def repeat(self, send: Callable[[], HttpAnswer]) -> HttpAnswer:
+        return send()
+
+    def send(self, method: str, target: str, body: bytes = b"") -> HttpAnswer:
+        self.bodies.append(body)
+        return HttpAnswer(status=200, headers={}, body=json.dumps(SERVED).encode())
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServiceClient:
+    found = ServiceClient()
+    monkeypatch.setattr(cavvy.cli.serve, "session", lambda: found)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(FILE)
+    return found
+
+
+def serve(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["serve", *arguments], prog_name="cavvy")
+
+
+def test_options_are_sent_beside_the_file(client: ServiceClient) -> None:
+    done = serve("a.yaml", "--as", "skypilot", "--env", "WORD=hi", "--gpu", "H100:8", "-y")
+    assert done.exit_code == 0, done.output
+    sent = json.loads(client.bodies[0])
+    assert sent["text"] == FILE
+    expected = {"env": {"WORD": "hi"}, "resources": {"gpu": ["H100:8"]}}
+    assert json.loads(sent["origin"]["overrides"]) == expected
+    assert sent["origin"]["dialect"] == "SkyPilot"
+
+
+def test_what_a_service_needs_is_asked_for(client: ServiceClient) -> None:
+    for arguments, problem in (
+        ((), "expected a task file or -"),
+        (("a.yaml",), "set the variable with --env"),
+        (("a.yaml", "--env", "WORD=hi", "--machine", "m"), "a service cannot have this key"),
+    ):
+        done = serve(*arguments)
+        assert (done.exit_code, problem in done.stderr) == (2, True), done.stderr
+    assert not client.bodies
