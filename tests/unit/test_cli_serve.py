@@ -18,7 +18,7 @@ resources: {ports: 80}
 service: {readiness_probe: {path: /, headers: {X-Word: $WORD}}, replicas: 1}
 run: x
 """
-SERVED = {
+SERVED: dict[str, object] = {
     **dict.fromkeys(("project", "name", "user", "state", "why", "problem"), "a"),
     **dict.fromkeys(("revision", "ready", "target", "least", "most", "spent_micros"), 1),
     **{"models": [], "replicas": [], "traffic": None, "url": "http://127.0.0.1:1/default/a"},

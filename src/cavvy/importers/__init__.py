@@ -89,15 +89,13 @@ def load_task(
     parameters of the file; the values are strings or have the types of the parameters. If `now` is
     given, times in the file that are before `now` are refused. Raises SpecError with every problem.
     """
-    file = Path(path)
-    text = read_file(file) if options.text is None else options.text
-    found = _parse(text, file, params, now, options)
+    text, found = _load(Path(path), params, now, options)
     notes = ProblemNotes(str(path), text.removeprefix("\ufeff"), now)
     task = _make_ready(found, notes, options)
     loaded = LoadedTask(
         task=task,
         text=text,
-        folder=file.resolve().parent,
+        folder=Path(path).resolve().parent,
         source=found,
         overrides=options.overrides,
     )
@@ -115,12 +113,29 @@ def load_file(
     """Read a file to show its meaning and the parts that Cavvy does not support yet. Raises
     SpecError.
     """
-    file = Path(path)
+    _, found = _load(Path(path), params, now, options)
+    for task in found.tasks:
+        check_uses(Path(path).resolve().parent, task, str(path))
+    return found
+
+
+def _load(
+    file: Path, params: Mapping[str, Scalar], now: datetime | None, options: ReadOptions
+) -> tuple[str, Translation]:
+    """Read and translate a file. The returned text of a dstack file includes the keys of the
+    profile that dstack would apply.
+    """
     text = read_file(file) if options.text is None else options.text
     found = _parse(text, file, params, now, options)
-    for task in found.tasks:
-        check_uses(file.resolve().parent, task, str(path))
-    return found
+    if options.text is not None or found.kind != Dialect.DSTACK or not found.tasks:
+        return text, found
+    from cavvy.importers.dstack.profiles import add_profile
+
+    profiled = add_profile(text)
+    if profiled.note is not None:
+        found = _parse(profiled.text, file, params, now, options)
+        found = replace(found, kept=(*found.kept, profiled.note))
+    return profiled.text, found
 
 
 def parse_task(

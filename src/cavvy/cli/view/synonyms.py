@@ -74,6 +74,8 @@ _TASK_OPTIONS = {
     "--retry-until-up": "a job waits in the queue until a node is available",
     "--num-jobs": "repeat the command for each job, with --env SKYPILOT_JOB_RANK=N",
     "-f": "write the file without -f",
+    "--profile": "the environment variable DSTACK_PROFILE names a profile of dstack",
+    "--no-profile": "DSTACK_NO_PROFILE=1 ignores the profiles of dstack",
     "--down": "nodes are released when the work ends, unless --keep is given",
 }
 
