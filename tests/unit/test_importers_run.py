@@ -318,6 +318,19 @@ def test_the_guide_names_every_key_and_variable() -> None:
     )
 
 
+@pytest.mark.parametrize("target", ["/out", "~/out", "~/sky_workdir/out"])
+def test_an_empty_folder_is_not_submitted(folder: Path, target: str) -> None:
+    (folder / "empty").mkdir()
+    file = folder / "t.sky.yaml"
+    file.write_text(f"run: x\nnum_nodes: 1\nfile_mounts: {{{target}: ./empty}}\n")
+    done = CliRunner().invoke(validate, [str(file)])
+    assert done.exit_code == 2
+    assert f"the folder {folder}/empty has no files to submit" in done.output
+    assert "put a file such as .keep into the folder" in done.output
+    (folder / "empty" / ".keep").touch()
+    assert CliRunner().invoke(validate, [str(file)]).exit_code == 0
+
+
 def test_mounted_files_are_submitted_though_the_folder_ignores_them(folder: Path) -> None:
     (folder / ".gitignore").write_text("outputs/\nkey.txt\n")
     (folder / "outputs").mkdir()
@@ -327,7 +340,7 @@ def test_mounted_files_are_submitted_though_the_folder_ignores_them(folder: Path
     )
     done = CliRunner().invoke(validate, [str(file)])
     assert done.exit_code == 2
-    assert "the folder is empty, or an ignore file excludes it" in done.output
+    assert f"the folder {folder}/outputs has no files to submit" in done.output
     (folder / "outputs" / "old.txt").write_text("1")
     (folder / "key.txt").write_text("2")
     assert CliRunner().invoke(validate, [str(file)]).exit_code == 0

@@ -71,12 +71,21 @@ def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | No
         yield inside, path.parent if single else path, path.name if single else None
 
 
-def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> None:
-    """Check the files to submit with the task. `sizes` maps the path of each file to its size in
-    bytes. `limit_mib` is the server's limit for one file (the setting `server.blob_mib`). Raises
-    FreezeError if the server would refuse a file, or if a file that the task uses is missing.
+def check_files(
+    task: TaskSpec, parts: Mapping[str, Path], sizes: Mapping[str, int], limit_mib: int
+) -> None:
+    """Check the files to submit with the task. `parts` is the result of `find_parts`. `sizes` maps
+    the path of each file to its size in bytes. `limit_mib` is the server's limit for one file (the
+    setting `server.blob_mib`). Raises FreezeError if the server would refuse a file, or if a file
+    that the task uses is missing.
     """
     folders = {str(parent) for path in sizes for parent in PurePosixPath(path).parents}
+    for inside, path in parts.items():
+        if inside and inside not in {*sizes, *folders}:
+            raise FreezeError(
+                f"the folder {path} has no files to submit",
+                "put a file such as .keep into the folder, or create the folder in the commands",
+            )
     for volume in task.volumes:
         if volume.kind is VolumeKind.FOLDER and volume.source not in {*sizes, *folders, "."}:
             raise FreezeError(
@@ -84,11 +93,11 @@ def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> Non
                 f"{volume.path} needs it",
                 "the file does not exist, the folder is empty, or an ignore file excludes it",
             )
-    path, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
+    largest, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
     if size > limit_mib * MIB:
         raise FreezeError(
-            f"{path} has {size / MIB:,.1f} MiB; the server accepts files of at most {limit_mib:,} "
-            "MiB",
+            f"{largest} has {size / MIB:,.1f} MiB; the server accepts files of at most "
+            f"{limit_mib:,} MiB",
             "use `inputs` for data, or raise the setting server.blob_mib",
         )
 
@@ -104,5 +113,5 @@ def freeze_parts(
         for inside, folder, only in split_parts(parts)
     }
     snapshot = frozen[""] if list(frozen) == [""] else combine(frozen)
-    check_files(task, {entry.path: entry.size for entry in snapshot.entries}, limit_mib)
+    check_files(task, parts, {entry.path: entry.size for entry in snapshot.entries}, limit_mib)
     return snapshot

@@ -30,7 +30,8 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
         try:
             parts = find_parts(task, source, folder)
             if whole and parts:
-                check_files(task, _list_sizes(parts), load_settings().whole("server.blob_mib"))
+                limit_mib = load_settings().whole("server.blob_mib")
+                check_files(task, parts, _list_sizes(parts), limit_mib)
         except FreezeError as error:
             texts.append(str(error))
         if task.service is not None and (objection := object_to_service(task)):
