@@ -198,3 +198,19 @@ def test_the_wall_clock_tells_utc_and_waits() -> None:
         return clock.now() >= until - timedelta(milliseconds=1) and clock.now().tzinfo is UTC
 
     assert asyncio.run(main())
+
+
+def test_a_machines_clock_that_is_set_back_does_not_stop_the_wall_clock() -> None:
+    ahead, elapsed = timedelta(0), 0.0
+    clock = WallClock(lambda: START + timedelta(seconds=elapsed) + ahead, lambda: elapsed)
+    listed = Worklist(clock.now)
+    listed.hint("job", timedelta(seconds=30))
+    ahead = timedelta(hours=-1)
+    told = []
+    for elapsed in (0.0, 30.0, 60.0, 3600.0, 7200.0, 7300.0):
+        told.append((clock.now() - START).total_seconds())
+        if elapsed == 60.0:
+            assert listed.take() == "job"
+    assert told == [0.0, 15.0, 30.0, 1800.0, 3600.0, 3700.0]
+    ahead = timedelta(days=2)
+    assert clock.now() == START + timedelta(days=2, seconds=7300)

@@ -2,9 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from selectors import SelectorKey, SelectSelector
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -27,14 +28,40 @@ class ControlClock(Protocol):
         """
 
 
+def _read_time() -> datetime:
+    return datetime.now(UTC)
+
+
 class WallClock:
-    """The machine's own clock."""
+    """The machine's own clock, except that this clock never goes back.
+
+    If the machine's clock is set back, this clock runs at half speed until both clocks agree.
+    Otherwise, no due work would be done until the machine's clock has caught up.
+    """
+
+    def __init__(
+        self,
+        read_time: Callable[[], datetime] = _read_time,
+        read_elapsed: Callable[[], float] = monotonic,
+    ) -> None:
+        self._read_time = read_time
+        self._read_elapsed = read_elapsed  # seconds, which no change of the machine's clock affects
+        # the last time that both clocks agreed on, and the elapsed seconds at that time
+        self._agreed = read_time(), read_elapsed()
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        time, elapsed = self._read_time(), self._read_elapsed()
+        since, at = self._agreed
+        earliest = since + timedelta(seconds=(elapsed - at) / 2)
+        if time < earliest:
+            return earliest
+        self._agreed = time, elapsed
+        return time
 
     async def sleep_until(self, when: datetime) -> None:
-        await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
+        # at half speed, the first sleep ends early
+        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110
+            await asyncio.sleep((left + _SLACK).total_seconds())
 
     async def rest(self) -> None:
         await asyncio.sleep(0)
