@@ -14,7 +14,7 @@ from cavvy.costs.storage import (
     settle_bill,
 )
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.ledger import LedgerSubject
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerSubject
 from cavvy.domain.offers import ExtraPrice
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
@@ -94,3 +94,94 @@ def test_a_settled_bill_posts_the_same_and_stays_small(seed: int) -> None:
     assert len(small.lines) < len(whole.lines) / 4 or not whole.lines
     assert len(small.gangs) < len(whole.gangs) / 4
     assert len(small.terms) < len(whole.terms) / 2
+
+
+APRIL = datetime(2026, 4, 1, tzinfo=UTC)  # April has 720 hours
+
+
+def at(hours: float) -> datetime:
+    return APRIL + timedelta(hours=hours)
+
+
+def observe(
+    bill: VolumeBill, hours: float, micros: int = 72_000, *, up_to_gib: int = 0, source: str = ""
+) -> VolumeBill:
+    seen = volume(micros, [])
+    assert seen.price is not None
+    price = replace(seen.price, up_to_gib=up_to_gib, source=source)
+    return observe_volume(bill, replace(seen, price=price), at(hours))
+
+
+def list_charges(bill: VolumeBill, *uses: VolumeUse) -> list[tuple[datetime, datetime, int]]:
+    return [(each.since, each.until, each.amount.micros) for each in bill_volume(bill, uses)]
+
+
+def test_a_volume_pays_for_the_time_between_jobs() -> None:
+    """100 GiB at 7.2 cents a month are 10,000 micro-dollars an hour in April."""
+    bill = observe(begin_bill(replace(volume(1, []), created_at=at(0)), SUBJECT, at(2)), 12)
+    assert bill.since == at(2)
+    uses = [
+        VolumeUse(since=at(5), until=at(7)),
+        VolumeUse(since=at(1), until=at(3)),
+        VolumeUse(since=at(4), until=at(6)),
+    ]
+    before = list_charges(bill, *uses)
+    assert before == [(at(3), at(4), 10_000), (at(7), at(12), 50_000)]
+    running = VolumeUse(since=at(10), until=None)
+    assert list_charges(bill, *uses, running) == [
+        (at(3), at(4), 10_000),
+        (at(7), at(10), 30_000),
+    ]
+    assert list_charges(bill, VolumeUse(since=at(2), until=at(12))) == []
+    later = begin_bill(replace(volume(1, []), created_at=at(3)), SUBJECT, at(2))
+    assert later.since == at(3)
+
+
+def test_a_changed_price_of_a_volume_holds_from_its_report_on() -> None:
+    bill = begin_bill(replace(volume(1, []), created_at=at(0)), SUBJECT, at(0))
+    assert list_charges(observe_volume(bill, replace(volume(1, []), price=None), at(1))) == []
+    bill = observe(observe(bill, 6), 8, micros=144_000)
+    bill = observe(bill, 10, micros=144_000, source="another page")
+    assert len(bill.terms) == 2
+    assert list_charges(bill) == [(at(0), at(8), 80_000), (at(8), at(10), 40_000)]
+
+
+def test_a_volume_of_a_fixed_size_has_one_price() -> None:
+    bill = begin_bill(replace(volume(1, []), created_at=at(0)), SUBJECT, at(0))
+    assert list_charges(observe(bill, 1, micros=7_200_000, up_to_gib=128)) == [
+        (at(0), at(1), 10_000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("month", "before", "after"),
+    [
+        (datetime(2026, 5, 1, tzinfo=UTC), 10_000, 9677),  # 720 and 744 hours
+        (datetime(2027, 3, 1, tzinfo=UTC), 10_714, 9677),  # February has 672 hours
+        (datetime(2028, 3, 1, tzinfo=UTC), 10_345, 9677),  # or 696 hours
+        (datetime(2029, 1, 1, tzinfo=UTC), 9677, 9677),
+    ],
+)
+def test_a_volumes_price_is_for_the_hours_of_each_month(
+    month: datetime, before: int, after: int
+) -> None:
+    hour = timedelta(hours=1)
+    bill = begin_bill(replace(volume(1, []), created_at=month - hour), SUBJECT, APRIL)
+    bill = observe_volume(bill, volume(72_000, []), month)
+    assert list_charges(bill) == [(month - hour, month, before)]
+    bill = observe_volume(bill, volume(72_000, []), month + hour)
+    whole = [(month - hour, month, before), (month, month + hour, after)]
+    joined = [(month - hour, month + hour, before + after)]
+    assert list_charges(bill) == (whole if before != after else joined)
+
+
+def test_the_charges_of_a_volume_are_storage_and_their_changes_corrections() -> None:
+    bill = observe(begin_bill(replace(volume(1, []), created_at=at(0)), SUBJECT, at(0)), 4)
+    lines = bill_volume(bill, ())
+    (posted,) = post_storage((), lines)
+    assert (posted.kind, posted.line) == (EntryKind.STORAGE, STORAGE_LINE)
+    assert posted.amount == Money(40_000)
+    changes = post_storage(lines, bill_volume(bill, [VolumeUse(since=at(1), until=at(2))]))
+    assert sum(each.amount.micros for each in changes) == -10_000
+    assert {each.line for each in changes} == {STORAGE_LINE}
+    assert EntryKind.CORRECTION in {each.kind for each in changes}
