@@ -96,6 +96,15 @@ def test_the_minimum_is_charged_once_the_node_has_ended() -> None:
     assert (running.until, ended.until) == (end, START + timedelta(minutes=1))
 
 
+def test_the_longest_minimum_of_several_disks_is_charged() -> None:
+    short, long = (replace(GP3, minimum=timedelta(minutes=1)), replace(SC1, minimum=HOUR))
+    end = START + timedelta(seconds=6)
+    for extras in ((short, long), (long, short)):
+        attempt = replace(ATTEMPT, offer=replace(OFFER, extras=extras))
+        (ended,) = bill(until=end, attempt=attempt, final=True)
+        assert ended.until == START + HOUR
+
+
 def test_earlier_rates_hold_if_the_provider_no_longer_reports_the_extras() -> None:
     earlier = tuple(bill(until=START + HOUR))
     forgotten = replace(NODE, extras=())

@@ -146,6 +146,17 @@ def test_a_gang_beside_that_never_got_the_work_changes_nothing() -> None:
     assert minutes(job, [own, refused, given_back], 60) == minutes(job, [own], 60)
 
 
+def test_an_attempt_that_begins_when_the_one_before_it_ends_is_no_gang_beside_it() -> None:
+    attempts = [
+        make_attempt(1, 0, running=2, finished=10, ended=10, outcome=AttemptOutcome.NODE),
+        make_attempt(2, 10, ended=15),
+        make_attempt(3, 20, running=21),
+    ]
+    job = replace(make_job(30), attempt=3)
+    stretches = trace(job, attempts, at(30)).stretches
+    assert [each.attempt for each in stretches if each.spell is TimeUse.STARTING] == [1, 2, 3]
+
+
 def test_stretches_name_their_attempt() -> None:
     first = make_attempt(1, 1, running=2, finished=3, ended=3, outcome=AttemptOutcome.PREEMPTED)
     second = make_attempt(2, 4)

@@ -14,9 +14,9 @@ from scripts.drills.focus import make_lines, validate
 
 from cavvy.cli.view.statement import write_csv, write_page, write_parquet
 from cavvy.costs.focus import COLUMNS, make_focus_row
-from cavvy.costs.statements import make_statement, total_of
-from cavvy.domain.ledger import EntryKind, LedgerLine
-from cavvy.domain.units import Money
+from cavvy.costs.statements import hours_of, make_statement, total_of
+from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 
 MONTH = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
@@ -141,3 +141,88 @@ def test_the_foundations_validator_passes_the_rows(suffix: str, tmp_path: Path) 
     else:
         write_parquet(file, made)
     assert validate(os.environ["CAVVY_FOCUS_PYTHON"], file, "1.0")
+
+
+def describe(kind: EntryKind = EntryKind.NODE, **subject: str) -> LedgerLine:
+    """Two hours of a node at 2.50 USD."""
+    line = node(1, MONTH[0], MONTH[0] + timedelta(hours=2), 5_000_000)
+    entry = replace(
+        line.entry,
+        kind=kind,
+        line="node",
+        rank=0,
+        quantity=7_200_000_000,
+        unit=QuantityUnit.MICROSECONDS,
+        rate=HourlyRate(2_500_000),
+    )
+    paid = replace(
+        line.subject,
+        job=subject.get("job", "train"),
+        volume=subject.get("volume", ""),
+        service=subject.get("service", ""),
+        region="r",
+        purchase="spot",
+        accelerator="H100",
+        key="",
+    )
+    return LedgerLine(entry=entry, subject=paid)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            EntryKind.NODE,
+            {
+                "ChargeDescription": "node of job train, attempt 1, node 0",
+                "ChargeFrequency": "Usage-Based",
+                "ConsumedQuantity": Decimal(2),
+                "ConsumedUnit": "Hours",
+                "ListCost": Decimal(5),
+                "ListUnitPrice": Decimal("2.5"),
+                "PricingCategory": "Dynamic",
+                "RegionId": "r",
+                "x_Accelerator": "H100",
+                "x_Key": None,
+            },
+        ),
+        (
+            EntryKind.DISCOUNT,
+            {
+                "BilledCost": Decimal(5),
+                "ChargeFrequency": "One-Time",
+                "ConsumedQuantity": None,
+                "ConsumedUnit": None,
+                "ListCost": Decimal(0),
+                "ListUnitPrice": None,
+                "PricingCategory": None,
+                "PricingUnit": None,
+            },
+        ),
+    ],
+)
+def test_a_row_in_focus_states_quantity_and_price_unless_it_is_a_discount(
+    kind: EntryKind, expected: dict[str, object]
+) -> None:
+    row = make_focus_row(describe(kind))
+    assert {name: row[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("subject", "description", "resource"),
+    [
+        ({"volume": "data", "job": ""}, "volume data between jobs", "data"),
+        ({"service": "chat", "job": ""}, "node of service chat", "chat"),
+    ],
+)
+def test_a_row_in_focus_names_what_is_paid_for(
+    subject: dict[str, str], description: str, resource: str
+) -> None:
+    row = make_focus_row(describe(EntryKind.NODE, **subject))
+    assert (row["ChargeDescription"], row["ResourceName"]) == (description, resource)
+
+
+def test_only_time_counts_as_hours_of_a_node() -> None:
+    entry = describe().entry
+    assert hours_of(entry) == 2
+    assert hours_of(replace(entry, unit=QuantityUnit.BYTES)) == 0
