@@ -10,6 +10,8 @@ from cavvy.control.decide.bound_requests import (
     OFFER_WAIT,
     RETRY_AFTER,
     PlaceNeed,
+    find_order,
+    list_needs,
     restrict_to_places,
     share_orders,
 )
@@ -250,3 +252,35 @@ def test_loads_are_those_of_now() -> None:
     later = NOW + IDLE + timedelta(seconds=1)
     step = decide_service(ServiceSnapshot(service=service, seen={"r1": RUNS}, places=loads), later)
     assert [each.state for each in step.service.replicas] == [ReplicaState.DRAINING]
+
+
+def test_a_place_without_offers_on_demand_is_served_by_its_cheapest_spot_market() -> None:
+    markets = tuple(
+        ServingMarket(
+            name=f"aws/{zone}/spot",
+            spot=True,
+            provider="aws",
+            region=f"aws/{zone[:-1]}",
+            rate=HourlyRate(rate),
+        )
+        for zone, rate in (("eu-west-1a", 5), ("eu-west-1b", 3), ("us-east-1a", 1))
+    )
+    service = replace(make(), markets=markets)
+    for given in (markets, markets[::-1]):
+        order = find_order(replace(service, markets=given), frozenset({"eu"}))
+        assert order is not None
+        assert order.market == "aws/eu-west-1b/spot"
+    fixed = ServingMarket(name=ON_DEMAND, spot=False, rate=HourlyRate(9))
+    order = find_order(replace(service, markets=(*markets, fixed)), frozenset({"eu"}))
+    assert order is not None
+    assert order.market == ON_DEMAND
+
+
+def test_a_place_needs_a_replica_while_requests_wait_or_were_made_lately() -> None:
+    since = (NOW - IDLE).timestamp()
+    loads = {
+        "a": PlaceLoad(waiting=0, asked_at=since),
+        "b": PlaceLoad(waiting=1, asked_at=since - 9),
+        "c": PlaceLoad(waiting=0, asked_at=since + 1),
+    }
+    assert [sorted(each.places) for each in list_needs(loads, IDLE, NOW)] == [["b"], ["c"]]

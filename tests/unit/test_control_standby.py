@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.control.decide.job import AdvanceJob, JobSnapshot, RequeueJob, TakeOver, decide_job
-from cavvy.control.decide.rows import NEVER, Step
+from cavvy.control.decide.rows import NEVER, RowChanges, Step
 from cavvy.control.decide.standby import (
     AskAdvisor,
     StandbyQuestion,
     answer_standby,
+    buys_gang,
     decide_standby,
     take_over,
 )
@@ -46,6 +47,7 @@ SPOT = Offer(
     provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(600_000)
 )
 FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND, rate=HourlyRate(1_200_000))
+FREE = replace(FIXED, rate=HourlyRate(0))
 ELSEWHERE = replace(SPOT, region="s")
 NEAR = replace(FIXED, region="s")
 TASK = TaskSpec(
@@ -539,3 +541,14 @@ def test_a_gang_at_risk_is_asked_about_again_when_it_is_time() -> None:
 def test_a_gang_that_is_taken_right_after_its_start_keeps_those_beside_it() -> None:
     uow, _ = watched(own={"running_at": NOW - timedelta(seconds=1), "drill_until": NOW + MINUTE})
     assert uow.job.standbys == (2,)
+
+
+@pytest.mark.parametrize(
+    ("number", "offer", "buys"), [(1, FIXED, False), (2, FIXED, True), (2, FREE, False)]
+)
+def test_only_another_gang_that_costs_money_is_bought(
+    number: int, offer: Offer, buys: bool
+) -> None:
+    made = replace(attempt(number), offer=offer)
+    assert buys_gang(Step(changes=RowChanges(attempts=(made,))), JOB) is buys
+    assert not buys_gang(Step(), JOB)

@@ -164,6 +164,22 @@ def ends_as(action: a.Action, outcome: AttemptOutcome) -> bool:
     )
 
 
+class TestBootTime:
+    @pytest.mark.parametrize("started", [(None, 600), (600, None), (60, 600)])
+    def test_a_boot_begins_with_the_start_of_the_last_node(
+        self, started: tuple[float | None, float | None]
+    ) -> None:
+        nodes = [
+            NodeSeen(rank=rank, engine_id="", started_at=None if since is None else at(since))
+            for rank, since in enumerate(started)
+        ]
+        seen = GangSeen(name="g", state=GangState.RUNNING, nodes=nodes)
+        booting = view(AttemptPhase.BOOTING, ranks=2, claimed=False, seen=seen)
+        over = at(600) + a.BOOT_TIMEOUT
+        assert isinstance(decide_attempt(booting, over - timedelta(seconds=1)), a.RecheckAttempt)
+        assert ends_as(decide_attempt(booting, over), AttemptOutcome.TIMEOUT)
+
+
 class TestLaunching:
     def test_asks_the_place(self) -> None:
         assert isinstance(

@@ -622,3 +622,22 @@ def test_the_agent_of_a_machine_that_was_rolled_back_is_no_node() -> None:
     look = replace(after_look(NEW, told, at(50)), denied=True)
     bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=(agent(0, 20, 44),))
     assert seconds(bill) == ([(0, 40)], 0)
+
+
+def test_the_bill_of_a_node_begins_with_the_first_of_its_charges() -> None:
+    earlier = (charge(0, 10, 20), charge(0, 20, 40, 7_200_000))
+    late = after_look(NEW, gang(node(0, 15, 50), state=GangState.ENDED), at(60))
+    for stored in (earlier, earlier[::-1]):
+        bill = close(late, attempt=replace(ATTEMPT, nodes=1), stored=stored)
+        assert seconds(bill) == ([(0, 10), (0, 60)], 0)
+
+
+@pytest.mark.parametrize(
+    ("off", "verdict"), [(100, BillVerdict.AGREES), (101, BillVerdict.DIFFERS)]
+)
+def test_a_bill_may_differ_by_a_hundred_micro_dollars(off: int, verdict: BillVerdict) -> None:
+    ended = replace(ATTEMPT, phase=AttemptPhase.ENDED, ended_at=at(90))
+    seen = gang(node(0, 5, 45), state=GangState.ENDED)
+    for sign in (1, -1):
+        billed = replace(charge(0, 5, 45), amount=Money(40_000 + sign * off))
+        assert audit_bill(ended, seen, (billed,)).verdict is verdict

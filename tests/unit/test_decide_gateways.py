@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.batch_fits import BatchFit
+from cavvy.domain.place_loads import PlaceLoad
 from cavvy.domain.request_bills import KeyWork, merge_work
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
@@ -107,3 +108,16 @@ def test_no_arrival_is_lost_or_counted_twice(steps: list[tuple[str, int]]) -> No
         counted[name] += more
         totals = add(totals, **{each: tell(number) for each, number in counted.items()})
     assert count(totals) == sum(counted.values())
+
+
+def test_requests_that_wait_for_a_place_are_added_up() -> None:
+    parts = [
+        tell(1, places={"eu": PlaceLoad(waiting=2, asked_at=5.0)}),
+        tell(1, places={"eu": PlaceLoad(waiting=3, asked_at=4.0), "": PlaceLoad(waiting=1)}),
+    ]
+    found = add(GatewayTotals(), a=parts[0], b=parts[1]).sum
+    assert found is not None
+    assert found.places == {
+        "eu": PlaceLoad(waiting=5, asked_at=5.0),
+        "": PlaceLoad(waiting=1),
+    }

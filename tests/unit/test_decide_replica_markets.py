@@ -13,6 +13,7 @@ from cavvy.control.decide.replica_markets import (
     ON_DEMAND,
     find_loss,
     list_markets,
+    market_of,
     merge_markets,
     narrow,
     place_in_regions,
@@ -209,3 +210,14 @@ def test_regions_and_residency_that_contradict_each_other_are_refused() -> None:
     assert object_to(named, residency="us") is None
     assert object_to(named, residency="eu") is not None
     assert object_to(named, regions=("us",)) is not None
+
+
+@pytest.mark.parametrize(
+    ("ordered", "place", "market"),
+    [("", A, A), ("", "aws/us-east-1a", ON_DEMAND), (B, A, B), (ON_DEMAND, A, ON_DEMAND)],
+)
+def test_a_replica_belongs_to_the_market_of_its_order_or_of_its_place(
+    ordered: str, place: str, market: str
+) -> None:
+    (replica,) = make("ready").replicas
+    assert market_of(replace(replica, market=ordered, place=place)) == market

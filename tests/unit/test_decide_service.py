@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.service import (
     ReplicaSeen,
@@ -18,7 +19,7 @@ from cavvy.control.decide.service import (
     order_replica,
     state_of,
 )
-from cavvy.control.decide.traffic import ServiceTraffic, observe, scale
+from cavvy.control.decide.traffic import ServiceTraffic, make_terms, observe, scale
 from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (
@@ -370,3 +371,12 @@ def test_a_metric_twice_its_target_doubles_the_replicas() -> None:
     busy = ServiceTraffic(at_s=10, arrivals=10, in_flight=2)
     assert scale(service, None, busy, NOW, 10.0).target == 4
     assert scale(service, None, busy, NOW, None).target == 2, "without a reading, it stays"
+
+
+def test_a_target_of_waiting_is_the_time_that_the_autoscaler_plans_for() -> None:
+    def terms(kind: TargetKind) -> ScalingTerms:
+        target = ReplicaTarget(kind=kind, value=0.25)
+        return make_terms(replace(SPEC, replicas=replace(SPEC.replicas, target=target)))
+
+    assert terms(TargetKind.QUEUE_WAIT).wait_s == 0.25
+    assert terms(TargetKind.GPU_UTILISATION).wait_s == ScalingTerms().wait_s

@@ -36,6 +36,7 @@ from cavvy.domain.jobs import (
     StopCause,
     WaitKind,
 )
+from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Delivery, JobLimits, TaskSpec, WebhookTarget
 from cavvy.domain.units import HourlyRate, Money
@@ -373,3 +374,53 @@ def test_changes_leave_other_rows_as_they_are() -> None:
         {1: ATTEMPT},
         [NODES[0], node],
     )
+
+
+def test_a_machine_is_written_with_the_changes_before_and_after_it() -> None:
+    machine = NamedMachine(project="p", name="dev", task=JOB.task)
+    none, some = RowChanges(), RowChanges(machine=machine)
+    assert none.then(some).machine == some.then(none).machine == machine
+    assert some.then(RowChanges(machine=replace(machine, job_id="j"))).machine != machine
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state", "expected"),
+    [
+        (
+            [(0, 60)],
+            GangState.ENDED,
+            [("billed", "the gang has ended; it cost $0.06 for 1m00s of use")],
+        ),
+        (
+            [(0, None)],
+            GangState.RUNNING,
+            [
+                ("billed", "the gang has ended; it cost $0.06 for 1m00s of use"),
+                (
+                    "unsure",
+                    "p did not report when the gang ended: it cost between $0.06 (until it was "
+                    "last seen) and $0.12 (until 2030-01-01 00:02:00 UTC)",
+                ),
+            ],
+        ),
+    ],
+)
+def test_the_end_of_a_gang_states_its_cost(
+    nodes: list[tuple[float, float | None]], state: GangState, expected: list[tuple[str, str]]
+) -> None:
+    attempt = replace(
+        ATTEMPT, phase=AttemptPhase.ENDING, nodes=1, created_at=NOW, since=NOW, launched_at=NOW
+    )
+    seen = [
+        NodeSeen(
+            rank=0,
+            engine_id="e",
+            started_at=NOW + since * SECOND,
+            ended_at=None if until is None else NOW + until * SECOND,
+        )
+        for since, until in nodes
+    ]
+    look = after_look(GangLook(), GangSeen(name="g1", state=state, nodes=seen), NOW + MINUTE)
+    action = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="gone")
+    changes = advance_attempt(rows(attempt), attempt, action, look, NOW + 2 * MINUTE)
+    assert [(each.kind, each.text) for each in changes.events] == expected

@@ -93,3 +93,14 @@ def test_the_level_is_shown() -> None:
     assert _show_level(asked, some) == (
         "99.95% answered (wanted: 99.9%), 97.1% within 2 s (wanted: 95%); 2000 requests"
     )
+
+
+def test_the_parts_of_a_day_are_added_up() -> None:
+    service, before = make_service(), ZERO
+    for hour in range(3):
+        more = {"lost": hour + 1, "slow": hour + 1, "at_s": hour + 1.0}
+        after = tell(10 * (hour + 1), **more)
+        service = record_level(service, before, after, NOW + timedelta(hours=hour))
+        before = after
+    expected = LevelCounts(answered=30, failed=3, timed=30, slow=3)
+    assert measure_level(service, NOW + timedelta(hours=2))[1] == expected

@@ -14,8 +14,16 @@ from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import AdvanceAttempt
+from cavvy.control.decide.attempt_snapshot import MARGIN
 from cavvy.control.decide.bills import bill_gang, closing_charges
-from cavvy.control.decide.warm_pool import fits, hand_over, keeps_until, list_kept, waits_on
+from cavvy.control.decide.warm_pool import (
+    fits,
+    hand_over,
+    keeps_until,
+    list_kept,
+    paid_for,
+    waits_on,
+)
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
@@ -420,3 +428,19 @@ def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(age: float, soo
 
     found = asyncio.run(scenario())
     assert isinstance(found, WarmGangNotReady) if soon else found is None
+
+
+@pytest.mark.parametrize(
+    ("cap", "spent", "paid_s"),
+    [
+        (2_000_000, 1_000_000, 3600 - MARGIN.total_seconds()),
+        (1_001_000, 1_000_000, 1.8),  # half of 3.6 seconds
+        (1_000_000, 1_500_000, 0),
+    ],
+)
+def test_a_gang_is_kept_for_the_rest_of_the_budget_minus_its_removal(
+    cap: int, spent: int, paid_s: float
+) -> None:
+    job = replace(JOB, task=replace(TASK, limits=JobLimits(budget=Money(cap))))
+    assert paid_for(job, ATTEMPT, Money(spent)).total_seconds() == paid_s
+    assert paid_for(JOB, ATTEMPT, Money(spent)) == timedelta.max
