@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from scripts.drills.focus import make_lines
 from scripts.drills.reconcile import DrilledBill, compare, drill, write_report
 from tests.unit.cli_client import FakeClient, client, make_attempt, make_job
 
@@ -25,11 +26,13 @@ from cavvy.costs.reconcile import (
     CellKey,
     Difference,
     DifferenceCause,
+    add_up_ledger,
     match_gangs,
     reconcile,
 )
-from cavvy.domain.ledger import LedgerLine
-from cavvy.domain.values import asdict
+from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.units import Money
+from cavvy.domain.values import asdict, replace
 from cavvy.importers.bills import BillFileError, find_format, read_bill
 
 __all__ = ["client"]
@@ -294,3 +297,51 @@ def test_an_attempt_that_took_over_a_gang_is_known_by_its_job(
     names = ("j-1", "k-1", "gone-1")
     ledger = {CellKey(name, BilledKind.MACHINE, DAY.date()): each for name in names}
     assert find_gangs(client, ledger, ["n-j-1", "n-x-1"]) == {"j-1": "n-j-1", "k-1": "n-j-1"}  # type: ignore[arg-type]  # the fake client
+
+
+def test_the_ledger_is_added_up_by_day_and_charges_of_one_moment_are_whole() -> None:
+    known = next(make_lines(random.Random(1), 1))
+    end = DAY + 24 * HOUR
+
+    def entry(kind: str, since: datetime, until: datetime, micros: int) -> LedgerLine:
+        us = (until - since) // timedelta(microseconds=1)
+        entry = replace(
+            known.entry,
+            kind=EntryKind.NODE,
+            line=kind,
+            unit=QuantityUnit.MICROSECONDS if us else QuantityUnit.BYTES,
+            since=since,
+            until=until,
+            quantity=us or 7,
+            amount=Money(micros),
+        )
+        return LedgerLine(entry=entry, subject=replace(known.subject, id="j-1", provider="p"))
+
+    lines = [
+        entry("node", DAY - HOUR, DAY + HOUR, 2_000_000),
+        entry("node", DAY + HOUR, DAY + 3 * HOUR, 2_000_000),
+        entry("node", end - HOUR, end + HOUR, 2_000_000),
+        entry("node", end, end + HOUR, 1_000_000),
+        entry("node", DAY - HOUR, DAY, 1_000_000),
+        entry("traffic", DAY, DAY, 300_000),
+        entry("traffic", DAY + HOUR, DAY + HOUR, 400_000),
+        entry("traffic", end, end, 500_000),
+    ]
+    sums, discounts = add_up_ledger(lines, "p", DAY, end)
+    found = {(key.resource, key.kind, key.day): each for key, each in sums.items()}
+    assert {key: (each.amount, each.hours, each.count) for key, each in found.items()} == {
+        ("j-1", BilledKind.MACHINE, DAY.date()): (Decimal(4), Decimal(4), 3),
+        ("j-1", BilledKind.TRAFFIC, DAY.date()): (Decimal("0.7"), None, 2),
+    }
+    assert discounts == 0
+    assert add_up_ledger(lines, "other", DAY, end) == ({}, 0)
+
+
+def test_a_day_that_the_bill_has_not_covered_yet_is_delayed() -> None:
+    """A bill whose last line ends in the middle of the day."""
+    own, bill = charged("2"), BillSummary()
+    bill.add(line(amount=Decimal(1), until=DAY + 12 * HOUR, hours=Decimal(12)))
+    assert causes(bill, own) == ["delayed"]
+    assert causes(bill, charged("0.5", "12")) == ["other rate"], "it is higher already"
+    bill.add(line(number=3, gang="", since=DAY + 23 * HOUR, until=DAY + 24 * HOUR))
+    assert causes(bill, charged("2", "12")) == ["other rate"], "the day is over"
