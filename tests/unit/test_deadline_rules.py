@@ -146,6 +146,18 @@ class TestLastMoment:
         progress = at(current=SPOT, works=True, done=0.5, unsaved=again - SECOND)
         assert advised(progress, ON_SPOT, slack=SECOND).stay
 
+    @pytest.mark.parametrize(("again_s", "last"), [(inf, True), (9e9, True), (0.0, False)])
+    def test_spot_that_does_not_come_up_is_reviewed_at_the_last_moment(
+        self, again_s: float, last: bool
+    ) -> None:
+        progress = at(current=SPOT)
+        terms = inputs_of(progress).terms
+        last_s = terms.deadline_s - terms.work_s * (1 + terms.spare_share) - terms.overhead_s
+        found = advised(progress, ON_SPOT._replace(again_s=again_s), slack=overhead() + MINUTE)
+        wanted = NOW + timedelta(seconds=last_s if last else again_s)
+        assert found.again_at is not None
+        assert abs(found.again_at - wanted) < timedelta(milliseconds=1)
+
     def test_on_demand_that_comes_up_is_never_too_late(self) -> None:
         cheaper = elsewhere(100_000, Purchase.ON_DEMAND)
         assert advised(at(current=FIXED), ON_DEMAND, cheaper, slack=SECOND).stay
@@ -300,6 +312,34 @@ class TestInputs:
             assert {place.name.rpartition("/")[2] for place in inputs.places} == places
             assert inputs.terms.deadline_s == hours * 3600 - 60
             assert inputs.terms.spare_share == 0.01
+
+    def test_the_fastest_machine_is_the_reference_if_none_ends_in_time(self) -> None:
+        task = replace(TASK, work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(9_000_000))
+        offers = (*HOME, fast)
+        assert find_inputs(task, offers, MarketKnowledge(), at(5)) is None
+        inputs = find_inputs(task, offers, MarketKnowledge(), at(5), floor=False)
+        assert inputs is not None
+        assert inputs.run_time == 5 * HOUR
+
+    def test_a_move_costs_the_copy_of_the_newest_checkpoint(self) -> None:
+        far = tuple(
+            replace(each, provider="aws", region=region)
+            for each in HOME
+            for region in ("us-east-1", "us-west-2")
+        )
+        egress = {"aws": Money(90_000), "aws/us-west-2": Money(20_000)}
+        progress = at(saved_bytes=10 * 10**9, egress=egress)
+        inputs = find_inputs(TASK, far, MarketKnowledge(), progress)
+        assert inputs is not None
+        east, west = (
+            next(i for i, each in enumerate(inputs.places) if region in each.name)
+            for region in ("us-east-1", "us-west-2")
+        )
+        moves = {(a, b): inputs.terms.move(a, b) for a in (east, west) for b in (east, west)}
+        assert moves == pytest.approx(
+            {(east, east): 0, (east, west): 0.9, (west, east): 0.2, (west, west): 0}
+        )
 
 
 def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now() -> None:
