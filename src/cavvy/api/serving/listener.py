@@ -61,14 +61,7 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         message = f"services.listen is {settings.text('services.listen')!r}"
         hint = f"write an address and a port up to {_LAST_PORT}, such as 127.0.0.1:8443"
         raise StateDirError("settings-invalid", f"{message}, which is not an address", hint)
-    certificate = settings.text("services.tls_cert") or settings.text("server.tls_cert")
-    key = settings.text("services.tls_key") or settings.text("server.tls_key")
-    if bool(certificate) != bool(key):
-        missing, given = ("key", "cert") if certificate else ("cert", "key")
-        owner = "services" if settings.text(f"services.tls_{given}") else "server"
-        raise _wrong(f"{owner}.tls_{given} is set, but services.tls_{missing} is not")
-    if not certificate and host not in _LOOPBACK:
-        raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
+    certificate, key = _read_tls(settings, host)
     plane, haproxy = settings.text("services.plane"), None
     if plane not in _PLANES:
         message = f"services.plane is {plane!r}, which is not a gateway"
@@ -92,6 +85,19 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         shared=shared,
         haproxy=haproxy,
     )
+
+
+def _read_tls(settings: Settings, host: str) -> tuple[str, str]:
+    """Return the files of the certificate and of its key; both are "" without TLS."""
+    certificate = settings.text("services.tls_cert") or settings.text("server.tls_cert")
+    key = settings.text("services.tls_key") or settings.text("server.tls_key")
+    if bool(certificate) != bool(key):
+        missing, given = ("key", "cert") if certificate else ("cert", "key")
+        owner = "services" if settings.text(f"services.tls_{given}") else "server"
+        raise _wrong(f"{owner}.tls_{given} is set, but services.tls_{missing} is not")
+    if not certificate and host not in _LOOPBACK:
+        raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
+    return certificate, key
 
 
 def _whole(path: str) -> str:
