@@ -183,7 +183,7 @@ class TestBudget:
         less = advised(at(budget_left=self.usd(self.hours(at()) - 0.01)), ON_DEMAND)
         assert (less.mode, less.offers) == (RunMode.SPOT, (SPOT,))
         assert less.reason == (
-            "the budget cannot pay for on-demand until the work is done (no spot)"
+            "the budget is too small to finish the work on on-demand capacity (no spot)"
         )
 
     def test_a_course_that_nothing_pays_for_is_gone_on_with(self) -> None:

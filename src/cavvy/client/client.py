@@ -139,8 +139,8 @@ class ApiClient:
         return self._ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
-        """Return a job by its name or ID. If `session` is set and no unfinished job has this name,
-        return the newest unfinished session of the machine with this name. Raises
+        """Return a job by its name or ID. If `session` is set and no unfinished job has the name,
+        `name` may also be a machine, whose newest unfinished session is then returned. Raises
         ApiError `job-not-found`.
         """
         asked = query(session=session)

@@ -264,8 +264,7 @@ class JobLimits(Struct, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """The number of retries of a job after each kind of failure; a number of None means that there
-    is no limit.
+    """How often a job is retried at most after each kind of failure. None means without limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
     each retry after the same kind of failure, up to an hour.

@@ -155,7 +155,7 @@ def _far_from_all(found: Explanation) -> str:
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
     every = f"each of {found.considered:,} offers misses several of the task's requirements"
-    where = f"{most.count:,} first fail the requirement for {most.reason} ({most.field})"
+    where = f"{most.count:,} of them fail the requirement for {most.reason} ({most.field})"
     if last is most:
         return f"No offer: {every}; {where}: change this requirement first"
     return (

@@ -18,7 +18,7 @@ _Times = tuple[datetime, datetime]
 
 
 class CronTicks:
-    """Adds the calls that cron lines schedule to the queues of services. The due times are computed
+    """Queues a call of a service at each time of the service's cron lines. The due times are computed
     from the queue's rows, so that a server that takes over adds no call twice. An object of this
     class only caches the due times.
     """

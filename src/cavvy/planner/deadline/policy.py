@@ -223,7 +223,7 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
         RunMode.SPOT,
         min(up, key=lambda index: view.quotes[index].usd_hr),
         inf,
-        f"the budget cannot pay for on-demand until the work is done ({decision.reason})",
+        f"the budget is too small to finish the work on on-demand capacity ({decision.reason})",
     )
 
 

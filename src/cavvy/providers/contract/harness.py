@@ -52,7 +52,7 @@ class ProviderUnderTest(Protocol):
         """Make the gang's work finish normally, and then stop the gang's nodes."""
 
     async def wait(self, length: timedelta) -> None:
-        """Let `length` pass on a simulated clock. On a real clock, wait at most as long as a test
+        """Advance a simulated clock by `length`. On a real clock, wait at most as long as a test
         may take.
         """
 

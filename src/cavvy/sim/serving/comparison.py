@@ -106,8 +106,8 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """Return the costs of the ways to run the service that can be computed without simulating an
-    autoscaler.
+    """Return the costs of running the service in each way that needs no autoscaler, and therefore
+    no simulation.
     """
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
