@@ -11,6 +11,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 class Authority:
     """A certificate authority whose certificate is the file `ca`."""
 
@@ -20,6 +33,7 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         made = self._builder(self._name, self._key.public_key()).add_extension(constraints, True)
+        made = made.add_extension(_SIGNS, True)
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(made.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
 
@@ -42,6 +56,7 @@ class Authority:
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int = 30
     ) -> x509.CertificateBuilder:
+        """The extensions are those that Python 3.13 requires of a certificate and its authority."""
         end = datetime.now(UTC) + timedelta(days=days)
         return (
             x509.CertificateBuilder()
@@ -51,4 +66,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(end - timedelta(days=60))
             .not_valid_after(end)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False
+            )
         )
