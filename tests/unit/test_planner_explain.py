@@ -108,8 +108,8 @@ def test_nothing_to_choose_from_is_said() -> None:
 def test_where_no_single_change_helps_the_first_one_is_named() -> None:
     rejected = {Constraint.ACCELERATOR: 900, Constraint.COUNT: 99, Constraint.REGION: 1}
     assert say_no_offer(make_task(), explain([make_matches(rejected=rejected)], EMPTY)) == (
-        "No offer: each of 1,000 offers misses several of the task's requirements; 900 first "
-        "fail the requirement for accelerator (resources.gpu), and the offers that meet most "
+        "No offer: each of 1,000 offers misses several of the task's requirements; 900 of "
+        "them fail the requirement for accelerator (resources.gpu), and the offers that meet most "
         "requirements fail the requirement for region: change resources.regions first"
     )
 

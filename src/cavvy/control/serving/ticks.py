@@ -18,9 +18,9 @@ _Times = tuple[datetime, datetime]
 
 
 class CronTicks:
-    """Queues a call of a service at each time of the service's cron lines. The due times are computed
-    from the queue's rows, so that a server that takes over adds no call twice. An object of this
-    class only caches the due times.
+    """Queues a call of a service at each time of the service's cron lines. The due times are
+    computed from the queue's rows, so that a server that takes over adds no call twice. An object
+    of this class only caches the due times.
     """
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
