@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-
 _SIGNS = x509.KeyUsage(
     key_cert_sign=True,
     crl_sign=True,
