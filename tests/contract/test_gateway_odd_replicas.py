@@ -57,7 +57,9 @@ def replica() -> Iterator[RawReplica]:
 @pytest.fixture
 def plane(replica: RawReplica) -> Iterator[GatewayProcess]:
     silent = {"name": "silent", "hosts": ["silent.example"], "response_s": 0.5, "silence_s": 0.5}
-    plane = GatewayProcess(services=[{"name": "odd"}, silent])
+    below = {"name": "below", "prefix": "/default/app"}
+    whole = {"name": "whole", "prefix": "/default/whole", "strip_prefix": False}
+    plane = GatewayProcess(services=[{"name": "odd"}, silent, below, whole])
     here: Any = [replica]
     plane.set_replicas("odd", here)
     yield plane
@@ -165,3 +167,31 @@ def test_a_deferred_call_ends_if_its_replica_is_silent(
     reply = wait_for(fetch)
     assert (reply.status, reply.json["error"]["code"]) == (504, "replica-silent")
     assert plane.facts("silent")["in_flight"] == 0, "the replica's slot is free again"
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ("/login?next=/", "/default/app/login?next=/"),
+        ("http://svc.example/items/", "http://svc.example/default/app/items/"),
+        ("/default/application", "/default/app/default/application"),
+        ("/default/app/items", "/default/app/items"),
+        ("/default/app?a=1", "/default/app?a=1"),
+        ("items/", "items/"),
+        ("?page=2", "?page=2"),
+        ("//other.example/login", "//other.example/login"),
+        ("https://other.example/login", "https://other.example/login"),
+    ],
+)
+def test_a_redirect_stays_below_the_path_of_its_service(
+    plane: GatewayProcess, replica: RawReplica, given: str, passed_on: str
+) -> None:
+    here: Any = [replica]
+    head = f"HTTP/1.1 307 Temporary Redirect\r\nlocation: {given}\r\nContent-Length: 0\r\n\r\n"
+    replica.answer = lambda connection, number: connection.sendall(head.encode())
+    for name, path, wanted in (("below", "app", passed_on), ("whole", "whole", given)):
+        plane.set_replicas(name, here)
+        for _ in range(2):  # the second head comes from the gateway's cache
+            reply = ask(plane.port, "GET", f"/default/{path}/items")
+            assert (reply.status, reply.headers["location"]) == (307, wanted)
+    assert ask(plane.port, "GET", "/items").headers["location"] == given, "a service with a host"

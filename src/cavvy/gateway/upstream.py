@@ -9,6 +9,7 @@ from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError, ResponseHead, may_begin_response
+from cavvy.gateway.redirects import WITH_LOCATION, keep_below
 from cavvy.gateway.statistics import ReplicaFacts
 
 if TYPE_CHECKING:
@@ -166,7 +167,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._tunnel = True
             exchange.sink.switch(head, rest)
             return
-        if self.pool.service.route.price_header and exchange.batch is None:
+        route = self.pool.service.route
+        if head.status in WITH_LOCATION and route.prefix and route.strip_prefix:
+            head = keep_below(head, route.prefix.encode(), exchange.head.host)
+        if route.price_header and exchange.batch is None:
             exchange.price = self.pool.price(exchange, monotonic())
         if head.length == len(rest):  # the usual small response
             exchange.sink.respond(head, rest, True)

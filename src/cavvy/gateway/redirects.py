@@ -1,0 +1,28 @@
+"""Redirects of services below a path prefix. The replica does not know the prefix, so a `Location`
+such as `/login` would lead out of the service.
+"""
+
+import re
+
+from cavvy.gateway.heads import ResponseHead
+
+WITH_LOCATION = frozenset({201, 301, 302, 303, 307, 308})  # statuses
+_LOCATION = re.compile(rb"\r\n(?i:location):[\t ]*((?i:https?)://([^/?#\r]*))?(/[^\r]*)")
+
+
+def keep_below(head: ResponseHead, prefix: bytes, host: bytes) -> ResponseHead:
+    """Return the head of a response with the prefix added to the path of its `Location`, unless the
+    location is on another host or is below the prefix already. `host` is the request's Host.
+    """
+    found = _LOCATION.search(head.fields)
+    if found is None:
+        return head
+    authority, path = found[2], found[3]
+    elsewhere = path.startswith(b"//") if authority is None else authority.lower() != host.lower()
+    if elsewhere or re.match(re.escape(prefix) + rb"(?:[/?#]|$)", path):
+        return head
+    kept = ResponseHead(head.status, head.close)
+    at = found.start(3)
+    kept.fields = head.fields[:at] + prefix + head.fields[at:]
+    kept.length, kept.upgrade = head.length, head.upgrade
+    return kept
