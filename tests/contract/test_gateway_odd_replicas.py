@@ -116,6 +116,14 @@ def test_bytes_after_a_response_without_content_are_not_the_next_response(
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok",
             "the message has two Content-Length fields",
         ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nhello\r\n",
+            "the size of a chunk is not valid",
+        ),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: other\r\n\r\n",
+            "the replica changed the protocol without a request to do so",
+        ),
     ],
 )
 def test_an_invalid_response_is_refused_at_once_with_the_reason(

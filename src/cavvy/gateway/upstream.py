@@ -158,29 +158,30 @@ class UpstreamConnection(asyncio.Protocol):
         self._begin_response(exchange, head, data[end:])
 
     def _begin_response(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
-        exchange.responding = True
-        if head.status >= 500:
-            exchange.failed = True
-        elif head.status == 101:
+        if head.status == 101:
             if not exchange.head.upgrade:
                 raise HeadError(502, "the replica changed the protocol without a request to do so")
-            self._tunnel = True
+            self._tunnel = exchange.responding = True
             exchange.sink.switch(head, rest)
             return
+        body = None
+        if head.length != len(rest):  # this is not the usual small response
+            body = self._body = make_body(head.length)
+            rest = body.feed(rest) if rest or not body.done else b""
+        exchange.responding = True  # until here, an invalid response is answered with 502
+        exchange.failed = head.status >= 500
         route = self.pool.service.route
         if head.status in WITH_LOCATION and route.prefix and route.strip_prefix:
             head = keep_below(head, route.prefix.encode(), exchange.head.host)
         if route.price_header and exchange.batch is None:
             exchange.price = self.pool.price(exchange, monotonic())
-        if head.length == len(rest):  # the usual small response
+        if body is None:
             exchange.sink.respond(head, rest, True)
             if self._exchange is exchange:
                 self._finish(exchange, reusable=not head.close)
             return
         self._ends = head.close
-        body = self._body = make_body(head.length)
-        payload = body.feed(rest) if rest or not body.done else b""
-        exchange.sink.respond(head, payload, body.done)
+        exchange.sink.respond(head, rest, body.done)
         if isinstance(body, ChunkedBody) and exchange.sink.passes_chunks:
             self._chunks = body
         if body.done and self._exchange is exchange:
