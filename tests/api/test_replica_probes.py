@@ -97,6 +97,8 @@ def test_a_failed_probe_says_why(answer: bytes | None, problem: str) -> None:
             port = server.sockets[0].getsockname()[1]
             assert await probe(port, how) == problem
             ended.set()
-        assert await probe(port, how) == f"nothing listens on port {port} of 127.0.0.1"
+        assert await probe(port, how) == (
+            "the program does not listen on the port in the variable PORT"
+        )
 
     asyncio.run(story())

@@ -187,9 +187,9 @@ def _show_replica(replica: "ReplicaView") -> str:
     where = f" on {replica.place}" if replica.place else ""
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in replica.start_s.items())
     took = f"; start: {parts}" if parts else ""
-    loads = replica.ready_at is None and replica.ended_at is None and "prepare" in replica.start_s
-    if loads and not reason:
-        took += f"; the program does not answer yet at PORT ({replica.port})"
+    if replica.ready_at is None and replica.ended_at is None and "prepare" in replica.start_s:
+        took += f"; PORT is {replica.port}"
+        took += "" if reason else ", and the program does not answer yet"
     return f"{replica.number} (revision {replica.revision}) {replica.state}{where}{reason}{took}"
 
 

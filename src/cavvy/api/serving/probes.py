@@ -97,7 +97,7 @@ async def probe(port: int, how: ReadinessProbe) -> str:
     except TimeoutError:
         return f"no answer to {how.path} within {how.timeout.total_seconds():g} s"
     except ConnectionRefusedError:
-        return f"nothing listens on port {port} of 127.0.0.1"
+        return "the program does not listen on the port in the variable PORT"
     except (OSError, ValueError) as error:  # a very long line raises ValueError
         return f"no answer to {how.path}: {error}"
     finally:
