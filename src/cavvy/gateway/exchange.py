@@ -108,6 +108,7 @@ class Exchange:
 
     def begin(self) -> None:
         """Begin the exchange after the head has arrived, even if parts of the body are missing."""
+        self.service = self.service.current
         if not self._begun:
             self._begun = True
             batches = self.service.batches
@@ -212,4 +213,4 @@ class Exchange:
         self.gone = True
         if self.timer is not None:
             self.timer.cancel()
-        self.service.abort(self)
+        self.service.current.abort(self)

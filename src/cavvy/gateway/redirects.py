@@ -4,17 +4,20 @@ such as `/login` would lead out of the service.
 
 import re
 
+from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.heads import ResponseHead
 
 WITH_LOCATION = frozenset({201, 301, 302, 303, 307, 308})  # statuses
 _LOCATION = re.compile(rb"\r\n(?i:location):[\t ]*((?i:https?)://([^/?#\r]*))?(/[^\r]*)")
 
 
-def keep_below(head: ResponseHead, prefix: bytes, host: bytes) -> ResponseHead:
-    """Return the head of a response with the prefix added to the path of its `Location`, unless the
-    location is on another host or is below the prefix already. `host` is the request's Host.
+def keep_below(head: ResponseHead, route: ServiceRoute, host: bytes) -> ResponseHead:
+    """Return the head of a response with the prefix that the gateway removed added to the path of
+    its `Location`, unless the location is on another host or is below the prefix already. `host` is
+    the request's Host.
     """
-    found = _LOCATION.search(head.fields)
+    prefix = route.prefix.encode() if route.strip_prefix else b""
+    found = _LOCATION.search(head.fields) if prefix else None
     if found is None:
         return head
     authority, path = found[2], found[3]

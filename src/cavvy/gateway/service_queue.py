@@ -35,6 +35,7 @@ from cavvy.gateway.statistics import (
 from cavvy.gateway.upstream import ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
+_REMOVED = "the service was removed"
 _GONE_KEPT = 32  # replicas that were removed and whose work is still reported
 
 
@@ -42,6 +43,9 @@ class ServiceQueue:
     """The queue of one service, and its replicas. `wake` is called with the service's name when a
     request waits and the service has no replica.
     """
+
+    _successor: "ServiceQueue | None" = None
+    _removed = False
 
     def __init__(
         self,
@@ -80,8 +84,19 @@ class ServiceQueue:
 
     # what clients' connections call
 
+    @property
+    def current(self) -> "ServiceQueue":
+        """The queue of the service's newest route; a change of the route replaces the queue."""
+        queue = self
+        while queue._successor is not None:
+            queue = queue._successor
+        return queue
+
     def admit(self, exchange: Exchange) -> None:
         """Start the request, or queue it."""
+        if self._removed:
+            exchange.sink.answer(404, AnswerCode.NO_SERVICE, _REMOVED, None)
+            return
         self.counters.arrivals += 1
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
@@ -289,6 +304,7 @@ class ServiceQueue:
         """Take over the replicas, requests and counters from `old`, the queue of this service's
         older route.
         """
+        old._successor = self
         self.counters = old.counters
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
@@ -332,7 +348,8 @@ class ServiceQueue:
         """Remove the service: waiting requests are refused, and requests in flight finish."""
         for each in self._work.values():
             each.forget()
-        self._answer_waiting(404, AnswerCode.NO_SERVICE, "the service was removed")
+        self._removed = True
+        self._answer_waiting(404, AnswerCode.NO_SERVICE, _REMOVED)
         self.set_replicas(())
 
     def _answer_waiting(self, status: int, code: AnswerCode, message: str) -> None:

@@ -171,8 +171,8 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.responding = True  # until here, an invalid response is answered with 502
         exchange.failed = head.status >= 500
         route = self.pool.service.route
-        if head.status in WITH_LOCATION and route.prefix and route.strip_prefix:
-            head = keep_below(head, route.prefix.encode(), exchange.head.host)
+        if head.status in WITH_LOCATION:
+            head = keep_below(head, route, exchange.head.host)
         if route.price_header and exchange.batch is None:
             exchange.price = self.pool.price(exchange, monotonic())
         if body is None:

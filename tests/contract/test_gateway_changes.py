@@ -1,0 +1,74 @@
+"""Services of the embedded data plane that change while their requests are on their way."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.http_talk import Talk, ask, write_request
+from tests.contract.replica_stand_in import ReplicaStandIn
+
+STICKY = {
+    **{"name": "sticky", "hosts": ["sticky.example"], "concurrency": 1},
+    "affinity": {"by": "prefix"},
+}
+
+
+@pytest.fixture
+def plane() -> Iterator[GatewayProcess]:
+    plane = GatewayProcess(services=[STICKY])
+    yield plane
+    plane.remove()
+
+
+@pytest.fixture
+def replica() -> Iterator[ReplicaStandIn]:
+    replica = ReplicaStandIn("one").start()
+    yield replica
+    replica.stop()
+
+
+def test_a_request_that_waits_after_a_change_of_its_service_delays_nobody(
+    plane: GatewayProcess, replica: ReplicaStandIn
+) -> None:
+    """The affinity by prefix needs the body before a replica can be chosen."""
+    plane.set_replicas("sticky", [replica])
+    host: Any = {"host": "sticky.example", "prefer": "wait=10"}
+    request = write_request("POST", "/echo", b"x" * 100, **host)
+    with Talk(plane.port) as busy, Talk(plane.port) as talk:
+        busy.send(write_request("POST", "/hold", **host))
+        wait_for(lambda: replica.in_flight == 1)
+        talk.send(request[:-50])
+        wait_for(lambda: plane.control(type="statistics"))
+        plane.set_services({**STICKY, "queue_max": 5})
+        talk.send(request[-50:])
+        wait_for(lambda: plane.facts("sticky")["backlog"] == 1)
+        replica.release.set()
+        assert busy.read().status == talk.read().status == 200
+    assert ask(plane.port, "POST", "/echo", b"x", **host).status == 200
+
+
+def test_a_client_that_leaves_after_a_change_of_its_service_frees_its_replica(
+    plane: GatewayProcess, replica: ReplicaStandIn
+) -> None:
+    plane.set_replicas("sticky", [replica])
+    host: Any = {"host": "sticky.example", "prefer": "wait=10"}
+    with Talk(plane.port) as talk:
+        talk.send(write_request("POST", "/hold", **host))
+        wait_for(lambda: replica.in_flight == 1)
+        plane.set_services({**STICKY, "queue_max": 5})
+    wait_for(lambda: plane.facts("sticky")["in_flight"] == 0)
+    assert ask(plane.port, "POST", "/echo", b"x", **host).status == 200
+
+
+def test_a_request_whose_body_arrives_after_the_end_of_its_service_is_answered(
+    plane: GatewayProcess,
+) -> None:
+    host: Any = {"host": "sticky.example"}
+    with Talk(plane.port) as talk:
+        request = write_request("POST", "/echo", b"x" * 100, **host)
+        talk.send(request[:-50])
+        wait_for(lambda: plane.control(type="statistics"))
+        plane.set_services()
+        talk.send(request[-50:])
+        assert talk.read().status == 404
