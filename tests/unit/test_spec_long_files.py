@@ -11,6 +11,7 @@ from cavvy.spec import SpecError
 from cavvy.spec.problems import MOST_PROBLEMS
 
 LONG = 500_000  # characters
+GPUS = [f"H100:{number + 1}" for number in range(101)]
 
 
 def read_problems(**fields: object) -> SpecError:
@@ -55,3 +56,29 @@ def test_reading_ends_after_many_problems() -> None:
     found = read_problems(run=inserted, params={f"p{number}": 1 for number in range(12_000)})
     assert len(found.problems) == MOST_PROBLEMS + 1
     assert found.problems[-1].message == "the file has more problems, which are not listed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"resources": {"any_of": [{"cpu": number + 1} for number in range(101)]}}, "any_of"),
+        ({"resources": {"gpu": GPUS}}, "gpu"),
+        ({"resources": {"ordered": [{"gpu": GPUS[:51]}, {"gpu": GPUS[50:]}]}}, "ordered"),
+        ({"webhooks": [{"url": f"https://a{number}.example/"} for number in range(101)]}, "webh"),
+        ({"volumes": [f"/s{number}:/s{number}" for number in range(101)]}, "volumes"),
+        ({"inputs": [{"source": f"s3://b/{n}", "target": f"t{n}"} for n in range(1001)]}, "inputs"),
+    ],
+)
+def test_lists_that_the_server_checks_again_and_again_are_short(
+    fields: dict[str, object], place: str
+) -> None:
+    (found,) = read_problems(**fields).problems
+    assert "are too many" in found.message
+    assert found.expected.startswith(("at most 100", "at most 1,000"))
+    assert place in found.excerpt
+
+
+def test_a_service_has_at_most_100_sources_of_calls() -> None:
+    events = [{"cron": "0 3 * * 1", "path": f"/{number}"} for number in range(101)]
+    (found,) = read_problems(service={"port": 80, "events": events}).problems
+    assert found.expected == "at most 100 entries"

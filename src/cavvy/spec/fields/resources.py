@@ -172,6 +172,17 @@ def _read_one(table: SectionReader) -> Alternative:
     return table.values(), frozenset(filter(table.has, _ONE))
 
 
+# Each pass of the queue compares all offers with each alternative of each waiting job.
+_MOST_ALTERNATIVES = 100
+
+
+def check_count(table: SectionReader, name: str, most: int) -> None:
+    """Add a problem if a list has more than `most` entries."""
+    found = len(table.get(name) or ())
+    if found > most:
+        table.wrong(name, f"{found:,} entries are too many", expected=f"at most {most:,} entries")
+
+
 def _build(table: SectionReader) -> ResourceSpec:
     base, _ = _read_one(table)
     if table.has_all("any_of", "ordered"):
@@ -182,6 +193,16 @@ def _build(table: SectionReader) -> ResourceSpec:
         )
     choices: tuple[Alternative, ...] = table.get("any_of") or table.get("ordered") or ()
     found = tuple(ResourceSpec(**{**base, **said}) for said, _ in choices)
+    count = sum(max(1, len(each.accelerators)) for each in found or (ResourceSpec(**base),))
+    if count > _MOST_ALTERNATIVES:
+        name = next(
+            (each for each in ("any_of", "ordered", "gpu") if table.has(each)), "accelerator"
+        )
+        table.wrong(
+            name,
+            f"{count:,} alternatives are too many",
+            expected=f"at most {_MOST_ALTERNATIVES} alternatives",
+        )
     if len(found) < 2:
         return found[0] if found else ResourceSpec(**base)
     return replace(found[0], any_of=found, ordered=table.has("ordered"))

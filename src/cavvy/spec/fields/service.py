@@ -57,6 +57,7 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
+from cavvy.spec.fields.resources import check_count
 from cavvy.spec.fields.times import CRON, ZONE, length_kind
 from cavvy.spec.fields.urls import read_source
 from cavvy.spec.problems import shown
@@ -405,11 +406,15 @@ def _read_area(text: str) -> str:
     return text
 
 
+_MOST_EVENTS = 100  # sources of calls that the server checks again and again
+
+
 def _build(table: SectionReader) -> ServiceSpec | None:
     spec = table.make(ServiceSpec)
     if spec is None:
         return None
     events = table.get("events") or ()
+    check_count(table, "events", _MOST_EVENTS)
     spec = replace(
         spec,
         events=tuple(each for each in events if isinstance(each, EventTrigger)),

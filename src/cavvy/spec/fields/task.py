@@ -25,7 +25,7 @@ from cavvy.spec.fields.kinds import (
 )
 from cavvy.spec.fields.limits import LIMITS, RETRY
 from cavvy.spec.fields.params import PARAMS
-from cavvy.spec.fields.resources import RESOURCES
+from cavvy.spec.fields.resources import RESOURCES, check_count
 from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.setup import COMMANDS, SETUP
 from cavvy.spec.fields.times import SCHEDULE, length_kind
@@ -99,6 +99,9 @@ def _check_tag_value(text: str) -> str:
     return text
 
 
+_MOST_ENTRIES = {"inputs": 1000, "outputs": 1000, "volumes": 100, "webhooks": 100}
+
+
 def _build(table: SectionReader) -> TaskSpec | None:
     env = table.get("env", {})
     for name in table.get("secrets", ()):
@@ -108,6 +111,8 @@ def _build(table: SectionReader) -> TaskSpec | None:
                 f"{name} is in `env` and in `secrets`",
                 suggestion="delete the name from one of the two sections",
             )
+    for name, most in _MOST_ENTRIES.items():
+        check_count(table, name, most)
     limits: JobLimits = table.get("limits", JobLimits())
     _check_uses(table)
     _check_start(table, limits.deadline)
