@@ -234,7 +234,7 @@ class ImageRepository:
         return WebAnswer(status=reply.status, body=body)
 
 
-_OPENER = make_opener(CheckedRedirects)
+_OPENER = make_opener(CheckedRedirects, _MOST_S)
 
 
 def _check(body: bytes, reference: str) -> bytes:
