@@ -37,7 +37,7 @@ def mean(model: Any) -> Any:
     return lambda part: F.cross_entropy(model(part[0]), part[1])
 
 
-def learn(folder: Path, loop: Loop, notice: int, build: Any) -> list[Any]:
+def learn(folder: Path, loop: Loop, notice: int, build: Any, source: Any) -> list[Any]:
     """What a loop learns: the digest of the model, the number of steps and the position. `loop`
     yields for each batch; with `notice`, each rank gets a notice at this batch, and the loop runs
     again.
@@ -45,6 +45,7 @@ def learn(folder: Path, loop: Loop, notice: int, build: Any) -> list[Any]:
     for stop in {notice: None, 0: None}:
         run, model, optimizer, data = start(folder, build)
         run.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
+        data = data if source is None else run.data(source, global_batch=24)
         try:
             run.resume()
             for number, _ in enumerate(loop(run, model, optimizer, data), 1):
@@ -58,9 +59,25 @@ def learn(folder: Path, loop: Loop, notice: int, build: Any) -> list[Any]:
     return []
 
 
-def resumed(loop: Loop, build: Any = Normed) -> Case:
+def resumed(loop: Loop, build: Any = Normed, source: Any = None) -> Case:
     """What a loop learns without a notice, and with a notice at the third batch."""
-    return lambda folder: [learn(folder / str(notice), loop, notice, build) for notice in (0, 3)]
+
+    def case(folder: Path) -> Any:
+        return [learn(folder / str(notice), loop, notice, build, source) for notice in (0, 3)]
+
+    return case
+
+
+class Noisy:
+    """A data set with noise from the global generators, as many transforms of images have it."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> Any:
+        x, y, _ = make_samples()
+        noise = torch.randn(()) + random.random() + np.random.rand()
+        return x[index] + noise, y[index]
 
 
 def two_batches_a_step(run: train.Run, model: Any, optimizer: Any, data: train.Data) -> Any:
@@ -252,6 +269,7 @@ CASES: dict[str, Case] = {
     "parameters that are thawed": resumed(thaw, frozen),
     "an optimizer that steps later": resumed(step_later),
     "random numbers of the loop": resumed(mix_samples),
+    "random numbers of the data": resumed(learn_plainly, source=Noisy()),
     "refused": refused,
     "other orders": other_orders,
     "lost tensors": lost_tensors,

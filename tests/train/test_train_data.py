@@ -2,6 +2,7 @@
 augmentations.
 """
 
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 from cavvy.train import Data, Tensors, open_source, register_reader
 from cavvy.train.data import stream
 from cavvy.train.data.stream import Batch, BatchShare, cut, move
+from cavvy.train.seeds import mix, sow_host
 
 
 class Numbers:
@@ -32,6 +34,10 @@ class Numbers:
 
 def jitter(sample: int, random: np.random.Generator) -> tuple[int, float]:
     return sample, float(random.random())
+
+
+def draw(sample: int) -> tuple[float, ...]:
+    return sample, random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 def read(data: Data, ranks: int, steps: int, **options: Any) -> list[list[Any]]:
@@ -196,6 +202,22 @@ def test_a_batch_that_cannot_be_split_is_refused(values: Any) -> None:
     assert len(batch.pieces(1)) == 1
     with pytest.raises(ValueError, match="cannot be split into micro-batches"):
         batch.pieces(2)
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"workers": 2, "threads": 2}])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_global_random_numbers_depend_only_on_the_position(
+    options: dict[str, int], ranks: int
+) -> None:
+    data = Data(Numbers(64), global_batch=6, transform=draw)
+    data.find_random()
+    assert data.is_random
+    expected = []
+    for position in range(24):
+        sow_host(mix(0, position))
+        expected.append(draw(int(data.indices(range(position, position + 1))[0])))
+    found = [sample for batch in read(data, ranks, 4, **options) for sample in batch]
+    assert np.allclose([[*map(float, each)] for each in found], expected)
 
 
 def test_a_sampler_without_a_fixed_order_is_refused() -> None:

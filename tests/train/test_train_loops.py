@@ -26,6 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "parameters that are thawed",
         "an optimizer that steps later",
         "random numbers of the loop",
+        "random numbers of the data",
     ],
 )
 def test_a_loop_learns_the_same_if_a_notice_interrupts_it(loop: str, found: Found) -> None:

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from cavvy.train import plan as plans
@@ -229,20 +230,10 @@ class Run:
         preemption notice.
         """
         self.resume()
-        if data not in self._pending:
-            data.ahead = 0
-        begin, steps, wanted = data.position + data.ahead, self.steps, int(epochs * data.length)
-        if not begin and 0 < wanted < data.global_batch:
-            raise ValueError(
-                f"{wanted} samples are fewer than a global batch of {data.global_batch} samples: "
-                "use a smaller global batch or more epochs"
-            )
-        # A remainder that is smaller than a global batch is not read.
-        until = wanted - (wanted - begin) % data.global_batch
+        begin, until = self._find_span(data, epochs)
         share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
-        self._compare_orders(data, begin, until)
         self.progress.begin(begin, until, data.length)
         if begin + data.global_batch > until:
             self.progress.end()
@@ -250,11 +241,7 @@ class Run:
                 # An earlier attempt may have ended before it uploaded this checkpoint.
                 self._save_last()
             return
-        plan = self.plan
-        batches = data.read(
-            share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch
-        )
-        stream = open_batches(batches, self._move, self.world.device.torch)
+        steps, stream = self.steps, self._open_stream(data, share, until)
         self._open.append(data)
         try:
             while (values := self._next(stream, data, share)) is not None:
@@ -269,6 +256,39 @@ class Run:
         if self.steps > steps and data not in self._pending:
             data.use()  # The last batches had no step.
         self._save_last()
+
+    def _find_span(self, data: Data, epochs: float) -> tuple[int, int]:
+        """Return the positions between which a loop reads. All ranks must call this method.
+
+        Raises: ValueError: the data is too small, or the ranks would read other samples.
+        """
+        if data not in self._pending:
+            data.ahead = 0
+        begin, until = data.position + data.ahead, int(epochs * data.length)
+        if not begin and 0 < until < data.global_batch:
+            raise ValueError(
+                f"{until} samples are fewer than a global batch of {data.global_batch} samples: "
+                "use a smaller global batch or more epochs"
+            )
+        # A remainder that is smaller than a global batch is not read.
+        until -= (until - begin) % data.global_batch
+        self._compare_orders(data, begin, until)
+        return begin, until
+
+    def _open_stream(self, data: Data, share: BatchShare, until: int) -> BatchReader:
+        """Start to read the batches of this rank up to a position."""
+        data.find_random()
+        plan, device, threads = self.plan, self.world.device.torch, self.plan.threads
+        if data.is_random and not plan.workers:
+            log.warning(
+                "the data set or its transform draws from the global random generators, so samples "
+                "are not read ahead: use transform(sample, random) or Plan(workers=...)"
+            )
+            device, threads = torch.device("cpu"), 0
+        batches = data.read(
+            share, until, workers=plan.workers, threads=threads, prefetch=plan.prefetch
+        )
+        return open_batches(batches, self._move, device)
 
     def _compare_orders(self, data: Data, begin: int, until: int) -> None:
         """Check that all ranks are about to read the same samples.

@@ -25,8 +25,20 @@ def mix(*numbers: int) -> int:
 
 def sow(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, on the CPU and on this rank's accelerator."""
+    sow_host(seed)
+    if torch.accelerator.is_available():
+        torch.get_device_module().manual_seed(seed % 2**63)
+
+
+def sow_host(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators on the CPU."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed % 2**63)
-    if torch.accelerator.is_available():
-        torch.get_device_module().manual_seed(seed % 2**63)
+
+
+def list_states() -> list[bytes]:
+    """Return the states of the generators on the CPU. A state changes if a number is drawn."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    plain = [random.getstate(), name, np.asarray(keys).tobytes(), rest]
+    return [repr(plain).encode(), torch.get_rng_state().numpy().tobytes()]

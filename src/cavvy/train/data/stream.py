@@ -13,6 +13,7 @@ shuffles, prefetches, and runs the worker processes.
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from cavvy.train.data.quiet import load_grain
 from cavvy.train.data.samplers import count_indices, list_indices
 from cavvy.train.data.sources import Source
 from cavvy.train.loss import takes_several
-from cavvy.train.seeds import mix
+from cavvy.train.seeds import list_states, mix, sow_host
 
 ROUNDS = 4  # rounds of the shuffle's cipher, the same number as in Grain's own shuffle
 PLAIN = (str, bytes, int, float, complex, type(None))  # values without samples of their own
+_DRAWS = Lock()  # All threads of a process share the global random generators.
 LISTED = 2**22  # an epoch with at most this many samples has its order stored as a list
 
 
@@ -125,6 +127,8 @@ class Data:
         self.length = len(source) if sampler is None else count_indices(sampler, global_batch)
         self._random = transform is not None and takes_several(transform)
         self.position = self.ahead = 0
+        # whether reading a sample draws numbers from the global random generators
+        self.is_random = False
         self._listed: tuple[int, Any] = (-1, None)
 
     @property
@@ -188,15 +192,27 @@ class Data:
         if self.is_in_memory:
             # is_in_memory checks it
             return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]
-        indices = chosen.tolist()
+        collate, pairs = (
+            self._collate or default_collate,
+            zip(chosen.tolist(), positions, strict=True),
+        )
+        if self.is_random:
+            with _DRAWS:
+                return collate([self._draw(index, position) for index, position in pairs])
         many = getattr(self.source, "__getitems__", None)
-        samples = many(indices) if many is not None else [self.source[i] for i in indices]
-        if self.transform is not None:
-            samples = [
-                self._apply(sample, position)
-                for sample, position in zip(samples, positions, strict=True)
-            ]
-        return (self._collate or default_collate)(samples)
+        if many is None:
+            return collate([self._apply(self.source[index], position) for index, position in pairs])
+        samples = zip(many(chosen.tolist()), positions, strict=True)
+        return collate([self._apply(sample, position) for sample, position in samples])
+
+    def find_random(self) -> None:
+        """Read the next sample, to find out whether reading draws numbers from the global random
+        generators. If so, each sample is then read with generators that are seeded by its position.
+        """
+        if not self.is_in_memory:
+            start, before = self.position + self.ahead, list_states()
+            self.fetch(range(start, start + 1))
+            self.is_random |= list_states() != before
 
     def read(
         self,
@@ -260,8 +276,13 @@ class Data:
         random = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
         return random.permutation(self.length)
 
+    def _draw(self, index: int, position: int) -> Any:
+        sow_host(mix(self.seed, position))
+        return self._apply(self.source[index], position)
+
     def _apply(self, sample: Any, position: int) -> Any:
-        assert self.transform is not None
+        if self.transform is None:
+            return sample
         if not self._random:
             return self.transform(sample)
         return self.transform(

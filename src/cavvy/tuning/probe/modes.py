@@ -42,7 +42,9 @@ COLLECTIVES = (
 )
 
 # In the mode "alone", gradients are not summed, so the copies of the model differ afterwards.
+# In the mode "double", a batch contains more samples than its size.
 UNCOMPARED: list[tuple[Any, str, Any]] = [
+    (Batch, "check", lambda batch: None),
     (ReplicaCheck, "due", lambda check: False),
     (ReplicaCheck, "compare", lambda check: None),
 ]
@@ -98,7 +100,6 @@ class WindowModes:
         attribute, and the replacement.
         """
         modes, read, move, forward = self, Data.read, stream.move, StepGradients.forward
-        check = Batch.check
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
             return modes._read(read, data, share, until, options)
@@ -107,10 +108,6 @@ class WindowModes:
             if modes.name in ("", "cached", "saving") or modes._moved is None:
                 modes._moved = move(values, device, **options)
             return tree_map(_twice, modes._moved) if modes.name == "double" else modes._moved
-
-        def check_as_told(batch: Any) -> None:
-            if modes.name != "double":
-                check(batch)
 
         def forward_as_told(gradients: Any) -> Any:
             if modes.name == "bf16":
@@ -125,7 +122,6 @@ class WindowModes:
             (runs, "move", move_as_told),
             (AsyncSaver, "wish", lambda saver: modes._wish()),
             (StepGradients, "forward", forward_as_told),
-            (Batch, "check", check_as_told),
             *UNCOMPARED,
             *(
                 (GradientReducer, name, unless_alone(getattr(GradientReducer, name)))
