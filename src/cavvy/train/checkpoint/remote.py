@@ -3,7 +3,6 @@ remote copy is used only if it is complete.
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from cavvy.train.checkpoint.store import (
     NAME,
     StoredCheckpoint,
     add_files,
+    dump_facts,
     find_damage,
     make_name,
     parse_facts,
@@ -109,7 +109,7 @@ class CheckpointLocation:
         """
         if self._remote is None:
             return
-        mark = json.dumps(done.facts)
+        mark = dump_facts(done.facts)
         if not self._run(partial(self._begin, done.step, mark))[0]:
             every = self._run(partial(self._upload, done.path, names))
             if missing := set(done.facts[FILES]).difference(*every):
@@ -155,7 +155,8 @@ class CheckpointLocation:
         """
         if not self._world.is_first:
             return False
-        uploaded = json.dumps(self._read_facts(step)) == mark
+        facts = self._read_facts(step)
+        uploaded = facts is not None and dump_facts(facts) == mark
         if not uploaded:
             self.set_aside(step)
         return uploaded

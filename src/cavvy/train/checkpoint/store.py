@@ -40,6 +40,7 @@ log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
 NAME = re.compile(r"step-(\d{12})")
 FILES = "files"  # key of the completion mark: the checksums of all files
+SUM = "checksum"  # key of the completion mark: the checksum of all other keys
 DAMAGED = ".damaged"  # suffix of the folder of a damaged checkpoint
 BLOCK_BYTES = 2**20
 THREAD_BYTES = 2**26  # a second writing thread is used for each additional part of this many bytes
@@ -101,6 +102,8 @@ class CheckpointStore:
             # A mark that cannot be read does not prove that the save is incomplete.
             with suppress(OSError):
                 if _parse_mark(path) is None:
+                    if (path / MARK).exists():
+                        log.warning("%s has changed, so the checkpoint is removed", path / MARK)
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:
@@ -315,7 +318,7 @@ def commit(done: StoredCheckpoint, rank: int = 0) -> None:
     """Write the completion mark of a checkpoint atomically, after all of its other files."""
     half = done.path / f"{MARK}.{rank}.half"
     with half.open("w") as file:
-        json.dump(done.facts, file)
+        file.write(dump_facts(done.facts))
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(done.path)  # The files must be durable before the mark is written.
@@ -365,7 +368,18 @@ def parse_facts(text: str) -> dict[str, Any] | None:
         facts = json.loads(text)
     except ValueError:
         return None
-    return facts if isinstance(facts, dict) else None
+    # Marks of earlier versions have no checksum.
+    number = facts.pop(SUM, None) if isinstance(facts, dict) else 0
+    return facts if number in (None, _sum_facts(facts)) else None
+
+
+def dump_facts(facts: dict[str, Any]) -> str:
+    """Return the text of a completion mark, with the checksum of the facts."""
+    return json.dumps({**facts, SUM: _sum_facts(facts)})
+
+
+def _sum_facts(facts: Any) -> int:
+    return zlib.crc32(json.dumps(facts).encode()) if isinstance(facts, dict) else -1
 
 
 def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
