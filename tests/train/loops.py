@@ -168,8 +168,29 @@ def refused(folder: Path) -> list[str]:
         name_error(lambda: run.optimizer(torch.optim.SGD, lr=0.1)),
         name_error(lambda: run.data(train.Tensors(x), global_batch=8)),
     ]
+    batch = next(batches := run.batches(data, epochs=1))
+    found.append(name_error(lambda: run.accumulate(lambda x, y: model(x).sum(), batch)))
+    del batches
     run.close()
     return found
+
+
+def fp16_optimizers(folder: Path) -> Any:
+    """Two optimizers step in one call, or in two; the first losses overflow."""
+    found = []
+    for at_once in (True, False):
+        run, model, _, data = start(folder / str(at_once), plan=train.Plan(precision="fp16"))
+        pair = [
+            run.optimizer(torch.optim.SGD, m.parameters(), lr=0.1) for m in (model.one, model.two)
+        ]
+        for x, y in run.batches(data, epochs=2):
+            loss = lambda x, y, m=model: F.cross_entropy(m(x) + m(x, 1), y)  # noqa: E731
+            run.accumulate(loss, (100 * x, y))
+            for group in [pair] if at_once else [[each] for each in pair]:
+                run.step(*group)
+        found.append(digest(model))
+        run.close()
+    return found[0] == found[1]
 
 
 def other_orders(folder: Path) -> list[str]:
@@ -271,6 +292,7 @@ CASES: dict[str, Case] = {
     "random numbers of the loop": resumed(mix_samples),
     "random numbers of the data": resumed(learn_plainly, source=Noisy()),
     "refused": refused,
+    "fp16 optimizers": fp16_optimizers,
     "other orders": other_orders,
     "lost tensors": lost_tensors,
     "skipped between": skipped_between,

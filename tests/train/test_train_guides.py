@@ -103,6 +103,8 @@ def test_a_guides_programs_run(page: str, runs: list[train.Run], tmp_path: Path)
     }
     for block in blocks(page, "python"):
         program = block.replace("/data/shards", str(tmp_path / "shards"))
+        if "train.Run(" not in block:
+            names["run"] = runs[0]  # The block belongs to the beginning of a program.
         exec(compile(program, page, "exec"), names)
     if page == "train.md":
         assert [run.steps for run in runs[1:]] == [10, 1]

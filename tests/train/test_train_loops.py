@@ -47,9 +47,14 @@ def test_a_run_refuses_what_it_would_ignore(found: Found) -> None:
         "run.keep was called after the run resumed",
         "run.optimizer was called after the run resumed",
         "run.data was called after the run resumed",
+        "the loss is a sum, so its value would depend on how the batch is split",
     ]
     for said in found("refused"):
         assert all(text in each for text, each in zip(expected, said, strict=True)), said
+
+
+def test_all_optimizers_of_a_step_use_the_same_loss_scale(found: Found) -> None:
+    assert found("fp16 optimizers") == [True, True]
 
 
 def test_ranks_that_would_read_other_samples_end_with_an_error(found: Found) -> None:

@@ -146,7 +146,8 @@ def test_a_final_upload_that_fails_is_an_error_and_the_next_attempt_completes_it
     ["one pass", "micro-batches of 5", "micro-batches of 1", "shards", "pipeline", "fp16"],
 )
 @pytest.mark.parametrize(
-    "loss", ["mean_by_torch", "smooth_mean", "mean_by_mask", "mean_and_number"]
+    "loss",
+    ["mean_by_torch", "smooth_mean", "mean_by_mask", "mean_of_even_classes", "mean_and_number"],
 )
 def test_means_over_tokens_do_not_depend_on_how_a_batch_is_split(
     loss: str, spread: str, found: Found

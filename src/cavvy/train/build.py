@@ -107,8 +107,6 @@ def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline
         )
     for optimizer in optimizers:
         optimizer.step() if scaler is None else scaler.step(optimizer)
-    if scaler is not None:
-        scaler.update()
     for optimizer in optimizers:
         optimizer.zero_grad()
     return norm

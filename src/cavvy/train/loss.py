@@ -8,6 +8,7 @@ returns (mean, weight).
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class LossSum:
         self.total: Any = 0.0
         self.weight: Any = 0.0
         self.is_weighted = False  # whether some part's weight differs from its number of samples
+        self.is_sum = False  # whether some part's loss is a sum over samples, not a mean
         self.only: Any = None  # the loss, if there was only one part
         self._parts = 0
 
@@ -51,6 +53,8 @@ class LossSum:
         its weight. The weight is 0 if the part of the batch is empty or contains only padding.
         """
         value, weight = result if isinstance(result, tuple) else (result, find_weight(result))
+        if weight is None and _is_sum(value.grad_fn):
+            self.is_sum = True
         if isinstance(weight, torch.Tensor):
             weight = weight.detach().to(value.device) * bool(samples)
             value = torch.where(weight > 0, value, torch.zeros_like(value))
@@ -79,24 +83,38 @@ def find_weight(loss: Any) -> Any:
     denominator is a tensor if it depends on the data, for example on a mask that excludes some
     targets; otherwise the denominator is a number.
 
-    A sum of several losses has the weight of the first loss whose weight depends on the data.
+    A sum of several losses has the weight of the first loss whose weight depends on the data. If
+    this weight is 0, the loss passes back a gradient of 0 instead of 0 / 0.
     """
     weights = list(_walk(loss.grad_fn, 0))
-    return next((w for w in weights if isinstance(w, torch.Tensor)), next(iter(weights), None))
+    for node, weight in weights:
+        if isinstance(weight, torch.Tensor):
+            node.register_hook(partial(_without_zero, weight))
+    found = (weight for _, weight in weights if isinstance(weight, torch.Tensor))
+    return next(found, weights[0][1] if weights else None)
 
 
-def _walk(node: Any, depth: int) -> Iterator[Any]:
+def _without_zero(weight: Any, inputs: Any, outputs: Any) -> Any:
+    """Replace the gradients of a mean's inputs by 0 if the denominator `weight` is 0."""
+    return tuple(
+        None if each is None else torch.where(weight != 0, each, torch.zeros_like(each))
+        for each in inputs
+    )
+
+
+def _walk(node: Any, depth: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the nodes of a loss that are means, each with its denominator."""
     if node is None or depth > DEEPEST:
         return
     kind = node.name().partition("Backward")[0]
     numerator, *rest = (each for each, _ in node.next_functions) if node.next_functions else (None,)
     if getattr(node, "_saved_reduction", None) == MEAN:
         weight = getattr(node, "_saved_total_weight", None)
-        yield node._saved_self.numel() if weight is None else weight
+        yield node, node._saved_self.numel() if weight is None else weight
     elif kind == "Mean":
-        yield node._saved_self_sym_numel
+        yield node, node._saved_self_sym_numel
     elif kind == "Div" and rest == [None] and _is_sum(numerator):
-        yield node._saved_other
+        yield node, node._saved_other
     elif kind in THROUGH:
         for each in (numerator, *rest):
             yield from _walk(each, depth + 1)

@@ -26,6 +26,8 @@ class PrecisionContext:
             # step.
             1.0
         )
+        # whether optimizers have stepped since the loss scale was updated
+        self.has_stepped = False
         _check(precision, device)
         if device.kind in ("cuda", "rocm", "xpu"):
             torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
@@ -47,8 +49,17 @@ class PrecisionContext:
         context: AbstractContextManager[Any] = torch.autocast(self._device.torch.type, self.low)
         return context
 
+    def settle(self) -> None:
+        """Update the loss scale after the steps of all optimizers, and before the next gradients.
+        All optimizers of a step must use the scale with which the gradients were computed.
+        """
+        if self.has_stepped and self.scaler is not None:
+            self.scaler.update()
+        self.has_stepped = False
+
     def state(self) -> dict[str, Any] | None:
         """Return the loss scale as plain data for checkpoints; None without loss scaling."""
+        self.settle()
         return None if self.scaler is None else {**self.scaler.state_dict(), "weight": self.weight}
 
     def load(self, state: dict[str, Any] | None) -> None:

@@ -384,6 +384,7 @@ class Run:
             norm = update(
                 optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline
             )
+            self._builder.numbers.has_stepped = True
         if self._batch is not None and not self._counted:
             self._state.steps += 1
             self._counted = True  # A batch is counted once, even if `step` is called several times.
@@ -482,6 +483,7 @@ class Run:
                 "use the batch that `for batch in run.batches(...)` yields, inside this loop"
             )
         mine, made = self._batch, self._ready()
+        self._builder.numbers.settle()
         batch, self._used = replace(mine, values=values, number=self._number), True
         self._pending.update(self._open)
         seed = seeds.mix(self.seed, self.steps + 1, made.placed.data_rank)

@@ -247,6 +247,11 @@ class StepGradients:
             with self.forward():
                 result = loss(values)
             value, weight = sums.add(result, samples)
+            if sums.is_sum and not alone:
+                raise ValueError(
+                    "the loss is a sum, so its value would depend on how the batch is split: "
+                    "return the mean, or (mean, number of items)"
+                )
             factor = 1 if alone else weight * self._scale(batch)
             weighted = value if factor == 1 else value * factor
             if self._numbers.scaler is not None:
