@@ -227,6 +227,7 @@ def _recurrent(
     # for each layer and direction: two matrices and the biases
     per = len(weights) // first.shape[0]
     out, width, directions = data, first.shape[-1], 2 if both else 1
+    last = []  # of each layer and direction, computed as the states of the first rows
     for layer in range(0, len(weights), per * directions):
         ways = []
         for way in range(layer, layer + per * directions, per):
@@ -235,8 +236,10 @@ def _recurrent(
             gates = F.linear(out, *into)
             kept = torch.tanh(gates + F.linear(gates[..., :width], *across))
             ways.append(kept[..., :width])
+            last.append(kept.reshape(-1, kept.shape[-1])[: first.shape[1]])
         out = torch.cat(ways, -1) if directions == 2 else ways[0]
-    return (out, first, state[1]) if name == "lstm" else (out, first)
+    states = [state] if isinstance(state, torch.Tensor) else state
+    return out, *(torch.stack([row[:, : each.shape[-1]] for row in last]) for each in states)
 
 
 def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

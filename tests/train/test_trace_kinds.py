@@ -1,0 +1,47 @@
+"""Traces of kinds of scripts: classifiers of texts, and several optimizers with several steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from cavvy.tracer.script import trace_script
+
+HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+
+
+def trace(folder: Path, script: str) -> dict[str, Any]:
+    (folder / "train.py").write_text(HEAD + script)
+    return trace_script(str(folder / "train.py"), [])
+
+
+def products(profile: dict[str, Any]) -> float:
+    """FLOPs of the matrix products and convolutions, forward and backward."""
+    return float(sum(each["flops"] * each["count"] for each in profile["ops"]))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("layer", ["nn.LSTM", "nn.GRU", "nn.RNN"])
+def test_the_last_state_of_a_recurrent_layer_trains_it(
+    tmp_path: Path, layer: str, packed: bool
+) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+layer, head = {layer}(8, 16, 2, batch_first=True, bidirectional=True), nn.Linear(32, 2)
+optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
+x = torch.randn(5, 7, 8)
+if {packed}:
+    lengths = torch.tensor([7, 5, 4, 3, 1])
+    x = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+state = layer(x)[1]
+for each in state if isinstance(state, tuple) else [state]:
+    assert each.shape == (4, 5, 16)
+last = state[0] if isinstance(state, tuple) else state
+head(torch.cat([last[-2], last[-1]], 1)).sum().backward()
+optimizer.step()
+""",
+    )
+    assert profile["memory"]["gradients"] == profile["memory"]["parameters"]
