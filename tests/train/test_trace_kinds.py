@@ -45,3 +45,44 @@ optimizer.step()
 """,
     )
     assert profile["memory"]["gradients"] == profile["memory"]["parameters"]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_round_has_all_steps_of_a_critic(tmp_path: Path, count: int) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+maker, critic = nn.Linear(8, 32, bias=False), nn.Linear(32, 1, bias=False)
+first = torch.optim.RMSprop(critic.parameters())
+second = torch.optim.Adam(maker.parameters())
+while True:
+    for _ in range({count}):
+        critic.zero_grad()
+        critic(torch.randn(16, 32)).mean().backward()
+        first.step()
+    maker.zero_grad()
+    critic(maker(torch.randn(16, 8))).mean().backward()
+    second.step()
+""",
+    )
+    one, other = 2 * 16 * 32, 2 * 16 * 8 * 32  # of the critic and the maker
+    assert products(profile) == count * 2 * one + 3 * one + 2 * other
+    assert profile["parameters"] == 32 + 256
+    assert 4 * 32 + 8 * 256 <= profile["memory"]["optimizer"] <= 4 * 32 + 8 * 256 + 8
+
+
+def test_an_optimizer_that_steps_much_later_does_not_count(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model, later = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+first, second = (torch.optim.Adam(each.parameters()) for each in (model, later))
+for number in range(10**9):
+    chosen, optimizer = (model, first) if number < 10**6 else (later, second)
+    chosen(torch.randn(16, 8)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    )
+    assert products(profile) == 2 * 2 * 16 * 8 * 4
+    assert 8 * 32 <= profile["memory"]["optimizer"] <= 8 * 32 + 4

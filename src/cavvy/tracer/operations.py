@@ -231,15 +231,17 @@ def _recurrent(
     for layer in range(0, len(weights), per * directions):
         ways = []
         for way in range(layer, layer + per * directions, per):
-            stop = way + min(per, 4)
-            into, across = weights[way:stop:2], weights[way + 1 : stop : 2]
-            gates = F.linear(out, *into)
-            kept = torch.tanh(gates + F.linear(gates[..., :width], *across))
+            kept = _run_direction(out, weights[way : way + min(per, 4)], width)
             ways.append(kept[..., :width])
             last.append(kept.reshape(-1, kept.shape[-1])[: first.shape[1]])
         out = torch.cat(ways, -1) if directions == 2 else ways[0]
     states = [state] if isinstance(state, torch.Tensor) else state
     return out, *(torch.stack([row[:, : each.shape[-1]] for row in last]) for each in states)
+
+
+def _run_direction(data: torch.Tensor, weights: Any, width: int) -> torch.Tensor:
+    gates = F.linear(data, *weights[::2])
+    return torch.tanh(gates + F.linear(gates[..., :width], *weights[1::2]))
 
 
 def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

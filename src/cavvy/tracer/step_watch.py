@@ -19,6 +19,7 @@ from cavvy.tracer.own_code import own_line
 from cavvy.tracer.samples import SampleCount
 from cavvy.tracer.trace import TraceRecorder, TraceTape, summarize
 
+_STEPS = 10  # of the first optimizer until the other optimizers are assumed not to step
 _ITERATIONS = 20  # of one step of LBFGS, the default of PyTorch
 
 
@@ -34,7 +35,8 @@ class StepWatch:
     * With one optimizer, the step lasts from the model's first forward pass to the first
       `optimizer.step`, or to the second forward pass if the script accumulates gradients.
     * With several optimizers, for example of a generator and a discriminator, the step lasts from
-      one step of the first optimizer to the next step of the first optimizer. If no model runs
+      one step of the first optimizer to the first optimizer's next step after another optimizer's
+      step. If no other optimizer steps soon, only the first optimizer counts. If no model runs
       between the steps of the optimizers, these steps count as one step, as if there were a single
       optimizer.
     * Without an optimizer of PyTorch, the step lasts up to the second forward pass after a backward
@@ -50,6 +52,10 @@ class StepWatch:
         self._samples, self._batch, self._micro, self._on = SampleCount(), 0, 1, False
         # whether a model ran since the last step, and before the step of another optimizer
         self._ran, self._rounds = False, False
+        self._others = False  # whether another optimizer has stepped
+        # the steps of the first optimizer after its first step
+        self._steps = 0
+        self._has_state = True
         # whether a model has computed gradients, and the modules that ran before
         self._trains, self._called = False, weakref.WeakSet[torch.nn.Module]()
         self._hooks = ExitStack()
@@ -80,7 +86,10 @@ class StepWatch:
         """Return the work profile of the step, or None if the script has not finished a step."""
         if self._made is None and not self._optimizers and self._has_gradients():
             self._finish_without_optimizer()
-        return None if self._made is None else {**self._made, "name": name}
+        if self._made is None:
+            return None
+        state = {"optimizer": _count_state(self._optimizers)} if self._has_state else {}
+        return {**self._made, "name": name, "memory": {**self._made["memory"], **state}}
 
     def _forward(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
         has_parameters = any(True for _ in module.parameters())
@@ -140,16 +149,19 @@ class StepWatch:
             return
         self._off()
         if self._first is None:
-            self._first, is_only = optimizer, len(self._optimizers) == 1
-            known = not is_only or _fill_state(optimizer)
-            self._made = self._summarize([optimizer], self._micro, known)
-            if is_only:
+            self._first = optimizer
+            self._made = self._summarize([optimizer], self._micro)
+            if len(self._optimizers) == 1:
+                self._has_state = _fill_state(optimizer)
                 raise StepDone
         elif optimizer is self._first:
+            self._steps += 1
             if self._rounds:
                 self._made = self._summarize(self._optimizers, 1)
-            raise StepDone
+            if self._others or self._steps == _STEPS:
+                raise StepDone
         else:
+            self._others = True
             self._rounds |= self._ran
 
     def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
@@ -163,7 +175,7 @@ class StepWatch:
             self._off()
             self._made = self._summarize([optimizer], 1)
             raise StepDone
-        if optimizer is self._first:
+        if optimizer is self._first and self._steps == 0:
             self._recorder = TraceRecorder()
             self._recorder.watch(self._model)
             for each in self._list_parameters(self._optimizers):
@@ -196,12 +208,7 @@ class StepWatch:
         every = [*self._model.parameters(), *(each for group in groups for each in group["params"])]
         return list({id(each): each for each in every}.values())
 
-    def _summarize(
-        self, optimizers: list[Optimizer], micro: int, known: bool = True
-    ) -> dict[str, Any]:
-        """Return the profile of the recorded step. `known` is whether the optimizers have their
-        state.
-        """
+    def _summarize(self, optimizers: list[Optimizer], micro: int) -> dict[str, Any]:
         every = self._list_parameters(optimizers)
         self._recorder.close(every)
         self._batch = self._batch or self._samples.count(micro)  # of the first round
@@ -215,7 +222,6 @@ class StepWatch:
             precision=_find_precision(self._recorder.tape),
             optimizer=kind,
             name="",
-            state=_count_state(optimizers) if known else None,
         )
         return {**made, "run": {"accumulate": micro}}
 

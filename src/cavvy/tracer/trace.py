@@ -179,11 +179,9 @@ def summarize(
     precision: str,
     optimizer: str,
     name: str,
-    state: int | None = None,
 ) -> dict[str, Any]:
     """Compute the profile from a tape. Equal kernels become one entry with a count. Memory is
     computed twice: once for eager execution, and once for a compiler that fuses pointwise kernels.
-    `state` is the number of bytes of the optimizer's state, or None if this number is unknown.
     """
     fused, gone = _fuse(tape)
     kept = Counter[str]()
@@ -202,7 +200,6 @@ def summarize(
             "parameters": kept["parameter"],
             "gradients": kept["gradient"],
             "buffers": kept["buffer"],
-            **({} if state is None else {"optimizer": state}),
             "activations": eager,
             "activations_compiled": compiled,
         },
