@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from cavvy.cli.plan import command as plan
 from cavvy.cli.validate import command as validate
-from cavvy.importers import load_task, parse_task
+from cavvy.importers import ReadOptions, load_task, parse_task
 from cavvy.importers.dstack.tables import TABLES
 from cavvy.importers.skypilot.rules import NEEDS, TASK
 from cavvy.importers.translation_header import VARIABLES
@@ -35,6 +35,7 @@ NODE = {
     "NNODES": "2",
     "NPROC_PER_NODE": "8",
 }
+SERVICE = {"readiness_probe": "/", "replicas": 1, "ports": 80}
 SHELLS = [name for name in ("bash", "sh", "dash") if shutil.which(name)]
 
 
@@ -157,6 +158,27 @@ def test_a_setup_that_starts_processes_runs_with_the_commands(shell: str, tmp_pa
     failing = json.dumps({"num_nodes": 1, "setup": "true & exit 3", "run": "echo never"})
     done = execute(parse_task(failing).run, shell, tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("more", "moves"),
+    [
+        ({"file_mounts": {"/data": "s3://b/c"}}, True),
+        ({"file_mounts": {"~/.app": "./app"}}, True),
+        ({"volumes": {"/disk": "v"}}, True),
+        ({"file_mounts": {"~/sky_workdir/app": "./app"}}, False),
+        ({"file_mounts": {"/data": "s3://b/c"}, "resources": {"image_id": "docker:a/b"}}, False),
+        ({"file_mounts": {"/data": "s3://b/c"}, "service": SERVICE}, False),
+        ({"file_mounts": {"~/pips": "s3://b/c"}, "service": SERVICE}, True),
+    ],
+)
+def test_a_setup_that_may_need_mounts_runs_with_the_commands(
+    more: dict[str, object], moves: bool
+) -> None:
+    text = json.dumps({"num_nodes": 1, "setup": "pip install $HOME/pips/a", "run": "x", **more})
+    task = parse_task(text, options=ReadOptions(serves="service" in more))
+    assert ("pip install" in task.run) is moves
+    assert ("pip install" in (task.setup or "")) is not moves
 
 
 @pytest.mark.parametrize(

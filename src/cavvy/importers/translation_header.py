@@ -123,10 +123,13 @@ def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskS
 
 
 def _move_setup(task: TaskSpec) -> TaskSpec:
-    """If the setup starts processes, move the setup to the start of the commands; otherwise its
-    processes would end with the setup, although the commands need them.
+    """Move the setup to the start of the commands if the setup may need mounted files, which
+    Cavvy provides only after a setup, or if the setup starts processes, which would end with the
+    setup although the commands need them. The setup of an image runs with the commands anyway.
     """
-    if task.setup is None or task.image is not None or not STARTS_PROCESSES.search(task.setup):
+    if task.setup is None or task.image is not None:
+        return task
+    if not (_needs_mounts(task, task.setup) or STARTS_PROCESSES.search(task.setup)):
         return task
     before = f"""\
 (
@@ -140,6 +143,14 @@ _code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
     # environment.
     name = hashlib.sha256(task.setup.encode()).hexdigest()
     return replace(task, run=before + task.run, setup=f"true {name}")
+
+
+def _needs_mounts(task: TaskSpec, setup: str) -> bool:
+    """Return whether the setup may need mounted files. The setup of a service must name the path of
+    a mount, because a setup among the commands takes time from the start of a replica.
+    """
+    paths = [*(each.target for each in task.inputs), *(each.path for each in task.volumes)]
+    return any(task.service is None or path.removeprefix("~") in setup for path in paths)
 
 
 def enter_folder(path: str) -> str:
