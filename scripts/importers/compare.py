@@ -181,8 +181,8 @@ def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[P
         ("env", {name: each for name, each in their["env"].items() if name not in login}, task.env),
         (
             "secrets",
-            sorted({*their["secrets"]} - login),
-            sorted({*task.secrets} - {_ENDPOINT, *_list_placed(found)}),
+            sorted({*their["secrets"], *_list_placed(found)} - login),
+            sorted({*task.secrets} - {_ENDPOINT}),
         ),
         ("login", bool(login), task.image_login is not None),
         ("nodes", their["nodes"] * max(_spread(each).hosts for each in wants), task.nodes),
@@ -192,6 +192,17 @@ def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[P
             "Cloud TPU API",
             {"gcp"} == {each["cloud"] for each in wants if _has_tpu(each)},
             any("tpu" in need.providers for need in needs),
+        ),
+        (
+            "TPU runtime",
+            {(each["tpu"] or {}).get("runtime_version") for each in wants if _has_tpu(each)}
+            - {None},
+            {
+                json.loads(each.values).get("runtime")
+                for need in needs
+                for each in need.options
+                if each.provider == "tpu"
+            },
         ),
         ("ordered", their["ordered"] and len(wants) > 1, task.resources.ordered),
         ("image", images, {task.image}),
@@ -490,8 +501,8 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
         ("env", env, task.env),
         (
             "secrets",
-            sorted({*their["secrets"], *secrets}),
-            sorted({*task.secrets} - _list_placed(found)),
+            sorted({*their["secrets"], *secrets, *_list_placed(found)}),
+            sorted({*task.secrets}),
         ),
         ("nodes", their["nodes"], task.nodes),
         ("image", their["image"], task.image),
@@ -547,9 +558,12 @@ def _name(their: Facts) -> str:
     return slug(their["name"] or "") or slug(stem) or "task"
 
 
+_ARGUMENTS = re.compile(r"\$\{\{\s*run\.args\s*\}\}")  # nothing, without a command line
+
+
 def _commands(their: Facts, script: str) -> tuple[object, object]:
     """The commands in their order, and other lines of the script."""
-    commands = [*their["commands"], *their["init"]]
+    commands = [_ARGUMENTS.sub("", each) for each in (*their["commands"], *their["init"])]
     if their["entrypoint"]:
         return [*shlex.split(their["entrypoint"]), *commands], shlex.split(script)
     rest, found = script.removesuffix(WAIT), []
@@ -614,6 +628,7 @@ _NOT_OF_A_FILE = (
     "keep",
     "params",
     "setup_uses",
+    "service",  # The comparison covers jobs.
 )
 
 
