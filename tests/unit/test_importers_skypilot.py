@@ -352,6 +352,7 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
         ("volumes: {data: vol}", "volumes.data"),
         ("file_mounts: {/data: ~/.ssh}", "file_mounts./data"),
         ("file_mounts: {/data: $HERE/x}", "file_mounts./data"),
+        ("file_mounts: {~/sky_workdir/: ./x}", "file_mounts.~/sky_workdir/"),
         ("file_mounts: {/data: {name: b, source: s3://c}}", "file_mounts./data"),
         (
             "file_mounts: {/data: ../x}\nworkdir: {url: https://x/y, ref: abcdef1}",

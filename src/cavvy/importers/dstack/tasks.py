@@ -311,7 +311,10 @@ def _read_files(
             if move_to_secret(source, end, "files", each.mark, kept_keys):
                 continue
             if workdir is not None and workdir.path is None:
-                raise WrongValue("the file cannot be added to a git repository")
+                raise WrongValue(
+                    "the file cannot be added to a git repository; clone the repository in "
+                    "`commands`, and delete `repos`"
+                )
             shown = kept_keys.submit_local(source, workdir, end)
             found += [shown] if shown else []
         except WrongValue as error:

@@ -209,13 +209,18 @@ def _check_local(path: str, workdir: Workdir | None) -> None:
             f"{path} contains a variable without a value; set the variable with --env"
         )
     if workdir is not None and workdir.path is None:
-        raise WrongValue(f"a local path ({path}) cannot be added to a git repository")
+        raise WrongValue(
+            f"a local path ({path}) cannot be added to a git repository; clone the repository in "
+            "`setup`, and delete `workdir`"
+        )
 
 
 def _read_target(text: str) -> str:
     """Return the path of a mount on the node: an absolute path, or a path within the home folder or
     the working folder. Raises WrongValue.
     """
+    if text.rstrip("/") == "~/sky_workdir":
+        raise WrongValue("this is the working folder; write its source as `workdir`")
     if text.startswith("~/sky_workdir/"):
         text = text.removeprefix("~/sky_workdir/")
     if text.startswith("~/") and ".." not in text.split("/"):
