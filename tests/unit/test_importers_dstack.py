@@ -176,6 +176,7 @@ def test_a_command_by_its_entrypoint() -> None:
         ("schedule: {cron: ['0 8 * * *', '0 9 * * *']}", "schedule"),
         ("env: {A: 'x${{ secrets.b }}'}", "env.A"),
         ("files: [../a.txt]", "files"),
+        ("files: ['a.txt:~/../../etc/a.txt']", "files"),
         ("repos: ['.:sub']", "repos"),
         ("fleets: [mine]", "fleets"),
         ("shell: /usr/bin/zsh", "shell"),

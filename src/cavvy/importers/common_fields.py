@@ -8,6 +8,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, text_at
 from cavvy.spec.fields.http_requests import check_header_name, check_header_value
 from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.fields.paths import check_path
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode
 
@@ -43,6 +44,15 @@ def find_header_problem(name: str, value: str) -> str:
     except WrongValue as error:
         return str(error)
     return ""
+
+
+def read_place(text: str) -> str:
+    """Return the path of a mounted file or folder on the node: an absolute path, or a path within
+    the home folder or the working folder. Raises WrongValue.
+    """
+    if text.startswith("~/") and ".." not in text.split("/"):
+        return text.rstrip("/")
+    return check_path(text)
 
 
 def read_tags(table: Node, key: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from cavvy.domain.tasks import (
     VolumeKind,
     Workdir,
 )
-from cavvy.importers.common_fields import read_commit, read_name, read_tags, tell_value
+from cavvy.importers.common_fields import read_commit, read_name, read_place, read_tags, tell_value
 from cavvy.importers.credential_files import move_to_secret
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
@@ -307,7 +307,7 @@ def _read_files(
             source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
         path = _place(root, path)
         try:
-            end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
+            end = read_place(path.strip())
             if move_to_secret(source, end, "files", each.mark, kept_keys):
                 continue
             if workdir is not None and workdir.path is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.domain.values import Struct, replace
+from cavvy.importers.common_fields import read_place
 from cavvy.importers.credential_files import is_credentials, move_to_secret
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
@@ -223,10 +224,8 @@ def _read_target(text: str) -> str:
         raise WrongValue("this is the working folder; write its source as `workdir`")
     if text.startswith("~/sky_workdir/"):
         text = text.removeprefix("~/sky_workdir/")
-    if text.startswith("~/") and ".." not in text.split("/"):
-        return text.rstrip("/")
     try:
-        return check_path(text)
+        return read_place(text)
     except WrongValue as error:
         raise WrongValue(f"{text} cannot be a target: {error}") from error
 

@@ -14,6 +14,9 @@ from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, w
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
+# The variables with the login for the registry of the image
+LOGIN_VARIABLES = tuple(f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER"))
+
 
 def _check_storage(table: MapNode, notes: ProblemNotes) -> None:
     mode = _text(table, "mode").upper() or "MOUNT"
@@ -125,7 +128,7 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
         notes.add(
             pool.mark, "`service` and `pool` cannot be used together", suggestion="keep one of them"
         )
-    login = {f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER")}
+    login = set(LOGIN_VARIABLES)
     there = {name: login & _names(table.get(name)) for name in ("envs", "secrets")}
     for name, known in there.items():
         if known and (known != login or all(there.values())):

@@ -15,7 +15,14 @@ from cavvy.importers.skypilot.config import keep_config, read_options
 from cavvy.importers.skypilot.mounts import read_mounts
 from cavvy.importers.skypilot.needs import unalias
 from cavvy.importers.skypilot.resources import add_options, list_clouds, read_request
-from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
+from cavvy.importers.skypilot.rules import (
+    GROUP_HEADER,
+    LOGIN_VARIABLES,
+    SERIAL_HEADER,
+    TASK,
+    VOLUME,
+    is_safe_name,
+)
 from cavvy.importers.skypilot.serving import read_service
 from cavvy.importers.translation_header import WAIT, WAITS, write_secrets
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
@@ -37,7 +44,6 @@ _NOTED = {
 }
 
 
-_LOGIN_VARIABLES = tuple(f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER"))
 _LOGIN = "SKYPILOT_DOCKER_LOGIN"
 _FILLED = ("file_mounts", "service", "volumes", "workdir")
 _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
@@ -281,8 +287,8 @@ def _read_environment(
     env, secrets = _read_variables(table, kept_keys)
     login = _read_login(table, image, kept_keys)
     if login.secret:
-        env = {name: value for name, value in env.items() if name not in _LOGIN_VARIABLES}
-        secrets = tuple(name for name in secrets if name not in _LOGIN_VARIABLES)
+        env = {name: value for name, value in env.items() if name not in LOGIN_VARIABLES}
+        secrets = tuple(name for name in secrets if name not in LOGIN_VARIABLES)
     return env, secrets, login
 
 
@@ -351,7 +357,7 @@ def _read_login(table: Node, image: str | None, kept_keys: TranslationNotes) -> 
     SkyPilot, three variables contain the login.
     """
     section = next(
-        (name for name in ("envs", "secrets") if _LOGIN_VARIABLES[0] in _names(table, name)), None
+        (name for name in ("envs", "secrets") if LOGIN_VARIABLES[0] in _names(table, name)), None
     )
     if image is None or section is None:
         return _ImageLogin(image=image)
@@ -361,7 +367,7 @@ def _read_login(table: Node, image: str | None, kept_keys: TranslationNotes) -> 
         kept_keys.refuse_at(table, section, reason)
     elif server and not image.startswith(f"{server}/"):
         image = f"{server}/{image}"
-    for name in _LOGIN_VARIABLES:
+    for name in LOGIN_VARIABLES:
         kept_keys.forget(f"{section}.{name}")
     reason = (
         f"set the login for the registry with `cavvy secret set {_LOGIN}`, in the form "
