@@ -10,7 +10,7 @@ from cavvy.control.deferred import Deferred
 from cavvy.control.job_service import JobIds, JobService, TooLate
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobPhase, JobRecord
-from cavvy.store.base import AtomicWrite, RowNotFound, StoreFull
+from cavvy.store.base import AtomicWrite, RowNotFound, StoreError, StoreFull, StoreUnusable
 from cavvy.store.memory import MemoryStore
 
 
@@ -28,6 +28,63 @@ class FullStore(MemoryStore):
         if self.full:
             raise StoreFull("no space")
         await super().remove_job(job)
+
+
+class BusyStore(MemoryStore):
+    """Stores no change while an error is set."""
+
+    error: StoreError | None = None
+
+    async def commit(self, write: AtomicWrite) -> None:
+        if self.error is not None:
+            raise self.error
+        await super().commit(write)
+
+
+class Paper:
+    """What would be left of the stops if the server died now."""
+
+    def __init__(self) -> None:
+        self.stops: dict[str, str] = {}
+
+    def read(self) -> dict[str, str]:
+        return self.stops
+
+    def write(self, stops: dict[str, str]) -> None:
+        self.stops = stops
+
+
+async def keep_checkpoints(job: JobRecord) -> RemovedCheckpoints:
+    return RemovedCheckpoints()
+
+
+def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_locks() -> None:
+    async def scenario() -> None:
+        store, clock, paper = BusyStore(), WallClock(), Paper()
+        deferred = Deferred(store, paper)
+        jobs = JobService(
+            deferred,
+            clock,
+            JobIds(clock),
+            hint=lambda key: None,
+            arrived=lambda: None,
+            notify=lambda job_id, what: None,
+            remove_checkpoints=keep_checkpoints,
+        )
+        await submit(store, "j", phase=JobPhase.RUNNING)
+        store.error = StoreFull("no space")
+        await jobs.stop("p", "train")
+        assert list(paper.stops) == ["j"]
+        store.error = StoreUnusable("another process has locked the database")
+        await deferred.write_pending()
+        assert (await deferred.job("j")).phase is JobPhase.STOPPING
+        assert list(paper.stops) == ["j"]
+        store.error = None
+        await deferred.write_pending()
+        assert (await store.job("j")).phase is JobPhase.STOPPING
+        assert paper.stops == {}
+
+    asyncio.run(scenario())
 
 
 def test_removing_a_job_frees_a_full_disk() -> None:

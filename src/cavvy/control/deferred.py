@@ -25,6 +25,7 @@ from cavvy.store.base import (
     Store,
     StoreError,
     StoreFull,
+    StoreUnusable,
     SummaryPage,
 )
 
@@ -90,12 +91,14 @@ class Deferred:
                 self._keep(changes)
 
     async def write_pending(self) -> None:
-        """Write the changes that are kept in memory; stop if the disk is full again."""
+        """Write the changes that are kept in memory; stop if the disk is full again, or if the
+        database cannot be used now, for example because another process has locked it.
+        """
         async with self._order:
             while self._kept:
                 try:
                     await self._store.commit(self._kept[0])
-                except StoreFull:
+                except (StoreFull, StoreUnusable):
                     return
                 except (
                     StoreError
