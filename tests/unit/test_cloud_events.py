@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.control.decide.webhook_calls import WebhookCalls, calls_for_request
+from cavvy.control.decide.webhook_calls import WebhookCalls, calls_for_request, find_challenge
 from cavvy.domain.cloud_events import (
     InvalidEvent,
     is_binary,
@@ -17,9 +17,10 @@ from cavvy.domain.cloud_events import (
     to_headers,
 )
 from cavvy.domain.queued_calls import CallState
-from cavvy.domain.services import WebhookTrigger
+from cavvy.domain.services import WebhookSignature, WebhookTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 SERVICE = StoredService(
@@ -193,3 +194,20 @@ def test_other_requests_are_one_call_each_delivery() -> None:
     once = read({**headers, **HEADERS}, b"{}").once
     assert once is not None
     assert (once.id, once.state) == (call.id, CallState.FORGOTTEN)
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "answer"),
+    [
+        (WebhookSignature.SLACK, b'{"type": "url_verification", "challenge": "c"}', "c"),
+        (WebhookSignature.SLACK, b'{"type": "url_verification", "challenge": 1}', None),
+        (WebhookSignature.SLACK, b'{"type": "event_callback", "challenge": "c"}', None),
+        (WebhookSignature.SLACK, b'["url_verification"]', None),
+        (WebhookSignature.SLACK, b"{", None),
+        (WebhookSignature.GITHUB, b'{"type": "url_verification", "challenge": "c"}', None),
+    ],
+)
+def test_only_slacks_check_of_the_url_is_answered(
+    signature: WebhookSignature, body: bytes, answer: str | None
+) -> None:
+    assert find_challenge(replace(HOOK, signature=signature), body) == answer

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.store_suite import make_charge
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.deadline import usable_now
+from cavvy.control.decide.deadline import StoredFacts, make_facts, usable_now
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.markets.history import MarketHistory
@@ -342,3 +342,42 @@ def test_a_new_catalog_changes_the_prices_of_outgoing_data() -> None:
         return found
 
     assert asyncio.run(prices()) == [90_000, 90_000, 50_000]
+
+
+def progress_of(
+    *nodes: Node, current: Attempt | None = OWN, attempts: Sequence[Attempt] = (LOST, OWN)
+) -> JobProgress:
+    job = make_job(replace(STEERED, setup="pip install x"))
+    stored = StoredFacts(attempts=attempts, nodes=nodes, current=current)
+    facts = make_facts(job, (SPOT, FIXED), MarketKnowledge(), stored, NOW)
+    assert facts is not None
+    return facts[2]
+
+
+def test_the_policy_gets_what_the_attempts_and_their_nodes_tell() -> None:
+    found = progress_of()
+    assert (found.current, found.home, found.works) == (SPOT, SPOT, True)
+    assert (found.starting_for, found.unsaved) == (3 * HOUR, 30 * MINUTE)
+    assert (found.saved_bytes, found.setup, found.at_risk) == (200, None, False)
+    assert found.deadline == NOW + 15 * HOUR
+    ready = Node(attempt_id="j-2", project="p", rank=0, claimed_at=NOW - 3 * HOUR)
+    ready = replace(ready, running_at=NOW - 2 * HOUR, risk_at=NOW, progress={"fraction": 0.25})
+    slower = replace(ready, rank=1, claimed_at=NOW - 4 * HOUR, progress={})
+    found = progress_of(ready, slower)
+    assert (found.setup, found.at_risk, found.done) == (2 * HOUR, True, 0.25)
+    for wrong in (-0.1, 1.5, "most"):
+        assert progress_of(replace(ready, progress={"fraction": wrong})).done == pytest.approx(0.3)
+
+
+def test_the_policy_is_told_of_no_gang_where_none_works() -> None:
+    starts = replace(OWN, running_at=None, checkpoint_at=None, phase=AttemptPhase.BOOTING)
+    assert progress_of(current=starts, attempts=(LOST, starts)).unsaved == timedelta(0)
+    found = progress_of(current=None, attempts=(LOST,))
+    assert (found.current, found.works, found.starting_for) == (None, False, timedelta(0))
+    assert (found.saved_bytes, found.home) == (300, None)
+    never = replace(OWN, checkpoint_at=None, checkpoint_bytes=0)
+    assert progress_of(current=never, attempts=(never,)).unsaved == 2 * HOUR
+    assert progress_of(current=never, attempts=(never,)).saved_bytes == 0
+    plain = make_job(TASK)
+    stored = StoredFacts(attempts=())
+    assert make_facts(plain, (SPOT, FIXED), MarketKnowledge(), stored, NOW) is None

@@ -13,6 +13,7 @@ from cavvy.control.decide.budgets import (
     find_allowance,
     find_block,
     find_service_stop,
+    find_stop,
     list_alerts,
     month_limit,
 )
@@ -135,3 +136,13 @@ def test_a_forecast_is_never_below_what_was_spent() -> None:
     found = forecast_month(Money(2000), [0] * 9 + [9000], NOW)
     assert found is not None
     assert found.low == Money(2000)
+
+
+def test_kept_nodes_are_released_at_the_hard_share_only() -> None:
+    assert find_stop([state(999, {}, soft_percent=80, hard_percent=100)], NOW) == ""
+    reached = find_stop([state(0, {}), state(1000, {}, hard_percent=100)], NOW)
+    assert reached.startswith("the hard stop of the budget b is reached: <$0.01")
+    assert find_stop([state(9000, {}, soft_percent=80, hard_percent=None)], NOW) == ""
+    late = state(900, {"a": seen(100, ago=HOUR)}, hard_percent=100)
+    assert find_stop([late], NOW)
+    assert find_stop([late], NOW - HOUR) == ""
