@@ -1,10 +1,12 @@
 """Change one operator in `control/decide/` at a time, and count the changes that unit tests detect.
 
     python scripts/drills/mutants.py [--sample 200] [--seed 1] [--only standby] [TESTS ...]
+    python scripts/drills/mutants.py --folder costs tests/unit/test_costs_*.py
 
 A mutant is one function in which a comparison, an `and` or `or`, a condition or a result is
-inverted. For each mutant, the tests run in a forked process, in the given order, until one fails. A
-test that needs an event loop is skipped. By default, the tests are the unit tests of decisions.
+inverted. For each mutant, the tests that call the function run in a forked process, in the given
+order, until one fails. A test that needs an event loop is skipped. By default, the tests are the
+unit tests of decisions. `--folder` names another folder of `src/cavvy`.
 """
 
 import argparse
@@ -12,11 +14,14 @@ import ast
 import asyncio
 import copy
 import importlib
+import json
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +31,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[2]
-DECIDE = ROOT / "src" / "cavvy" / "control" / "decide"
+SOURCE = ROOT / "src"
 TESTS = ["test_decide_*.py", "test_control_[fsw]*.py", "test_warm_keep_policy.py"]
 LONGEST_S = 120
 FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -75,6 +80,11 @@ class Mutant:
         name = Path(str(self.module.__file__)).name
         return f"{name}:{line} {self.function.name}: {type(node).__name__}"
 
+    @property
+    def key(self) -> str:
+        """The function's file and name, as in `find_callers`."""
+        return f"{self.module.__file__} {self.function.name}"
+
     def apply(self) -> None:
         """Replace the function's code in place, so that all importers call the changed function."""
         changed = copy.deepcopy(self.function)
@@ -95,6 +105,14 @@ def list_mutants(module: ModuleType) -> Iterator[Mutant]:
                     yield Mutant(module, function, number)
 
 
+def list_modules(folder: str, only: str | None) -> Iterator[ModuleType]:
+    """Yield the modules of a folder of `src/cavvy`."""
+    for path in sorted((SOURCE / "cavvy" / folder).rglob("[a-z]*.py")):
+        if only in (None, path.stem):
+            name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+            yield importlib.import_module(name)
+
+
 class Drill:
     """Runs the collected tests once without changes, and then once for each mutant."""
 
@@ -103,35 +121,73 @@ class Drill:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         asyncio.run = _refuse  # type: ignore[assignment]  # it never returns
-        names = sorted(path.stem for path in DECIDE.glob("[a-z]*.py"))
-        modules = [
-            importlib.import_module(f"cavvy.control.decide.{name}")
-            for name in names
-            if self._options.only in (None, name)
-        ]
+        modules = [*list_modules(self._options.folder, self._options.only)]
         mutants = [mutant for module in modules for mutant in list_mutants(module)]
         random.Random(self._options.seed).shuffle(mutants)
         mutants = mutants[: self._options.sample]
-        if _notices(session.items):
-            raise pytest.UsageError("a test fails without any mutant")
+        callers = find_callers(session.items)
         alive = []
         for mutant in mutants:
-            if not _notices(session.items, mutant):
+            items = [session.items[number] for number in callers.get(mutant.key, ())]
+            if not _notices(items, mutant):
                 alive.append(mutant)
-                print("alive:", mutant, flush=True)
+                print("alive:", mutant, "" if items else "(no test calls it)", flush=True)
         print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants die")
         return True
 
 
-def _notices(items: list[pytest.Item], mutant: Mutant | None = None) -> bool:
-    """Whether a test fails with the mutant. Runs the tests in a separate process."""
+def find_callers(items: Sequence[pytest.Item]) -> Mapping[str, Sequence[int]]:
+    """Return the numbers of the tests that call each function of Cavvy, keyed by the function's
+    file and name. Raises UsageError if a test fails.
+    """
+    with tempfile.TemporaryFile("w+") as file:
+
+        def record() -> bool:
+            found: defaultdict[str, list[int]] = defaultdict(list)
+            for number, item in enumerate(items):
+                called: set[tuple[str, str]] = set()
+                sys.setprofile(
+                    lambda frame, *_, called=called: called.add(
+                        (frame.f_code.co_filename, frame.f_code.co_name)
+                    )
+                )
+                failed = _fails(item)
+                sys.setprofile(None)
+                if failed:
+                    return True
+                for path, name in called:
+                    if path.startswith(str(SOURCE)):
+                        found[f"{path} {name}"].append(number)
+            json.dump(found, file)
+            file.flush()
+            return False
+
+        if _run_apart(record):
+            raise pytest.UsageError("a test fails without any mutant")
+        file.seek(0)  # both processes share its position
+        found: Mapping[str, Sequence[int]] = json.load(file)
+        return found
+
+
+def _notices(items: Sequence[pytest.Item], mutant: Mutant) -> bool:
+    """Whether one of the tests fails with the mutant."""
+
+    def run() -> bool:
+        mutant.apply()
+        return any(_fails(item) for item in items)
+
+    return _run_apart(run)
+
+
+def _run_apart(run: Callable[[], bool]) -> bool:
+    """Whether `run` returns True, ends its process or takes too long. `run` runs in a separate
+    process.
+    """
     child = os.fork()
     if child == 0:
         signal.alarm(LONGEST_S)  # an endless loop counts as detected
-        if mutant is not None:
-            mutant.apply()
         sys.stdout.flush()
-        os._exit(any(_fails(item) for item in items))
+        os._exit(run())
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
@@ -149,6 +205,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--sample", type=int, default=None)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", default="control/decide")
     parser.add_argument("--only")
     parser.add_argument("tests", nargs="*")
     given = parser.parse_args()
