@@ -3,11 +3,16 @@ wrap.
 """
 
 import io
+import os
+import re
+import sys
+import tty
 
 import pytest
 from rich.console import Console
 from tests.unit.cli_client import make_attempt, make_event, make_job, make_node
 
+from cavvy.cli.reach.session import make_patience
 from cavvy.cli.view.bar import ProgressBar
 from cavvy.cli.view.formatting import show_progress
 from cavvy.cli.view.job_story import JobStory
@@ -165,6 +170,22 @@ def test_lines_of_several_ranks_are_whole_and_named(
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_a_silent_server_is_reported_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as out, os.fdopen(os.dup(slave), "w") as err:
+        tty.setraw(slave)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with open_screen(make_job("x", "running")):
+            make_patience().note_silence()
+        out.flush()
+        shown = os.read(master, 65536).decode()
+    os.close(master)
+    line = next(each for each in shown.split("\n") if "no answer from the server" in each)
+    assert re.split("\r|\x1b\\[2K", line)[-1].startswith("cavvy: no answer from the server yet")
 
 
 def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -29,6 +30,7 @@ from cavvy.cli import down
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, wire
+from cavvy.client.client import ExecChunk
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -270,6 +272,29 @@ def test_exec_passes_output_and_code(client: FakeClient) -> None:
     answer = run("exec", "now", "--rank", "1", "--", "ls", "-l", "--rank", "9")
     assert (answer.stdout, answer.exit_code) == ("some output\n", 7)
     assert client.asked == [("exec", "now", ["ls", "-l", "--rank", "9"], 1)]
+
+
+@pytest.mark.parametrize(
+    ("word", "words"), [("ls", ["ls"]), ("ls | wc -l", ["sh", "-c", "ls | wc -l"])]
+)
+def test_one_word_of_exec_is_a_line_of_shell(
+    client: FakeClient, word: str, words: list[str]
+) -> None:
+    assert run("exec", "now", "--", word).exit_code == 7
+    assert client.asked == [("exec", "now", words, 0)]
+
+
+def test_an_interrupted_exec_says_that_its_command_continues(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> Iterator[ExecChunk]:
+        yield ExecChunk(data=b"a line\n", exit_code=None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "exec", interrupt)
+    answer = run("exec", "now", "--", "top", "-b")
+    assert (answer.stdout, answer.exit_code) == ("a line\n", 130)
+    assert "the command continues on the node" in answer.stderr
 
 
 def test_drill_reads_its_notice(client: FakeClient) -> None:

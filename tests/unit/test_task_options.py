@@ -120,6 +120,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
         (["--secret", "A=b"], "`cavvy secret set A` stores the value encrypted"),
         (["--env-file", "none"], "--env-file none: No such file or directory"),
         (["--budget", "much"], "--budget much: "),
+        (["--machine", "dev", "--keep", "30"], "write 30s, 30m or 30h"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -187,6 +188,13 @@ def test_a_wrong_line_of_a_file_is_named(
     assert done.exit_code == 2
     assert message in done.stderr
     assert not sent
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "validate"])
+def test_a_folder_is_no_task_file(command: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, [command, str(tmp_path)])
+    assert done.exit_code != 0
+    assert f"error: {tmp_path}: this is a folder" in done.stderr
 
 
 def test_nothing_to_run_is_a_wrong_use(sent: list[dict[str, object]]) -> None:

@@ -1,12 +1,15 @@
 """`cavvy exec`: runs a command in the environment of a running job."""
 
+import shlex
 import sys
 
 import click
 
 from cavvy.cli.reach.arguments import job_argument
-from cavvy.cli.reach.session import project_option, rank_option, session
+from cavvy.cli.reach.session import named, project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target
+
+_INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -22,16 +25,27 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
 
     cavvy exec digits -- nvidia-smi
 
+    A single word with characters of the shell, such as 'ls | wc', is a command line for the shell.
     NAME:RANK selects a node; the default is the first node. Use `cavvy ssh` for a command that
     needs input or a terminal.
     """
     exit_code = 0
     name, wanted = read_target(name)
     rank = rank or wanted
-    with session() as client:
-        for chunk in client.exec(project, name, list(arguments), rank=rank):
-            sys.stdout.buffer.write(chunk.data)
-            sys.stdout.buffer.flush()
-            if chunk.exit_code is not None:
-                exit_code = chunk.exit_code
+    is_line = len(arguments) == 1 and shlex.quote(arguments[0]) != arguments[0]
+    words = ["sh", "-c", *arguments] if is_line else list(arguments)
+    try:
+        with session() as client:
+            for chunk in client.exec(project, name, words, rank=rank):
+                sys.stdout.buffer.write(chunk.data)
+                sys.stdout.buffer.flush()
+                if chunk.exit_code is not None:
+                    exit_code = chunk.exit_code
+    except KeyboardInterrupt:
+        click.echo(
+            "\nthe command continues on the node; Ctrl-C ends commands of "
+            f"`cavvy ssh {named(project, name)} -- COMMAND`",
+            err=True,
+        )
+        sys.exit(_INTERRUPTED)
     sys.exit(exit_code)

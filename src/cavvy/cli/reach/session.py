@@ -2,6 +2,7 @@
 jobs."""
 
 import os
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -39,7 +40,12 @@ def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
     """
     from cavvy.client import Patience
 
-    return Patience(limit_s, lambda text: click.echo(f"cavvy: {text}", err=True))
+    def report(text: str) -> None:
+        # rich replaces `sys.stderr` while a live line is shown; `click.echo` would bypass that and
+        # write into the live line
+        print(f"cavvy: {text}", file=sys.stderr, flush=True)
+
+    return Patience(limit_s, report)
 
 
 @contextmanager

@@ -126,7 +126,7 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             shell_complete=_COMPLETE.get(flags),
             help=f"{words.removesuffix('.')}; repeatable." if several else words,
         )(wrapped)
-    kind = click.Path(dir_okay=False, allow_dash=True)
+    kind = click.Path(allow_dash=True)
     return click.argument("file", metavar="[TASK.YAML|-]", required=False, type=kind)(
         as_option(wrapped)
     )

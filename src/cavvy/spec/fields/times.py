@@ -33,6 +33,11 @@ _LONGEST = timedelta(days=3660)
 
 def read_length(node: ScalarNode) -> timedelta:
     value = node.value
+    if isinstance(value, str) and value.strip().isdecimal():
+        number = value.strip()
+        raise WrongValue(
+            f"{shown(value)} has no unit", suggestion=f"write {number}s, {number}m or {number}h"
+        )
     length = parse_duration(value if isinstance(value, (int, float)) else read_text(node))
     if length > _LONGEST:
         raise WrongValue(f"{format_duration(length)} is longer than ten years")
