@@ -46,6 +46,17 @@ def test_stopping_a_busy_machine_needs_agreement(client: FakeClient) -> None:
     assert client.asked == [("stop machine", "default", "dev")]
 
 
+@pytest.mark.parametrize("state", ["starting", "busy", "idle"])
+def test_a_started_machine_is_not_started_again(client: FakeClient, state: str) -> None:
+    client.named = [make_machine(state=state)]
+    answer = run("machines", "start", "dev")
+    assert (answer.stdout, answer.exit_code) == (
+        f"machine dev is already started: it is {state}\n",
+        0,
+    )
+    assert client.asked == []
+
+
 def test_rm_stops_a_machine_and_forgets_it(client: FakeClient) -> None:
     client.named = [make_machine()]
     assert run("machines", "rm", "dev").stdout == "machine dev is removed\n"

@@ -72,6 +72,10 @@ def start(name: str, project: str, yes: bool) -> None:
     from cavvy.cli.task.submission import ask_consent
 
     with session() as client:
+        found = client.machine(project, name)
+        if found.state not in ("stopped", "stopping"):
+            click.echo(f"machine {name} is already started: it is {found.state}")
+            return
         job = ask_consent(
             yes,
             lambda consent: client.start_machine(
