@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
@@ -68,6 +69,19 @@ def test_the_price_limit_is_said_with_the_cheapest_and_what_to_write() -> None:
     assert say_no_offer(make_task(), found) == (
         "No offer: the cheapest H100:8 in eu is $19.91/h, but your limit is $15.00/h; raise "
         "resources.max_price to $19.92"
+    )
+
+
+def test_the_nearest_offer_of_several_catalogs_is_said() -> None:
+    need = ResourceSpec(memory_min_mib=40 << 20)
+    small, large = (
+        replace(make_offer(), instance_type=name, memory_mib=mib)
+        for name, mib in (("small", 24 << 10), ("large", 32 << 20))
+    )
+    found = explain([match_offers([small], need), match_offers([large], need)], EMPTY)
+    assert [miss.offer.instance_type for miss in found.misses] == ["large", "small"]
+    assert "the nearest match, large at cloud" in say_no_offer(
+        TaskSpec(name="t", run="true", resources=need), found
     )
 
 

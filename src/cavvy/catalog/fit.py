@@ -130,9 +130,13 @@ def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | No
 
 def make_miss(offer: Offer, need: ResourceSpec, constraint: Constraint) -> NearMiss:
     """Describe an offer that fails only this constraint."""
-    per_cpu = need.memory_per_cpu_mib is not None
+    missed = near_miss(offer, need)
     return NearMiss(
-        offer=offer, constraint=constraint, text=explain(offer, need, constraint), per_cpu=per_cpu
+        offer=offer,
+        constraint=constraint,
+        text=explain(offer, need, constraint),
+        per_cpu=need.memory_per_cpu_mib is not None,
+        distance=0.0 if missed is None else missed[1],
     )
 
 

@@ -38,6 +38,7 @@ class NearMiss(Struct, frozen=True, kw_only=True):
     constraint: Constraint
     text: str  # e.g. "costs $19.92/h, your limit is $15.00/h"
     per_cpu: bool = False  # whether the task requires memory per CPU
+    distance: float = 0.0  # how far the offer is from the constraint; 0 is the nearest
 
 
 class OfferMatches(Struct, frozen=True, kw_only=True):

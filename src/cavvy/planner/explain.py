@@ -195,11 +195,12 @@ def wish(need: ResourceSpec) -> str:
 
 def _interleave(answers: Sequence[OfferMatches]) -> list[NearMiss]:
     """Interleave the near misses of several catalogs: first the nearest miss of each catalog, then
-    the second nearest miss of each catalog, and so on.
+    the second nearest miss of each catalog, and so on. Each round begins with its nearest miss.
     """
     ordered: list[NearMiss] = []
     for index in range(max((len(answer.misses) for answer in answers), default=0)):
-        ordered += [answer.misses[index] for answer in answers if index < len(answer.misses)]
+        found = [answer.misses[index] for answer in answers if index < len(answer.misses)]
+        ordered += sorted(found, key=lambda miss: miss.distance)
     return ordered
 
 
