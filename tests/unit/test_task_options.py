@@ -109,6 +109,15 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
     assert sent[0]["origin"].dialect == "SkyPilot"  # type: ignore[attr-defined]  # a RunOrigin
 
 
+def test_an_unknown_parameter_is_no_sign_of_skypilot(
+    sent: list[dict[str, object]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("run: echo ${{ params.x }}")
+    refused = run("a.yaml")
+    assert "unknown parameter 'x'" in refused.stderr
+    assert "SkyPilot" not in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

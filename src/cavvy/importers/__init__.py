@@ -243,7 +243,9 @@ def _parse(
             dialect or find_dialect(documents), documents, notes, params, options.overrides
         )
     else:
-        found = _parse_own(documents, notes, params, is_neutral=neutral and dialect is None)
+        # `${{` is Cavvy's own syntax, which shells refuse.
+        neutral = neutral and dialect is None and "${{" not in text
+        found = _parse_own(documents, notes, params, is_neutral=neutral)
     changed = options.overrides
     gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
     kept = (
