@@ -234,19 +234,17 @@ def _parse(
     notes = ProblemNotes(str(file), text, now)
     documents = compose_all(text, notes)
     submits = isinstance(file, Path)
+    changed = options.overrides
     neutral = submits and not len(notes) and names_no_tool(documents)
     dialect = _named_dialect(options.dialect, notes) or (
         find_by_path(Path(file)) if neutral else None
     )
-    if (dialect or find_dialect(documents)) is not Dialect.CAVVY:
-        found = _parse_other(
-            dialect or find_dialect(documents), documents, notes, params, options.overrides
-        )
+    if (kind := dialect or find_dialect(documents)) is not Dialect.CAVVY:
+        found = _parse_other(kind, documents, notes, params, changed)
     else:
         # `${{` is Cavvy's own syntax, which shells refuse.
         neutral = neutral and dialect is None and "${{" not in text
         found = _parse_own(documents, notes, params, is_neutral=neutral)
-    changed = options.overrides
     gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
     kept = (
         replace(each, refused=each.refused and not (submits and each.until_submitted))
