@@ -82,3 +82,17 @@ def test_a_service_has_at_most_100_sources_of_calls() -> None:
     events = [{"cron": "0 3 * * 1", "path": f"/{number}"} for number in range(101)]
     (found,) = read_problems(service={"port": 80, "events": events}).problems
     assert found.expected == "at most 100 entries"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {"num_nodes": 1, "resources": {"accelerators": GPUS}},
+        {
+            "num_nodes": 1,
+            "file_mounts": {f"/d{number}": f"s3://b/{number}" for number in range(1001)},
+        },
+    ],
+)
+def test_files_of_other_tools_have_the_same_limits(file: dict[str, object]) -> None:
+    assert "entries are too many" in str(read_problems(**file))

@@ -168,6 +168,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     """Return the only task of a file, with the variables and the shell that its commands expect.
     Raises SpecError if the file needs a key that is not supported.
     """
+    from cavvy.spec.fields.task import list_excess
+
     for each in found.refused:
         hint = (
             "`cavvy validate` lists all unsupported keys; delete those that the work does not "
@@ -195,6 +197,10 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
             expected="a section such as `service: {port: 8000}`",
             suggestion="docs/guides/serve.md shows an example; `cavvy run FILE` runs a job",
         )
+    if found.task is not None:
+        for name, count, most in list_excess(found.task):
+            message = f"{count:,} entries are too many"
+            notes.outside(name, message, expected=f"at most {most:,} entries")
     notes.check()
     assert found.task is not None  # A file that describes no task was already refused above.
     if found.kind in (Dialect.CAVVY, Dialect.KUBERNETES):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from cavvy.domain.tasks import (
@@ -173,7 +174,12 @@ def _read_one(table: SectionReader) -> Alternative:
 
 
 # Each pass of the queue compares all offers with each alternative of each waiting job.
-_MOST_ALTERNATIVES = 100
+MOST_ALTERNATIVES = 100
+
+
+def count_alternatives(choices: Iterable[ResourceSpec]) -> int:
+    """Return the number of alternatives, where each alternative accelerator counts."""
+    return sum(max(1, len(each.accelerators)) for each in choices)
 
 
 def check_count(table: SectionReader, name: str, most: int) -> None:
@@ -193,15 +199,15 @@ def _build(table: SectionReader) -> ResourceSpec:
         )
     choices: tuple[Alternative, ...] = table.get("any_of") or table.get("ordered") or ()
     found = tuple(ResourceSpec(**{**base, **said}) for said, _ in choices)
-    count = sum(max(1, len(each.accelerators)) for each in found or (ResourceSpec(**base),))
-    if count > _MOST_ALTERNATIVES:
+    count = count_alternatives(found or (ResourceSpec(**base),))
+    if count > MOST_ALTERNATIVES:
         name = next(
             (each for each in ("any_of", "ordered", "gpu") if table.has(each)), "accelerator"
         )
         table.wrong(
             name,
             f"{count:,} alternatives are too many",
-            expected=f"at most {_MOST_ALTERNATIVES} alternatives",
+            expected=f"at most {MOST_ALTERNATIVES} alternatives",
         )
     if len(found) < 2:
         return found[0] if found else ResourceSpec(**base)

@@ -1,6 +1,7 @@
 """The top-level keys of a task file, and the conversion of a file to a `TaskSpec`."""
 
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
@@ -25,7 +26,12 @@ from cavvy.spec.fields.kinds import (
 )
 from cavvy.spec.fields.limits import LIMITS, RETRY
 from cavvy.spec.fields.params import PARAMS
-from cavvy.spec.fields.resources import RESOURCES, check_count
+from cavvy.spec.fields.resources import (
+    MOST_ALTERNATIVES,
+    RESOURCES,
+    check_count,
+    count_alternatives,
+)
 from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.setup import COMMANDS, SETUP
 from cavvy.spec.fields.times import SCHEDULE, length_kind
@@ -100,6 +106,21 @@ def _check_tag_value(text: str) -> str:
 
 
 _MOST_ENTRIES = {"inputs": 1000, "outputs": 1000, "volumes": 100, "webhooks": 100}
+
+
+def list_excess(task: TaskSpec) -> Iterator[tuple[str, int, int]]:
+    """Yield each list of a task that is too long, with its number of entries and the maximum."""
+    counts = {
+        "inputs": len(task.inputs),
+        "outputs": len(task.outputs),
+        "volumes": len(task.volumes),
+        "webhooks": len(task.webhooks),
+        "resources": count_alternatives(task.resources.choices),
+    }
+    for name, count in counts.items():
+        most = _MOST_ENTRIES.get(name, MOST_ALTERNATIVES)
+        if count > most:
+            yield name, count, most
 
 
 def _build(table: SectionReader) -> TaskSpec | None:
