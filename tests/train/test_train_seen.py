@@ -103,6 +103,15 @@ def test_the_progress_file_holds_the_newest_line_alone(
     assert {"loss", "usd_per_1000_samples"} <= set(found)
 
 
+def test_a_progress_file_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CAVVY_PROGRESS_FILE", str(tmp_path / "absent" / "progress"))
+    monkeypatch.setattr("cavvy.train.progress.PACE_S", 0.0)
+    run_steps(tmp_path / "run")
+    assert caplog.text.count("the progress file could not be written") == 1
+
+
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -45,6 +45,7 @@ class ProgressReporter:
     def __init__(self, world: RankWorld) -> None:
         self._world = world
         self._path = os.environ.get("CAVVY_PROGRESS_FILE", "")
+        self._failed = False  # whether a write has failed and a warning was logged
         self._next, self._done, self._total, self._logged = 0.0, 0, 0, 0.0
         self._meter = Meter(world.device, world.size)
 
@@ -81,11 +82,7 @@ class ProgressReporter:
         line = {"done": self._done, "total": self._total, "unit": "samples", "complete": last}
         line |= {**told, **rates}
         if self._path:
-            with open(
-                self._path + ".new", "w"
-            ) as file:  # renamed when complete, because the agent may read it at any time
-                file.write(json.dumps(line) + "\n")
-            os.replace(self._path + ".new", self._path)
+            self._write(line)
         parts = [f"{self._done}/{self._total} samples"]
         parts += [
             f"{name} {one:.4g}" if isinstance(one, float) else f"{name} {one}"
@@ -103,6 +100,21 @@ class ProgressReporter:
         elif last or monotonic() >= self._logged:
             self._logged = monotonic() + LOG_S
             log.info("%s", "  ".join(parts))
+
+    def _write(self, line: dict[str, object]) -> None:
+        """Write the file for the agent. If a write fails, for example because the disk is full, the
+        training continues.
+        """
+        try:
+            with open(
+                self._path + ".new", "w"
+            ) as file:  # renamed when complete, because the agent may read it at any time
+                file.write(json.dumps(line) + "\n")
+            os.replace(self._path + ".new", self._path)
+        except OSError as error:
+            if not self._failed:
+                log.warning("the progress file could not be written: %s", error)
+            self._failed = True
 
     def _rates(self) -> dict[str, float]:
         found = self._meter.read()
