@@ -206,7 +206,7 @@ class StepGradients:
             )
         if due and not are_equal(pairs[4:]):
             self.replicas.explain()
-        if new and not failed:
+        if reducer is not None and new and not failed:
             reducer.add(new)
         return bool(failed), bool(weighted)
 
