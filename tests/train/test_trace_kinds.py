@@ -86,3 +86,23 @@ for number in range(10**9):
     )
     assert products(profile) == 2 * 2 * 16 * 8 * 4
     assert 8 * 32 <= profile["memory"]["optimizer"] <= 8 * 32 + 4
+
+
+def test_passes_before_an_optimizer_that_calls_the_model_do_not_count(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Linear(8, 4, bias=False).requires_grad_(False)
+wanted = model(torch.randn(50, 8)).mean()
+image = torch.randn(16, 8, requires_grad=True)
+optimizer = torch.optim.LBFGS([image], max_iter=1, history_size=3)
+def closure():
+    optimizer.zero_grad()
+    loss = (model(image) - wanted).square().mean()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+""",
+    )
+    assert (profile["batch"], products(profile)) == (16, 2 * 2 * 16 * 8 * 4)
+    assert profile["memory"]["optimizer"] >= 2 * 3 * 4 * 16 * 8

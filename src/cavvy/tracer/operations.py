@@ -223,7 +223,8 @@ def _recurrent(
     state, weights, both = (
         (third, options[0], options[5]) if packed else (second, third, options[4])
     )
-    first = state if isinstance(state, torch.Tensor) else state[0]
+    states = state if name == "lstm" else [state]
+    first = states[0]
     # for each layer and direction: two matrices and the biases
     per = len(weights) // first.shape[0]
     out, width, directions = data, first.shape[-1], 2 if both else 1
@@ -231,17 +232,16 @@ def _recurrent(
     for layer in range(0, len(weights), per * directions):
         ways = []
         for way in range(layer, layer + per * directions, per):
-            kept = _run_direction(out, weights[way : way + min(per, 4)], width)
+            kept = _run_direction(out, weights[way : way + per], width)
             ways.append(kept[..., :width])
             last.append(kept.reshape(-1, kept.shape[-1])[: first.shape[1]])
         out = torch.cat(ways, -1) if directions == 2 else ways[0]
-    states = [state] if isinstance(state, torch.Tensor) else state
     return out, *(torch.stack([row[:, : each.shape[-1]] for row in last]) for each in states)
 
 
 def _run_direction(data: torch.Tensor, weights: Any, width: int) -> torch.Tensor:
-    gates = F.linear(data, *weights[::2])
-    return torch.tanh(gates + F.linear(gates[..., :width], *weights[1::2]))
+    gates = F.linear(data, *weights[:4:2])
+    return torch.tanh(gates + F.linear(gates[..., :width], *weights[1:4:2]))
 
 
 def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

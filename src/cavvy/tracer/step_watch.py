@@ -137,9 +137,11 @@ class StepWatch:
             self._micro += 1
             self._off()
 
-    def _step(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+    def _step(self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         for group in optimizer.param_groups:
-            if group.get("max_iter", 0) > _ITERATIONS:  # LBFGS
+            if "tolerance_change" in group:  # LBFGS; losses that are read as 1 do not change
+                group["tolerance_change"] = -1
+            if group.get("max_iter", 0) > _ITERATIONS:
                 more = f"{group['max_iter']:,} iterations of a step"
                 self.assumed = [
                     f"{own_line()}: at most {more} are assumed to end after {_ITERATIONS}"
@@ -148,7 +150,12 @@ class StepWatch:
         if self._model is None:
             return
         self._off()
-        if self._first is None:
+        if self._first is None and (len(args) > 1 or options) and not self._has_gradients():
+            # The optimizer calls the model itself, and the passes before do not train.
+            self._model, self._trains = None, False
+            self._recorder = TraceRecorder()
+            self._samples.restart()
+        elif self._first is None:
             self._first = optimizer
             self._made = self._summarize([optimizer], self._micro)
             if len(self._optimizers) == 1:
