@@ -104,6 +104,7 @@ def test_random_integers_are_the_same_in_each_trace(tmp_path: Path) -> None:
         "assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]] and len(x.tolist()) == 16",
         "assert torch.tensor(0.25).item() == 0.25",
         "assert copy.deepcopy(torch.tensor(2.0)).item() == 2 and copy.deepcopy(model)[0] is not model",
+        "assert isinstance(copy.deepcopy(nn.Linear(2, 2)).weight, nn.Parameter)",
         "x.share_memory_()",
     ],
 )

@@ -160,8 +160,11 @@ def _allclose(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> 
 
 def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if id(tensor) not in memo:
-        copied = tensor.detach().clone()
-        memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
+        copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = (
+            torch.nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+        )
     made: torch.Tensor = memo[id(tensor)]
     return made
 
