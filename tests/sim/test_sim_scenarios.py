@@ -173,6 +173,15 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     assert {"notice", "checkpoint"} <= {event.kind for event in trace.events}
 
 
+@pytest.mark.parametrize("first", range(12, 16))
+def test_a_job_that_is_preempted_while_the_disk_is_full_starts_again(first: int) -> None:
+    spot = task(3000, resources=ResourceSpec(spot=SpotPolicy.ONLY))
+    launches = (FaultScript(preempted_after_s=500),)
+    full = frozenset(range(first, first + 30))
+    ending = run_scenario(spot, offers=(SPOT,), launches=launches, broken=full)
+    assert only(ending).job.phase is JobPhase.DONE
+
+
 def test_a_preemption_without_notice_loses_only_what_came_after_the_checkpoint() -> None:
     spot = task(
         3000, resources=ResourceSpec(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")

@@ -30,13 +30,7 @@ from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.provider_tasks import ProviderTasks
 from cavvy.control.queue import QueueReconciler
-from cavvy.control.reconcile import (
-    HOSTS,
-    QUEUE,
-    UPLOADS,
-    JobReconciler,
-    JobReconcilerDependencies,
-)
+from cavvy.control.reconcile import HOSTS, UPLOADS, JobReconciler, JobReconcilerDependencies
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.serving.call_keys import is_calls_key
 from cavvy.control.serving.call_queue import CallQueue
@@ -49,6 +43,7 @@ from cavvy.control.storage import StorageMeter
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
+from cavvy.control.worklist import QUEUE
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
@@ -116,10 +111,10 @@ class ControlPlane:
         dependencies: ControlPlaneDependencies,
         ids: JobIds | None = None,
     ) -> None:
-        self._deferred = Deferred(store, dependencies.notes)
+        self._outside = dependencies
+        self._deferred = self._make_deferred(store)
         self.store = store = self._store = self._deferred.as_store()
         self._providers, self._clock = providers, clock
-        self._outside = dependencies
         self._driver = SeparateDrivers(self, clock, is_webhook_key)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints()
@@ -142,6 +137,9 @@ class ControlPlane:
     @property
     def _share(self) -> WorkShare | None:
         return self._outside.share
+
+    def _make_deferred(self, store: Store) -> Deferred:
+        return Deferred(store, self._outside.notes, self.hint)
 
     def _make_advisor(self) -> DeadlineAdvisor:
         outside = self._outside

@@ -10,10 +10,11 @@ changes.
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Protocol, cast
 
+from cavvy.control.worklist import QUEUE
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, replace_charges
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
@@ -45,12 +46,19 @@ class Notes(Protocol):
 
 class Deferred:
     """A store that can keep changes in memory. Methods that this class does not define are passed
-    to the wrapped store. The event `pending` is set while changes are in memory.
+    to the wrapped store. The event `pending` is set while changes are in memory. `hint` adds a
+    key to the worklist.
     """
 
-    def __init__(self, store: Store, notes: Notes | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        notes: Notes | None = None,
+        hint: Callable[[str], None] = lambda key: None,
+    ) -> None:
         self._store = store
         self._notes = notes
+        self._hint = hint
         self._kept: list[AtomicWrite] = []
         self._jobs: dict[str, JobRecord] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -108,10 +116,14 @@ class Deferred:
                         "changes that were kept in memory cannot be written", exc_info=error
                     )
                 del self._kept[0]
+            jobs = self._changed_jobs()
             self._jobs, self._attempts, self._nodes = {}, {}, {}
             if self.pending.is_set():
                 self.pending.clear()
                 self._note()
+                # The queue left these jobs out. Changes that were not written are decided again.
+                for key in (QUEUE, *jobs):
+                    self._hint(key)
 
     def _keep(self, changes: AtomicWrite) -> None:
         for job in changes.jobs:
@@ -188,8 +200,10 @@ class Deferred:
 
     async def unfinished(self) -> Sequence[str]:
         """Return the IDs that `Store.unfinished` returns, and every job with unwritten changes."""
-        kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
-        return sorted({*await self._store.unfinished(), *kept})
+        return sorted({*await self._store.unfinished(), *self._changed_jobs()})
+
+    def _changed_jobs(self) -> set[str]:
+        return {*self._jobs, *(each.job_id for each in self._attempts.values())}
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         return [self._attempt(each) for each in await self._store.attempts(job_id)]

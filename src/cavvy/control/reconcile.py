@@ -39,13 +39,13 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.unit_of_work import UnitOfWork, make_write
 from cavvy.control.warm.pool import WarmPool
+from cavvy.control.worklist import QUEUE
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StaleVersion
 
-QUEUE = "queue"  # the queue reconciler's key on the same worklist
 UPLOADS = "uploads"  # the worklist's key for aborting the uploads of ended attempts
 HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _LONGEST = timedelta(days=1)  # maximum time between two passes of a job

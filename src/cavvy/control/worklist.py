@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+QUEUE = "queue"  # the key of the reconciler that places waiting jobs
+
 
 class Worklist:
     """Decides which key (such as a job ID) is processed next. `now` is a function that returns the
