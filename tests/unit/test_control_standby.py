@@ -184,6 +184,19 @@ def test_a_second_gang_starts_only_if_the_budget_pays_for_two(
     assert bool(uow.job.standbys) is starts
 
 
+@pytest.mark.parametrize(
+    ("capacity", "shared", "starts"),
+    [(None, False, True), (2, False, True), (1, False, False), (None, True, False)],
+)
+def test_a_second_gang_starts_only_where_all_its_nodes_fit(
+    capacity: int | None, shared: bool, starts: bool
+) -> None:
+    uow = UnitOfWork(JOB, [attempt(1)], [ranks(1, "a", "b")])
+    uow.set_spent(Money(0))
+    step(uow, replace(WANTED, offers=(replace(FIXED, capacity=capacity, shared=shared),)))
+    assert bool(uow.job.standbys) is starts
+
+
 @pytest.mark.parametrize("risk", [None, NOW])
 @pytest.mark.parametrize(
     ("allowed", "used", "starts"), [(None, 5, True), (2, 1, True), (2, 2, True), (0, 0, False)]

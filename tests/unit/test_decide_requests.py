@@ -46,6 +46,7 @@ from cavvy.domain.tasks import (
     JobSchedule,
     StartWindow,
     TaskSpec,
+    WindowSpan,
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -107,6 +108,8 @@ def test_a_job_is_queued_at_once_or_held_until_its_time() -> None:
     repeats, event = hold_job(asking(schedule=HOURLY), NOW)
     assert (repeats.not_before, repeats.held_until) == (FAR, NOW + HOUR)
     assert repeats.reason == "next run at 2030-01-01 13:00 UTC"
+    window, _ = hold_job(asking(window=StartWindow(spans=())), NOW)
+    assert (window.held_until, window.reason) == (NOW, "submitted")
     assert event.fact == "scheduled"
 
 
@@ -238,6 +241,13 @@ def test_a_job_waits_for_its_window_no_longer_than_its_deadline() -> None:
     assert bound is not None
     assert bound.held_until == NOW + MINUTE
     assert find_window(JOB, NOW) is None
+    span = WindowSpan(days=tuple(range(7)), start_minute=0, end_minute=1440)
+    always = asking(window=StartWindow(spans=(span,)))
+    assert find_window(always, NOW) is not None
+    for after in (HOUR, timedelta(0), -HOUR):
+        limited = replace(always.task, limits=JobLimits(deadline=NOW + after))
+        found = find_window(replace(always, task=limited), NOW)
+        assert (found is not None) is (after > timedelta(0))
     freed = release_job(job, "the job no longer waits", NOW).job
     assert freed is not None
     assert (freed.not_before, freed.held_until) == (None, None)

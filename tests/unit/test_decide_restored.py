@@ -1,5 +1,6 @@
 """Which gangs and attempts a restored database and its providers do not share."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -63,18 +64,19 @@ def unknown(value: int, name: str = "") -> UnknownGang:
     )
 
 
-LATER = name_later([number(3)], lambda attempt: f"g-{attempt}")
+def later() -> Mapping[str, JobNumber]:
+    return name_later([number(3)], lambda attempt: f"g-{attempt}")
 
 
 def test_later_attempts_of_a_job_are_known_by_their_gangs() -> None:
-    assert sorted(each.number for each in LATER.values()) == list(range(4, 36))
-    assert LATER["g-j-4"] == number(4)
+    assert sorted(each.number for each in later().values()) == list(range(4, 36))
+    assert later()["g-j-4"] == number(4)
 
 
 def test_gangs_without_an_unfinished_attempt_are_unknown() -> None:
     attempts = {"g-j-2": attempt(2, AttemptPhase.ENDED), "g-j-3": attempt(3)}
     seen = [gang(2), gang(3), gang(4), gang(6, GangState.ENDED), gang(5), gang(99)]
-    found = compare(seen, attempts, (), LATER)
+    found = compare(seen, attempts, (), later())
     assert found.unknown == [unknown(2), unknown(4), unknown(5), unknown(99, "g-j-99")]
     assert (found.lost, found.found, found.used) == ([], 1, {"j": 6})
 
@@ -91,7 +93,7 @@ def test_gangs_without_an_unfinished_attempt_are_unknown() -> None:
 def test_an_attempt_is_lost_if_its_provider_reports_no_gang_that_runs(
     seen: list[tuple[str, GangSeen]], silent: tuple[str, ...], lost: bool
 ) -> None:
-    found = compare(seen, {"g-j-3": attempt(3)}, silent, LATER)
+    found = compare(seen, {"g-j-3": attempt(3)}, silent, later())
     assert found.lost == ([LostAttempt(provider="p", gang="g-j-3", attempt=number(3))] * lost)
 
 

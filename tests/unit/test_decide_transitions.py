@@ -7,11 +7,12 @@ import pytest
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.attempt_snapshot import GangAbsence
-from cavvy.control.decide.bills import budget_left, spending
+from cavvy.control.decide.bills import ClosedBill, budget_left, spending
 from cavvy.control.decide.job import AdvanceJob, RequeueJob, StopAtLimit
 from cavvy.control.decide.looks import GangLook, after_look, after_move, is_look_due
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.control.decide.transitions import (
+    _close,
     adjust_attempt,
     advance_attempt,
     advance_job,
@@ -22,6 +23,7 @@ from cavvy.control.decide.transitions import (
     wakes_queue,
     wanted_deliveries,
 )
+from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import (
     Attempt,
@@ -34,6 +36,7 @@ from cavvy.domain.jobs import (
     NodePhase,
     Order,
     StopCause,
+    UnsureBill,
     WaitKind,
 )
 from cavvy.domain.machines import NamedMachine
@@ -424,3 +427,38 @@ def test_the_end_of_a_gang_states_its_cost(
     action = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="gone")
     changes = advance_attempt(rows(attempt), attempt, action, look, NOW + 2 * MINUTE)
     assert [(each.kind, each.text) for each in changes.events] == expected
+
+
+@pytest.mark.parametrize(
+    ("unsure", "text"),
+    [
+        (
+            UnsureBill(latest=None, more=Money(60_000), traffic=Money(60_000)),
+            "a node was lost and may have been sending a checkpoint: including the traffic, the "
+            "gang cost between $0.04 and $0.10",
+        ),
+        (
+            UnsureBill(latest=None, more=Money(60_000), traffic=Money(50_000)),
+            "p did not report when the bill of each node began: the gang cost between $0.04 and "
+            "$0.10",
+        ),
+    ],
+)
+def test_an_unsure_bill_states_its_cause_and_its_bounds(unsure: UnsureBill, text: str) -> None:
+    charge = Charge(
+        project="p",
+        job_id="j",
+        attempt_id="j-1",
+        rank=0,
+        kind=ChargeKind.TRAFFIC,
+        since=NOW,
+        until=NOW,
+        rate=HourlyRate(0),
+        amount=Money(40_000),
+    )
+    bill = ClosedBill(charges=(charge,), ended_at=NOW, unsure_bill=unsure)
+    billed, told = _close(rows(), ATTEMPT, bill, NOW).events
+    assert billed.text == (
+        "the gang has ended; it cost $0.04 for 0s of use, of which $0.04 is for traffic"
+    )
+    assert told.text == text

@@ -95,12 +95,6 @@ def test_the_level_is_shown() -> None:
     )
 
 
-def test_the_parts_of_a_day_are_added_up() -> None:
-    service, before = make_service(), ZERO
-    for hour in range(3):
-        more = {"lost": hour + 1, "slow": hour + 1, "at_s": hour + 1.0}
-        after = tell(10 * (hour + 1), **more)
-        service = record_level(service, before, after, NOW + timedelta(hours=hour))
-        before = after
-    expected = LevelCounts(answered=30, failed=3, timed=30, slow=3)
-    assert measure_level(service, NOW + timedelta(hours=2))[1] == expected
+def test_counts_are_added_by_their_names() -> None:
+    both = LevelCounts(answered=1, failed=2, timed=3, slow=4)
+    assert both + both == LevelCounts(answered=2, failed=4, timed=6, slow=8)
