@@ -106,3 +106,20 @@ optimizer.step(closure)
     )
     assert (profile["batch"], products(profile)) == (16, 2 * 2 * 16 * 8 * 4)
     assert profile["memory"]["optimizer"] >= 2 * 3 * 4 * 16 * 8
+
+
+def test_parameters_of_a_target_network_do_not_grow_with_the_batch(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+import copy
+model = nn.Linear(256, 256, bias=False)
+target = copy.deepcopy(model)
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(2, 256)
+(model(x) - target(x).detach()).square().mean().backward()
+optimizer.step()
+""",
+    )
+    assert profile["memory"]["parameters"] == 2 * 4 * 256 * 256
+    assert profile["parameters"] == 256 * 256

@@ -98,6 +98,9 @@ class StepWatch:
         # Modules that run before the model, such as transforms of images, are no parts of it.
         if has_parameters or self._model is not None:
             self._samples.see(module, given)
+        self._recorder.watch(
+            module, recurse=False
+        )  # also of other models, such as a target network
         if self._model is None and has_parameters:
             self._watch(module)
         elif module is self._model and self._ran and self._first is None:

@@ -122,13 +122,13 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         if number is not None:
             self.tape.storages[number].died = len(self.tape.events)
 
-    def watch(self, model: torch.nn.Module) -> None:
-        """Mark the storages of the model's parameters and buffers, to distinguish these storages
-        from tensors of the step.
+    def watch(self, model: torch.nn.Module, recurse: bool = True) -> None:
+        """Mark the storages of the parameters and buffers of the model, or of this module alone, to
+        distinguish these storages from tensors of the step.
         """
-        for each in model.parameters():
+        for each in model.parameters(recurse):
             self.see(each, "parameter")
-        for tensor in model.buffers():
+        for tensor in model.buffers(recurse):
             self.see(tensor, "buffer")
 
     def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
