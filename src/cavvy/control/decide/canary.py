@@ -3,13 +3,16 @@ the old revision. The decision is a sequential test of errors and latency. The t
 data after each block of requests; one such analysis is called a look. The last look takes place
 after `requests` requests, or when the trial's time is over.
 
-If both revisions are equally good, the probability that the test ever rolls back the new revision
-is at most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential
-boundaries for clinical trials", Biometrika 70, 1983). The probabilities come from the distribution
-of the statistic under the assumption that both revisions are equally good and no earlier look has
-rolled back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A
-block contains the requests to both revisions in the same period. A change of the load or an outage
-affects both revisions, so neither event counts as evidence.
+If both revisions are equally good, and the requests within a block are independent, the probability
+that the test ever rolls back the new revision is at most alpha. Each look may spend a part of alpha
+(Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The
+probabilities come from the distribution of the statistic under the assumption that both revisions
+are equally good and no earlier look has rolled back (`null_distribution`). The last look spends the
+rest of alpha, except for a reserve. A block contains the requests to both revisions in the same
+period. A change of the load or an outage affects both revisions, so neither event counts as
+evidence. Requests that a replica answers at the same time depend on each other if other work on the
+node delays them together. The variance within blocks does not include this dependence, so the
+latency test then rolls back too often.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 If both revisions are equally good, the number of the new revision's errors is hypergeometric given
