@@ -120,6 +120,24 @@ async def test_what_cannot_be_served_is_refused(api: Api, text: str, said: str) 
     assert said in answer.json()["message"]
 
 
+async def test_a_model_without_keys_belongs_to_one_service(api: Api) -> None:
+    text = "{run: s, service: {port: 80, models: [tiny, large]}}"
+    assert (await put(api, text)).json()["revision"] == 1
+    assert (await put(api, text.replace("80", "81"))).json()["revision"] == 2
+    other = SERVICE.replace("chat", "other")
+
+    async def put_other(text: str) -> Any:
+        return await api.http.put(other, json={"text": text, "user": "ada"})
+
+    refused = await put_other(text.replace("tiny, large", "large"))
+    assert refused.status_code == 422
+    assert (
+        "service.models: another service without keys already has the model large"
+        in (refused.json()["message"])
+    )
+    assert (await put_other(text.replace("port", "keys: true, port"))).status_code == 200
+
+
 async def test_a_waiting_request_orders_a_replica_where_it_must_stay(api: Api) -> None:
     await put(api, TEXT)
 

@@ -39,6 +39,16 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
     used_at: datetime | None = None  # state at the last write of the service
 
 
+def find_hosts(spec: ServiceSpec) -> frozenset[str]:
+    """Return the host names of a service in lower case."""
+    return frozenset(each.lower() for each in spec.hosts)
+
+
+def find_open_models(spec: ServiceSpec) -> frozenset[str]:
+    """Return the models that each client may call without a key."""
+    return frozenset() if spec.keys else frozenset(spec.models)
+
+
 class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
     first. Each replica is a job whose ID is the replica's ID.
@@ -96,9 +106,19 @@ class StoredService(Struct, frozen=True, kw_only=True):
         """The host names of the service in lower case. The names that the service will have after
         its candidate takes over are included.
         """
+        return frozenset[str]().union(*map(find_hosts, self._specs))
+
+    @property
+    def open_models(self) -> frozenset[str]:
+        """The models that each client may call without a key. The models of the candidate are
+        included.
+        """
+        return frozenset[str]().union(*map(find_open_models, self._specs))
+
+    @property
+    def _specs(self) -> tuple[ServiceSpec, ...]:
         tried = None if self.candidate is None else self.candidate.task.service
-        names = (*self.spec.hosts, *(() if tried is None else tried.hosts))
-        return frozenset(each.lower() for each in names)
+        return (self.spec,) if tried is None else (self.spec, tried)
 
     @property
     def newest(self) -> int:

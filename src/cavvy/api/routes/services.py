@@ -36,7 +36,7 @@ from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_signatures import LEAST, is_usable
 from cavvy.control.serving.requests import (
-    HostTaken,
+    NameTaken,
     ServiceRequests,
     ServiceStatus,
     make_admitted,
@@ -161,8 +161,8 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
             consented=ask.consent,
             ceiling=submission.read_ceiling(ask),
         )
-    except HostTaken as error:
-        raise ApiProblem("invalid-task", f"{ask.path}: service.hosts: {error}") from error
+    except NameTaken as error:
+        raise ApiProblem("invalid-task", f"{ask.path}: service.{error.key}: {error}") from error
     if origin.snapshot is not None:
         app_state.snapshots.add((project, origin.snapshot))
     return found

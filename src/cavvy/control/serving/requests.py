@@ -14,7 +14,12 @@ from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.service_updates import CandidateRevision
-from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.stored_services import (
+    ServiceKey,
+    StoredService,
+    find_hosts,
+    find_open_models,
+)
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
@@ -23,8 +28,12 @@ from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
-class HostTaken(Exception):
-    """Raised if the service may not use a host name; choose another host name."""
+class NameTaken(Exception):
+    """Raised if a service may not use a name of its section; `key` is the key with the name."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class ServiceStatus(Struct, frozen=True, kw_only=True):
@@ -76,9 +85,9 @@ class ServiceRequests:
     ) -> ServiceStatus:
         """Start a service with the name of the task, or add a new revision to the existing service
         with this name. If the task is unchanged, the call has no effect. Raises StaleVersion,
-        HostTaken.
+        NameTaken.
         """
-        await self._check_hosts(task)
+        await self._check_names(task)
         asked = CandidateRevision(
             revision=0,
             task=task,
@@ -119,18 +128,27 @@ class ServiceRequests:
                 return await self._publish(service)
         raise StaleVersion(f"service {task.name} kept changing during the request; try again")
 
-    async def _check_hosts(self, task: TaskSpec) -> None:
-        """Raise HostTaken if a service may not use its host names."""
-        wanted = () if task.service is None else task.service.hosts
-        for host in wanted:
+    async def _check_names(self, task: TaskSpec) -> None:
+        """Raise NameTaken if a service may not use its host names, or if the service has no keys
+        and one of its models belongs to another service without keys. Requests for this model could
+        not be assigned to one of the two services.
+        """
+        spec = task.service
+        hosts = frozenset() if spec is None else find_hosts(spec)
+        models = frozenset() if spec is None else find_open_models(spec)
+        for host in sorted(hosts):
             if self._front is not None and not self._front.permits(host):
-                raise HostTaken(f"{host} is not below one of the domains in services.domains")
-        for other in await self._store.services.list() if wanted else ():
-            mine = (other.project, other.name) == (task.project, task.name)
-            if not mine and other.hosts & {each.lower() for each in wanted}:
-                raise HostTaken(
-                    f"another service already uses one of the host names {', '.join(wanted)}"
-                )
+                message = f"{host} is not below one of the domains in services.domains"
+                raise NameTaken("hosts", message)
+        for other in await self._store.services.list() if hosts or models else ():
+            if (other.project, other.name) == (task.project, task.name):
+                continue
+            if used := hosts & other.hosts:
+                message = f"another service already uses the host name {min(used)}"
+                raise NameTaken("hosts", message)
+            if used := models & other.open_models:
+                message = f"another service without keys already has the model {min(used)}"
+                raise NameTaken("models", f"{message}; add `keys: true`, or rename the model")
 
     async def end(self, project: str, name: str) -> ServiceStatus:
         """End a service: its replicas finish their requests and stop, and then the service is
