@@ -8,11 +8,16 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct
 
+# The number of successive timed requests of a revision in a group
+GROUP = 10
+
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
     """The sums over a revision's answered requests. `timed` is the number of requests that did not
     fail. For the `timed` requests, `logs` is the sum of the natural logarithms of the latencies,
-    and `squares` is the sum of the squared logarithms.
+    and `squares` is the sum of the squared logarithms. Each GROUP successive `timed` requests form
+    one of the `groups`. `means` is the sum of the mean logarithms of the groups, and `mean_squares`
+    is the sum of the squared means.
     """
 
     requests: int = 0
@@ -20,6 +25,9 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
     timed: int = 0
     logs: float = 0.0
     squares: float = 0.0
+    groups: int = 0
+    means: float = 0.0
+    mean_squares: float = 0.0
 
     def __add__(self, other: "RevisionSums") -> "RevisionSums":
         return RevisionSums(
@@ -28,6 +36,9 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
             timed=self.timed + other.timed,
             logs=self.logs + other.logs,
             squares=self.squares + other.squares,
+            groups=self.groups + other.groups,
+            means=self.means + other.means,
+            mean_squares=self.mean_squares + other.mean_squares,
         )
 
     def __sub__(self, other: "RevisionSums") -> "RevisionSums":
@@ -37,12 +48,22 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
             timed=self.timed - other.timed,
             logs=self.logs - other.logs,
             squares=self.squares - other.squares,
+            groups=self.groups - other.groups,
+            means=self.means - other.means,
+            mean_squares=self.mean_squares - other.mean_squares,
         )
 
     @property
     def deviation(self) -> float:
         """The sum of the squared deviations from the mean logarithm."""
         return max(0.0, self.squares - self.logs**2 / self.timed) if self.timed else 0.0
+
+    @property
+    def deviation_of_groups(self) -> float:
+        """The sum of the squared deviations of the groups' means, for each request of a group."""
+        if not self.groups:
+            return 0.0
+        return GROUP * max(0.0, self.mean_squares - self.means**2 / self.groups)
 
 
 class RevisionTraffic(Struct, frozen=True, kw_only=True):
@@ -87,9 +108,11 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     at the end of the last block. `failed` is the number of the new revision's failed requests.
     `shift` and `information` are the sums S and W of the latency test. `deviation` and `free` are
     the sums for the variance of the latency of both revisions, and `deviation_new` and `free_new`
-    are the sums for the new revision. `failures` and `shifts` are the distributions of `failed` and
-    S if both revisions are equally good. `found` is the reason why the test rolled back the new
-    revision.
+    are the sums for the new revision. `spread` is the sum of the squared differences between the
+    revisions in each of the `blocks`, weighted like S. `deviation_of_groups` and `free_groups` are
+    the sums for the variance of the groups' means. `failures` and `shifts` are the distributions of
+    `failed` and S if both revisions are equally good. `found` is the reason why the test rolled
+    back the new revision.
     """
 
     old: RevisionSums = RevisionSums()
@@ -104,6 +127,10 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     free: int = 0
     deviation_new: float = 0.0
     free_new: int = 0
+    blocks: int = 0
+    spread: float = 0.0
+    deviation_of_groups: float = 0.0
+    free_groups: int = 0
     shifts: NullDistribution = NullDistribution()
     evidence: float = 0.0
     found: UpdateEnd | None = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import log
 from random import Random
 
+from cavvy.domain.service_updates import GROUP
 from cavvy.domain.values import Struct
 from cavvy.gateway.balancing import FULL
 from cavvy.gateway.config import CanaryShare
@@ -21,7 +22,10 @@ class RevisionFacts(Struct, frozen=True, kw_only=True):
     errors. `logs` and `squares` are the sums of x and of x squared, where x is the natural
     logarithm of a request's latency in seconds. The latency is the time from the start of the
     request at the replica to the last byte of the response. The sums cover the `timed` requests:
-    the requests without an error, and the requests that the client aborted.
+    the requests without an error, and the requests that the client aborted. `groups` counts the
+    groups of GROUP successive timed requests. `means` and `mean_squares` are the sums of the mean
+    logarithms of the groups and of the squared means. A gateway of an earlier version forms no
+    groups.
     """
 
     requests: int
@@ -29,6 +33,9 @@ class RevisionFacts(Struct, frozen=True, kw_only=True):
     timed: int
     logs: float
     squares: float
+    groups: int = 0
+    means: float = 0.0
+    mean_squares: float = 0.0
 
 
 class CanaryFacts(Struct, frozen=True, kw_only=True):
@@ -38,11 +45,34 @@ class CanaryFacts(Struct, frozen=True, kw_only=True):
 
 
 class _Counters:
-    __slots__ = ("errors", "logs", "requests", "squares", "timed")
+    __slots__ = (
+        "_begun",
+        "errors",
+        "groups",
+        "logs",
+        "mean_squares",
+        "means",
+        "requests",
+        "squares",
+        "timed",
+    )
 
     def __init__(self) -> None:
-        self.requests = self.errors = self.timed = 0
-        self.logs = self.squares = 0.0
+        self.requests = self.errors = self.timed = self.groups = 0
+        self.logs = self.squares = self.means = self.mean_squares = 0.0
+        self._begun = 0.0  # the sum of the logarithms in the group that is not complete
+
+    def add(self, value: float) -> None:
+        """Add the logarithm of a request's latency."""
+        self.timed += 1
+        self.logs += value
+        self.squares += value * value
+        self._begun += value
+        if not self.timed % GROUP:
+            mean, self._begun = self._begun / GROUP, 0.0
+            self.groups += 1
+            self.means += mean
+            self.mean_squares += mean * mean
 
     def describe(self) -> RevisionFacts:
         return RevisionFacts(
@@ -51,6 +81,9 @@ class _Counters:
             timed=self.timed,
             logs=self.logs,
             squares=self.squares,
+            groups=self.groups,
+            means=self.means,
+            mean_squares=self.mean_squares,
         )
 
 
@@ -101,10 +134,7 @@ class CanarySplit:
         if failed:
             counters.errors += 1
             return
-        value = log(max(taken_s, _FASTEST_S))
-        counters.timed += 1
-        counters.logs += value
-        counters.squares += value * value
+        counters.add(log(max(taken_s, _FASTEST_S)))
 
     def describe(self) -> CanaryFacts:
         return CanaryFacts(

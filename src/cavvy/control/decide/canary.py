@@ -3,16 +3,13 @@ the old revision. The decision is a sequential test of errors and latency. The t
 data after each block of requests; one such analysis is called a look. The last look takes place
 after `requests` requests, or when the trial's time is over.
 
-If both revisions are equally good, and the requests within a block are independent, the probability
-that the test ever rolls back the new revision is at most alpha. Each look may spend a part of alpha
-(Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The
-probabilities come from the distribution of the statistic under the assumption that both revisions
-are equally good and no earlier look has rolled back (`null_distribution`). The last look spends the
-rest of alpha, except for a reserve. A block contains the requests to both revisions in the same
-period. A change of the load or an outage affects both revisions, so neither event counts as
-evidence. Requests that a replica answers at the same time depend on each other if other work on the
-node delays them together. The variance within blocks does not include this dependence, so the
-latency test then rolls back too often.
+If both revisions are equally good, the probability that the test ever rolls back the new revision
+is at most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential
+boundaries for clinical trials", Biometrika 70, 1983). The probabilities come from the distribution
+of the statistic under the assumption that both revisions are equally good and no earlier look has
+rolled back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A
+block contains the requests to both revisions in the same period. A change of the load or an outage
+affects both revisions, so neither event counts as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 If both revisions are equally good, the number of the new revision's errors is hypergeometric given
@@ -29,8 +26,11 @@ v. The statistic is
 
 S is a sum of normal increments; each increment has the variance w v. Because v is estimated and the
 logarithms are not always normal, the statistic is only asymptotically normal. The distribution is
-stored as a histogram with cells of equal width. While the new revision has few requests, a larger
-variance of the new revision's latency also increases v.
+stored as a histogram with cells of equal width. Requests that a replica answers at the same time
+depend on each other if other work on the node delays them together. Therefore the test uses the
+variance of the means of groups of successive requests, and of L1 - L0, if it is larger than v.
+While the new revision has few requests, a larger variance of the new revision's latency also
+increases v.
 
 The part of alpha that a look may spend grows with the information. The information is the square of
 an effect's size in standard deviations. The test looks for two effects: 1 % more errors and 5 %
@@ -174,14 +174,21 @@ def _observe_latency(
         return trial
     information = old.timed * new.timed / (old.timed + new.timed)
     variance = information / _cell(terms) ** 2
+    slower = new.logs / new.timed - old.logs / old.timed
     return replace(
         trial,
-        shift=trial.shift + information * (new.logs / new.timed - old.logs / old.timed),
+        shift=trial.shift + information * slower,
         information=trial.information + information,
         deviation=trial.deviation + old.deviation + new.deviation,
         free=trial.free + old.timed + new.timed - 2,
         deviation_new=trial.deviation_new + new.deviation,
         free_new=trial.free_new + new.timed - 1,
+        blocks=trial.blocks + 1,
+        spread=trial.spread + information * slower**2,
+        deviation_of_groups=trial.deviation_of_groups
+        + old.deviation_of_groups
+        + new.deviation_of_groups,
+        free_groups=trial.free_groups + max(0, old.groups - 1) + max(0, new.groups - 1),
         shifts=add(trial.shifts, draw_normal(variance)),
     )
 
@@ -289,6 +296,18 @@ def _variance_of_shift(trial: CanaryTrial) -> float:
     return known + share * few * max(0.0, own - known)
 
 
+def _variance_of_groups(trial: CanaryTrial) -> tuple[float, int]:
+    """Return the variance per unit of information that the means of groups and the differences of
+    blocks show, and its degrees of freedom. Unlike the variance of single requests, this variance
+    includes the dependence of requests that a replica answers at the same time.
+    """
+    free = trial.free_groups + trial.blocks - 1
+    if free < 1:
+        return 0.0, 0
+    between = trial.spread - trial.shift**2 / trial.information
+    return (trial.deviation_of_groups + between) / free, free
+
+
 def _cell(terms: CanaryTerms) -> float:
     """Return the width of one cell in the histogram of the latency statistic."""
     return sqrt(terms.requests) / _CELLS
@@ -299,8 +318,8 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
     divided by the standard deviation of S. Wallace's approximation converts Student's t to a normal
     number.
     """
-    free = trial.free
-    value = trial.shift / sqrt(_variance_of_shift(trial) * trial.information)
+    variance, free = max((_variance_of_shift(trial), trial.free), _variance_of_groups(trial))
+    value = trial.shift / sqrt(variance * trial.information)
     size = (8 * free + 1) / (8 * free + 3) * sqrt(free * log1p(value * value / free))
     size *= sqrt(trial.information) / _cell(terms)
     return floor((size if value > 0 else -size) + 0.5)
