@@ -280,8 +280,8 @@ def _count(size: int, shares: tuple[float, ...]) -> NDArray[np.int64]:
 
 
 def _binomial(counts: NDArray[np.int64], size: int, share: float) -> Floats:
-    if not share:
-        return np.where(counts == 0, 1.0, 0.0)
+    if share in (0, 1):  # the logarithms below do not exist
+        return np.where(counts == size * share, 1.0, 0.0)
     ways = [lgamma(size + 1) - lgamma(each + 1) - lgamma(size - each + 1) for each in counts]
     odds = counts * log(share) + (size - counts) * log1p(-share)
     found: Floats = np.exp(np.array(ways) + odds)
