@@ -11,9 +11,7 @@ effect.
 import asyncio
 import email.message
 import http.client
-import io
 import json
-import socket
 import threading
 import time
 import urllib.error
@@ -29,6 +27,7 @@ from cavvy.providers.page_links import is_same_server
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.redirects import NoRedirects
 from cavvy.providers.vm.cloud import CloudFault
+from cavvy.timed_replies import connect_timed
 
 Json = Any  # a parsed reply; only the cloud's own package reads its fields
 ReadError = Callable[[Json], tuple[str, str]]  # parsed error reply -> the error's code and message
@@ -225,57 +224,14 @@ class RestClient:
         return CloudFault(status, str(code), str(message)[:500])
 
 
-class _LimitedStream(io.RawIOBase):
-    """The bytes of a reply. Raises TimeoutError once `_REPLY_S` seconds have passed."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._raw = sock, sock.makefile("rb", buffering=0)
-        self._until = time.monotonic() + _REPLY_S
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # one type
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"the reply was not complete after {_REPLY_S:.0f} s")
-        self._sock.settimeout(min(_CALL_S, left))
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _LimitedReply(http.client.HTTPResponse):
-    """A reply that must be complete within `_REPLY_S` seconds."""
-
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp.close()
-        self.fp = io.BufferedReader(_LimitedStream(sock))
-
-
-def _connect(kind: type[http.client.HTTPConnection]) -> Callable[..., http.client.HTTPConnection]:
-    """Return a function that opens connections; each reply on these connections has a time
-    limit."""
-
-    def make(host: str, **options: Any) -> http.client.HTTPConnection:
-        connection = kind(host, **options)
-        connection.response_class = _LimitedReply
-        return connection
-
-    return make
-
-
 class _Http(urllib.request.HTTPHandler):
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_connect(http.client.HTTPConnection), request)
+        return self.do_open(connect_timed(http.client.HTTPConnection, _REPLY_S), request)
 
 
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_connect(http.client.HTTPSConnection), request)
+        return self.do_open(connect_timed(http.client.HTTPSConnection, _REPLY_S), request)
 
 
 def _wish(headers: email.message.Message) -> float | None:

@@ -2,19 +2,16 @@
 
 import email.utils
 import http.client
-import io
 import ipaddress
 import socket
 import ssl
-import time
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as Xml
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 from http.client import HTTPMessage
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector
 
@@ -26,6 +23,7 @@ from cavvy.store.objects.base import (
     ObjectTryAgain,
     SignedRequest,
 )
+from cavvy.timed_replies import connect_timed
 
 TIMEOUT_S = 30.0  # maximum seconds without any byte of an answer
 _ANSWER_S = 300.0  # maximum seconds until an answer is complete, even if it arrives byte by byte
@@ -251,38 +249,6 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _TimedStream(io.RawIOBase):
-    """The bytes of an answer. Raises TimeoutError once `limit_s` seconds have passed."""
-
-    def __init__(self, sock: socket.socket, limit_s: float) -> None:
-        self._sock, self._raw = sock, sock.makefile("rb", buffering=0)
-        self._limit_s, self._pause_s = limit_s, sock.gettimeout() or TIMEOUT_S
-        self._until = time.monotonic() + limit_s
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # one type
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"the answer was not complete after {self._limit_s:g} s")
-        self._sock.settimeout(min(self._pause_s, left))
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _TimedAnswer(http.client.HTTPResponse):
-    """An answer that must be complete within `limit_s` seconds."""
-
-    def __init__(self, sock: socket.socket, *args: Any, limit_s: float, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp.close()
-        self.fp = io.BufferedReader(_TimedStream(sock, limit_s))
-
-
 class _CheckedConnection(http.client.HTTPConnection):
     """A connection that checks the server's address again, because the host name can resolve to a
     different address than in `check_host`.
@@ -305,7 +271,7 @@ class _CheckedHttp(urllib.request.HTTPHandler):
         self._answer_s = answer_s
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(_connect, _CheckedConnection, self._answer_s), req)
+        return self.do_open(connect_timed(_CheckedConnection, self._answer_s), req)
 
 
 class _CheckedHttps(urllib.request.HTTPSHandler):
@@ -314,16 +280,7 @@ class _CheckedHttps(urllib.request.HTTPSHandler):
         self._answer_s = answer_s
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(_connect, _CheckedTlsConnection, self._answer_s), req)
-
-
-def _connect(
-    kind: type[http.client.HTTPConnection], answer_s: float, host: str, **options: Any
-) -> http.client.HTTPConnection:
-    """Return a connection whose answers have a time limit."""
-    connection = kind(host, **options)
-    connection.response_class = partial(_TimedAnswer, limit_s=answer_s)  # type: ignore[assignment]  # http.client only calls it
-    return connection
+        return self.do_open(connect_timed(_CheckedTlsConnection, self._answer_s), req)
 
 
 def make_opener(
