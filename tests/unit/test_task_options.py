@@ -128,6 +128,7 @@ def test_an_unknown_parameter_is_no_sign_of_skypilot(
         (["--env", "NOT_SET_HERE"], "the local environment has no such variable"),
         (["--secret", "A=b"], "`cavvy secret set A` stores the value encrypted"),
         (["--env-file", "none"], "--env-file none: No such file or directory"),
+        (["--env-file", "/dev/zero"], "--env-file /dev/zero: the file is larger than 1 MiB"),
         (["--budget", "much"], "--budget much: "),
         (["--machine", "dev", "--keep", "30"], "write 30s, 30m or 30h"),
     ],

@@ -12,6 +12,7 @@ _VARIABLE = re.compile(
     re.VERBOSE,
 )
 _SKIPPED = re.compile(r"[ \t]*(?:#.*)?(?:\n|\Z)")
+_MOST_BYTES = 1 << 20
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -21,21 +22,27 @@ def read_env_file(path: str) -> dict[str, str]:
     escapes of C. Raises CommandFailure.
     """
     try:
-        text = Path(path).expanduser().read_text("utf-8-sig").replace("\r\n", "\n")
+        with Path(path).expanduser().open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            message = f"--env-file {path}: the file is larger than 1 MiB"
+            raise CommandFailure(message, "name a file with lines NAME=VALUE", exit_code=2)
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise CommandFailure(f"--env-file {path}: {reason}", exit_code=2) from error
     found: dict[str, str] = {}
-    at = 0
+    at, number = 0, 1
     while at < len(text):
         match = _SKIPPED.match(text, at) or _VARIABLE.match(text, at)
-        line = f"--env-file {path}: line {text.count(chr(10), 0, at) + 1}"
+        line = f"--env-file {path}: line {number}"
         if match is None:
             hint = "write for example NAME=VALUE or NAME='a value with spaces'"
             raise CommandFailure(f"{line}: expected NAME=VALUE", hint, exit_code=2)
         if match.re is _VARIABLE:
             found[match["name"]] = _read_value(match, line)
         at = match.end()
+        number += match[0].count("\n")
     return found
 
 
