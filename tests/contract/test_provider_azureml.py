@@ -244,7 +244,8 @@ class TestAzureMl(RestContract):
         self, account: AzureMlPlace, named: str
     ) -> None:
         with pytest.raises(
-            Refused, match=r"resources.options.azureml.data: .* is not a data asset"
+            Refused,
+            match=r"resources.options.azureml.data: .* is not of the form NAME=azureml:ASSET:VERSION",
         ):
             self.launch(account, options={"data": named})
 

@@ -338,7 +338,7 @@ class TestOci(RestContract):
         body = launch(account, A10, disk_type="30", disk_gib=20)
         assert body["sourceDetails"]["bootVolumeVpusPerGB"] == 30
         assert body["sourceDetails"]["bootVolumeSizeInGBs"] == 50
-        with pytest.raises(Refused, match="performance units instead of types"):
+        with pytest.raises(Refused, match="have no types, but a number of"):
             launch(account, A10, disk_type="ssd")
 
     @pytest.mark.proves(PROOF, "spot")

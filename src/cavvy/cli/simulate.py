@@ -140,7 +140,8 @@ def _run_scenario(
     multiple=True,
     metavar="NAME,...",
     default=("auto,uniform-progress,greedy",),
-    help="auto, uniform-progress (up), greedy, on-demand (never) or spot-only (only).",
+    help="The policies: auto, uniform-progress (short: up), greedy, on-demand (short: never) and "
+    "spot-only (short: only).",
 )
 @click.option(
     "--work",

@@ -79,5 +79,7 @@ def total_of(lines: Sequence[LedgerLine]) -> Money:
 
 
 def month_period(month: datetime) -> tuple[datetime, datetime]:
-    """Return the beginning and the end of a month, given the time at which the month begins."""
+    """Return the period of the month that begins at `month`: its first moment and the first moment
+    of the next month.
+    """
     return month, (month + timedelta(days=32)).replace(day=1)

@@ -1,9 +1,10 @@
 """Computes the cost of volumes for the time in which no job uses them.
 
-While a job uses a volume, the volume is charged to the job as a disk of its node. The volume's own
-bill covers the time in which no job used the volume, from the volume's creation until the provider
-last listed the volume. The whole bill is computed each time, and the store posts the difference.
-Therefore, if a job's use of the volume is reported late, the bill is corrected.
+While a job uses a volume, the volume is charged to the job as a disk of its node. The volume has a
+bill of its own for the time in which no job used the volume. The bill begins when the volume is
+created, and ends when the provider last listed the volume. The whole bill is computed each time,
+and the store posts the difference. Therefore, if a job's use of the volume is reported late, the
+bill is corrected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -64,8 +64,9 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 def compare_lines(
     budgets: Sequence[SpendingBudget], former: Sequence[str], new: Sequence[str]
 ) -> tuple[Sequence[SpendingBudget], Sequence[SpendingBudget]]:
-    """Return the budgets that begin to include a project's spending, and the budgets that no longer
-    include this spending. The projects above the project change from `former` to `new`.
+    """Return the budgets that count a project's spending only after the project moves, and the
+    budgets that count it only before. `former` and `new` are the projects above the project before
+    and after the move.
     """
     gained = [each for each in budgets if each.project in new and each.project not in former]
     lost = [each for each in budgets if each.project in former and each.project not in new]

@@ -63,7 +63,7 @@ def _resolve(
     except (ValueError, OverflowError, yaml.YAMLError):
         notes.add(
             node.mark,
-            f"YAML reads {shown(node.text)} as a number or a date, but cannot parse it",
+            f"{shown(node.text)} looks like a number or a date to YAML, but is not a valid one",
             suggestion="quote it",
         )
         return node.text

@@ -126,12 +126,12 @@ def find_candidates(
         cheapest = min(offer.rate for offer in able)
         reason = (
             f"every offer that fits costs money (from {format_rate(cheapest)} a node), and "
-            "the job was submitted without"
+            "the job has neither --yes nor a budget"
         )
         return _hopeless(
             job.task,
             market,
-            f"{reason} consent to paid offers: submit it again with --yes, or set limits.budget",
+            f"{reason}: submit the job again with --yes, or set limits.budget",
         )
     ranked = plan(job.task, allowed, now=now, situation=situation)
     if not ranked.placements:

@@ -78,7 +78,7 @@ def _check(loaded: "LoadedTask") -> None:
     workdir = task.workdir
     if workdir is not None and workdir.git is not None and not is_commit(workdir.commit or ""):
         raise InvalidTask(
-            f"the working folder {workdir.git} has no commit, and only `cavvy run` looks up the "
+            f"workdir names no commit of {workdir.git}; only `cavvy run` can look up the newest "
             "commit of a branch or tag",
             "name the commit in workdir",
         )

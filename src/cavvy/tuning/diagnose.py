@@ -413,8 +413,8 @@ class Diagnoser:
         )
         text += f", {share:.0%} of it at {line}" if line else ", for a save"
         fix = (
-            "do this work less often; a single `run.batches` over all epochs saves in the "
-            "background"
+            "do this work less often. If the work is a save: a single `run.batches` over all "
+            "epochs saves checkpoints in the background"
         )
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 

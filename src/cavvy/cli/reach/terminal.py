@@ -1,5 +1,5 @@
-"""Runs a command or shell of a node in this terminal: sends each key unprocessed, prints the
-output, and returns the exit code.
+"""Connects this terminal to a command or shell that runs on a node: sends each key unprocessed,
+prints the output, and returns the exit code.
 """
 
 import asyncio

@@ -349,7 +349,7 @@ def _succeeded(node: Node, complete: bool) -> bool:
 def _let_others_save(
     view: AttemptSnapshot, first: Node, over: Sequence[int], now: datetime
 ) -> Action | None:
-    """After the first failure, order the remaining ranks to end within their grace period.
+    """After the first failure of a rank, tell the other ranks to stop within their grace period.
 
     During the grace period, the ranks can save their state. All ranks end before the next attempt
     starts.

@@ -262,9 +262,8 @@ class AzureMlService:
             parts = _DATA.fullmatch(each)
             if parts is None:
                 raise Refused(
-                    f"resources.options.azureml.data: {each!r} is not a data asset such as "
-                    "`digits=azureml:digits:1` (a name for the work, then the asset and its "
-                    "version)"
+                    f"resources.options.azureml.data: {each!r} is not of the form "
+                    "NAME=azureml:ASSET:VERSION, such as `digits=azureml:digits:1`"
                 )
             path = await self._api.path(f"data/{parts['asset']}/versions/{parts['version']}")
             mounts.append(DataMount(name=parts["name"], path=path))

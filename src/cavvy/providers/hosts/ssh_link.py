@@ -168,8 +168,8 @@ class SshLink(Generic[_H]):
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host whether the SSH port of another host answers. If the port answers,
-        the host with this port is alive although the server cannot reach that host.
+        """Check from this host whether the SSH port of another host answers. An answer shows that
+        the other host is alive, even if the server itself cannot reach the other host.
         """
         return self.host is not None and await self.host.reaches(address, port)
 

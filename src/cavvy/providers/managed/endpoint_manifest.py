@@ -27,7 +27,8 @@ def list_unsupported_of_endpoints(cloud: str, *, container: str, api: str) -> Ma
         f"fails, and Cavvy tries the next best offer ({api})",
         Feature.VOLUMES: f"an endpoint attaches no disks of the task ({api})",
         Feature.MOUNTS: f"an endpoint mounts no folders ({api})",
-        Feature.NETWORK: f"{cloud} neither reports nor selects the network ({api})",
+        Feature.NETWORK: f"{cloud} does not report the speed of the network, and offers no choice "
+        f"of networks ({api})",
         Feature.DISK: f"{cloud} selects the type of the disk ({api})",
         Feature.SELF_END: "an endpoint is billed until it is deleted, and contains nothing that "
         f"could delete it ({api})",

@@ -249,7 +249,7 @@ def _read_performance(disk_type: str) -> int:
     """Return the volume performance units per GB. OCI uses these units instead of disk types."""
     if not re.fullmatch(r"(10|20|[3-9]0|1[0-2]0)", disk_type):
         raise Refused(
-            f"disk type {disk_type}: OCI's boot volumes have performance units instead of types: "
-            "10, 20, or 30 to 120 in steps of ten"
+            f"disk type {disk_type}: OCI's boot volumes have no types, but a number of performance "
+            "units: a multiple of ten from 10 to 120"
         )
     return int(disk_type)

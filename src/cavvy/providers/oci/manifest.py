@@ -57,8 +57,8 @@ _MANIFEST = make_manifest(
         ),
         text(
             "network_compartment",
-            "The OCID of the compartment of the subnet. The default is the compartment of "
-            "instances.",
+            "The OCID of the compartment of the subnet. The default is the compartment in which "
+            "Cavvy creates the instances.",
         ),
         flag(
             "public_address",
