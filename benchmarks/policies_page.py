@@ -365,9 +365,9 @@ def _serving(rows: _Rows) -> Iterable[str]:
         )
     yield _table(heads, body)
     yield (
-        "\nPublished figures are means of ten unknown windows. *In ten windows* is the range in "
-        "which the mean of ten of "
-        "these fifty windows lies in 95 of 100 draws. The published figures for the AWS traces are "
+        "\nPublished figures are means of ten unknown windows. For the column *in ten windows*, ten of "
+        "these fifty windows are drawn at random many times; the mean of ten windows is within the "
+        "range in 95 % of the draws. The published figures for the AWS traces are "
         "within this range. "
         "The published figures for GCP1 are outside it by one point of cost and 0.04 points of "
         "availability; the reason is unknown.\n"

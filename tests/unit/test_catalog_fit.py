@@ -163,7 +163,7 @@ def test_an_unpublished_speed_is_named_as_such() -> None:
     need = ResourceSpec(network=NetworkNeed(min_mbps=100_000))
     card = offer(provider="lambda", instance_type="gpu_8x_a100")
     assert explain(card, need, Constraint.NETWORK) == (
-        "has a network whose speed lambda does not publish, you asked for at least 100 Gbit/s"
+        "has a network whose speed lambda does not publish, but you asked for at least 100 Gbit/s"
     )
     measured = offer(provider="lambda", instance_type="gpu_8x_a100", network_mbps=50_000)
     assert "does not publish" not in explain(measured, need, Constraint.NETWORK)

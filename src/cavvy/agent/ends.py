@@ -84,9 +84,9 @@ def describe_notice(seconds: float, reason: str) -> dict[str, object]:
 
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
-    """Return how many seconds the work continues after a notice of `seconds`. The result is 0 if
-    the work does not answer requests. The control plane stops the work before these seconds have
-    passed if the work has answered all of its requests.
+    """Return for how many seconds the work continues after a notice that the node ends in
+    `seconds`. The result is 0 if the work does not answer requests. The control plane stops the
+    work before these seconds have passed if the work has answered all of its requests.
     """
     if work is None or not work.serves:
         return 0.0

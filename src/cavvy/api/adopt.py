@@ -175,9 +175,9 @@ class _Move:
                 "jobs-running",
                 f"jobs of {self._origin.path} are running ({names}), and their agents "
                 "connect to the server through that folder",
-                "wait for these jobs or stop them; or leave the server in its folder: run "
-                f"CAVVY_HOME={self._origin.path} cavvy server adopt without --from, with an empty "
-                "server.files",
+                "wait for these jobs or stop them. To keep the server in its old folder instead, "
+                f"empty the setting server.files and run CAVVY_HOME={self._origin.path} cavvy "
+                "server adopt, without --from",
             )
 
     def _mark(self) -> None:

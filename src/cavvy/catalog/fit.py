@@ -327,7 +327,7 @@ def _network_gap(offer: Offer, need: NetworkNeed) -> str:
     unpublished = find_unpublished(offer.provider, offer.instance_type)
     if offer.network_mbps is None and unpublished is not None:
         return (
-            f"has a network whose speed {offer.provider} does not publish, you asked for "
+            f"has a network whose speed {offer.provider} does not publish, but you asked for "
             f"{' '.join(asked)}"
         )
     return _gap("network", " ".join(has), " ".join(asked))

@@ -183,8 +183,11 @@ def _note_unknown(regions: Sequence[str]) -> None:
         listed = [(provider, region) for provider, region, _ in snapshot.regions()]
     for name in regions:
         if not is_known_place(name) and not any(is_region(name, *each, None) for each in listed):
-            text = f"note: the catalog has no region {name!r}; jobs start only at a provider"
-            click.echo(f"{text} that has this region and is not in the catalog", err=True)
+            click.echo(
+                f"note: the catalog has no region {name!r}; jobs can start only if a provider that "
+                "is not in the catalog has this region",
+                err=True,
+            )
 
 
 def _read_price(text: str) -> int | None:

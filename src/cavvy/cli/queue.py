@@ -160,8 +160,8 @@ def trigger(platform: str) -> None:
     "--state", type=click.Choice(_STATES), required=True, help="Delete the calls in this state."
 )
 def purge(name: str, project: str, state: str) -> None:
-    """Delete the calls in one state, with their results. An event that has added a deleted call
-    does not add the call again.
+    """Delete the calls in one state, with their results. If an event has added a call and `purge`
+    has deleted the call, the same event does not add the call again.
     """
     from cavvy.client import queue_wire
 

@@ -10,9 +10,9 @@ from cavvy.client.wire import Answer, Ask
 
 
 class ModelFolderAsk(Ask, frozen=True, kw_only=True):
-    """`snapshots` are uploaded folders that are merged with the job's newest checkpoint. The
-    checkpoint is placed in the folder `below`. If `below` is null, the uploaded folders are merged
-    without the checkpoint.
+    """`snapshots` are uploaded folders that are merged with the job's newest checkpoint. `below` is
+    the folder in which the checkpoint is placed. If `below` is null, the uploaded folders are
+    merged without the checkpoint.
     """
 
     snapshots: list[str]

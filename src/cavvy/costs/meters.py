@@ -63,8 +63,8 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.REQUEST,
-        source="the time in which replicas of services processed requests, by key, at the price of "
-        "the replica",
+        source="the time for which replicas of services processed the requests of each key, at "
+        "the replica's price",
         missing="requests that HAProxy handles itself: HAProxy does not report the times of single "
         "requests",
     ),

@@ -86,8 +86,9 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class RoleBinding(Struct, frozen=True, kw_only=True):
-    """An account's role in a project, or in all projects if `project` is INSTALLATION. A role that
-    comes from a group of the account has the name of the `trust`, and ends at `until`.
+    """An account's role in a project, or in all projects if `project` is INSTALLATION. If the
+    account has the role because of a group at its identity provider, `trust` is the name of the
+    trust in this provider, and the role ends at `until`.
     """
 
     account: str

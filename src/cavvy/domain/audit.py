@@ -121,7 +121,9 @@ def check_chain(
         expected = head.number + 1
         if sealed.number != expected:
             missing = "is missing" if sealed.number > expected else "is out of order"
-            raise ChainBroken(expected, f"the record {missing}; record {sealed.number} comes next")
+            raise ChainBroken(
+                expected, f"the record {missing}: the next record has the number {sealed.number}"
+            )
         text = sealed.text.encode()
         if hash_text(text) != sealed.hash:
             raise ChainBroken(expected, "the record's text does not match its stored hash")

@@ -179,8 +179,8 @@ class EventTrigger(Struct, frozen=True, kw_only=True):
 
 
 class CronTrigger(Struct, frozen=True, kw_only=True):
-    """A source of calls. At each time that the cron line names in the time zone, `path` is called
-    with `body`.
+    """A source of calls: calls `path` with `body` at the times of the cron line, in the time zone
+    `time_zone`.
     """
 
     cron: str

@@ -60,8 +60,8 @@ class VolumeOwner(Struct, frozen=True, kw_only=True):
 
 class VolumeBill(Struct, frozen=True, kw_only=True):
     """The bill of a volume for the time in which no job pays for it, and the facts from which the
-    bill is computed. The entries of `subject` in the ledger add up to `lines`. The provider last
-    listed the volume at `seen_at`.
+    bill is computed. `lines` is the sum of the ledger entries whose subject is `subject`. The
+    provider last listed the volume at `seen_at`.
     """
 
     subject: LedgerSubject

@@ -97,10 +97,10 @@ class BatchTimes:
         return self.expect_s(instances) + _MARGIN * self._scale
 
     def count_work_s(self, instances: int, taken_s: float, most: int, most_s: float) -> float:
-        """Return the part of a batch's time that its requests would have taken in a full batch. A
-        full batch has at most `most` instances and takes at most `most_s`. The autoscaler counts
-        the result instead of the measured time, because a busy replica forms larger batches, and so
-        answers more requests before it is full.
+        """Return the time that the requests of a batch would have taken as their share of a full
+        batch. A full batch has at most `most` instances and takes at most `most_s`. The autoscaler
+        counts the result instead of the measured time, because a busy replica forms larger batches,
+        and so answers more requests before it is full.
         """
         if not self.known:
             return taken_s

@@ -84,7 +84,7 @@ def _is_object(node: "Node") -> bool:
 
 
 def names_no_tool(documents: "Sequence[Node]") -> bool:
-    """Return whether no key of the documents identifies a tool."""
+    """Return True if the documents contain no key that only one tool uses."""
     return (
         bool(documents)
         and find_dialect(documents) is Dialect.CAVVY

@@ -74,8 +74,8 @@ def allocate_on(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """Return the allocations of all ranks of the gang on `host`, in addition to `allocations`,
-    sorted by rank. Returns None if not all ranks fit.
+    """Return new allocations on `host` for all ranks of the gang, sorted by rank. `allocations` are
+    the existing ones, whose resources are in use. Returns None if not all ranks fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []

@@ -89,8 +89,8 @@ class SpecError(Exception):
 
 
 class ProblemNotes:
-    """Collects the problems of one file during parsing. The problem after MOST_PROBLEMS raises
-    SpecError, because the messages for thousands of problems would take minutes.
+    """Collects the problems of one file during parsing. After MOST_PROBLEMS problems, the next one
+    raises SpecError, because writing the messages for thousands of problems would take minutes.
     """
 
     _is_scratch = False

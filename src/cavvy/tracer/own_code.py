@@ -16,8 +16,8 @@ def own_line() -> str:
 
 
 def is_own_call() -> bool:
-    """Return whether the user's own code called the function that calls this function. The search
-    skips callers in Python's modules `os` and `collections`.
+    """Return whether the caller of `is_own_call` was itself called by the user's own code. The
+    search skips callers in Python's modules `os` and `collections`.
     """
     frame: Any = sys._getframe(2)
     while frame.f_back and frame.f_code.co_filename.endswith(_ENVIRONMENT):

@@ -22,9 +22,9 @@ def explain_size(name: str) -> str:
 
 
 def find_largest(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> Made:
-    """Return the shape and the type of each result of an operation whose result sizes depend on
-    values, with the largest possible sizes. Returns [] if the result sizes of the operation do not
-    depend on values.
+    """Return the largest possible shape, and the type, of each result of an operation such as
+    `nonzero`, whose result has a size that depends on values. Returns [] if the result sizes of the
+    operation do not depend on values.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
     share = routed // experts

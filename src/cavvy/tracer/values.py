@@ -23,10 +23,10 @@ _UNFIT = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape}
 
 class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`). An
-    unknown boolean is False, and an unknown number is 1. A number that is computed from one unknown
-    number is computed from 1. Code that reads False or 1 usually takes
-    the branch that it takes most often in a real run. A check such as `isfinite` gets its usual
-    result: see `mark_likely`.
+    unknown boolean is read as False, and an unknown number as 1. If the number was computed from
+    another unknown number, such as x + 5, the computation is repeated with x = 1. Code that reads
+    False or 1 usually takes the branch that it takes most often in a real run. A check such as
+    `isfinite` gets its usual result: see `mark_likely`.
     """
 
     def __init__(self) -> None:

@@ -287,7 +287,9 @@ class StepGradients:
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
     def undo(self) -> None:
-        """Discard the gradients and the changed running means that the step's passes produced."""
+        """Undo what the passes of the step changed: remove the gradients, and restore the running
+        means of batch normalization.
+        """
         self._buffers.undo()
         self.placed.model.zero_grad()
         self._world.device.free_cache()

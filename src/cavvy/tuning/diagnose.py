@@ -310,7 +310,9 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """Return the mean seconds per step of rare waits for data, beyond the usual waits."""
+        """Return how much rare, long waits for data cost: the mean wait of a step minus `usual`, in
+        seconds. Returns 0 without such waits.
+        """
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
@@ -508,7 +510,10 @@ class Diagnoser:
                 )
         elif "larger" in self._seconds:
             gain, scale = self._gain(self._base, "larger"), self._by_passes()
-            text = f"{self._passes} passes a step; {self._fewer} take {gain.mean * 1e3:.1f} ms less"
+            text = (
+                f"a step has {self._passes} passes; with {self._fewer} passes, it takes "
+                f"{gain.mean * 1e3:.1f} ms less"
+            )
             lost = compare(
                 *([each * scale for each in self._seconds[mode]] for mode in (self._base, "larger"))
             )

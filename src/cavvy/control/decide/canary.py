@@ -326,8 +326,8 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
 
 
 def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTerms) -> float:
-    """Return the evidence from a look that may spend the probability `allowed`. If the look rolls
-    back the new revision, the evidence is at least 1 / alpha.
+    """Return the evidence against the new revision from an interim analysis that may spend the
+    probability `allowed`. The new revision is rolled back if the evidence is at least 1 / alpha.
     """
     tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
     return max(0.0, allowed) / tail / terms.alpha

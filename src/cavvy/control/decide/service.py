@@ -226,8 +226,9 @@ def make_replica_task(
     market: ServingMarket | None = None,
     bound_to: tuple[str, ...] = (),
 ) -> TaskSpec:
-    """Return the task of a replica's job, restricted to `market` (if any) and to all places in
-    `bound_to`. The job is not retried: the service orders another replica instead.
+    """Return the task of a replica's job. The job may run only in `market`, if one is given, and
+    only in places that each entry of `bound_to` permits. The job is not retried: the service orders
+    another replica instead.
     """
     task = place_in_regions(task)
     task = restrict_to_places(task, frozenset(bound_to)) or task

@@ -1,8 +1,8 @@
 """Decides when a service is called, according to the service's cron lines.
 
-A call's ID is derived from the trigger and the time, so each time causes at most one call, even if
-several servers try to add the call. If several due times were missed, only the last due time causes
-a call, as for repeating jobs (`control/decide/schedule.py`).
+A call's ID is derived from the trigger and the time at which the call is due. Therefore several
+servers that add the same call add it only once. If several due times were missed, only the last due
+time causes a call, as for repeating jobs (`control/decide/schedule.py`).
 """
 
 import hashlib

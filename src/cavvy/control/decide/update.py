@@ -1,10 +1,9 @@
 """Decides the next step of a service while a new revision is on trial.
 
 The serving revision keeps all the replicas that it needs until the new revision takes over. The
-next steps of the serving and the new revision are decided as if the two revisions were separate
-services. A canary gets some of the requests and replicas until `control.decide.canary` has judged
-the revision. A blue-green revision gets its full number of replicas, but no requests until all of
-them are ready.
+next step of each revision is decided as if the two revisions were separate services. A canary gets
+some of the requests and replicas until `control.decide.canary` has judged the revision. A
+blue-green revision gets its full number of replicas, but no requests until all of them are ready.
 """
 
 from datetime import datetime

@@ -59,8 +59,9 @@ class ServiceFront(Protocol):
         """Stop serving the service. The gateway stops when its last service is withdrawn."""
 
     async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
-        """Return the traffic since the last `publish`, or None if the gateway has not received it
-        yet."""
+        """Return the service's traffic since the last `publish`, or None if this `publish` has not
+        reached the gateway yet.
+        """
 
     async def read_work(self, service: StoredService) -> RequestWork | None:
         """Return the counts of the service's requests, including the counts of ended gateways, or

@@ -34,8 +34,10 @@ class ProfiledText(Struct, frozen=True, kw_only=True):
 
 
 def add_profile(text: str) -> ProfiledText:
-    """Append the profile's keys that a valid configuration of a run does not have to its text.
-    Raises SpecError if a file with profiles is invalid, or if the named profile does not exist.
+    """Return the text of a run's configuration with the keys of its profile appended. A key that
+    the configuration has itself is not appended, nor is anything appended to an invalid
+    configuration. Raises SpecError if a file with profiles is invalid, or if the named profile does
+    not exist.
     """
     wanted = os.environ.get("DSTACK_PROFILE")
     if os.environ.get("DSTACK_NO_PROFILE", "").lower() in _TRUE:

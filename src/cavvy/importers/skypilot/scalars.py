@@ -16,7 +16,7 @@ TEXT = text()
 
 
 def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
-    """Return a rule for one of several words."""
+    """Return a rule that permits only the given words."""
     known = list(names)
 
     def check(value: str) -> str:

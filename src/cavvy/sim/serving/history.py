@@ -36,8 +36,8 @@ class LoadHistory:
 
 class LoadView(NamedTuple):
     """The inputs of a scaling rule. `slots` is the number of requests that a replica can process at
-    the same time. `service_s` is the true mean service time, from which rules based on rates
-    compute their target.
+    the same time. `service_s` is the true mean service time. Rules that count requests per second
+    compute their target from this time.
     """
 
     now_s: float

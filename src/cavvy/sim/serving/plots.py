@@ -1,5 +1,6 @@
-"""Plots simulated services: cost against requests on time, the replicas over time, and the cost of
-ways to run a service. Requires matplotlib.
+"""Plots simulated services: the cost for each share of requests that were answered in time, the
+number of replicas over time, and the costs of several ways to run the same service. Requires
+matplotlib.
 """
 
 from collections.abc import Sequence

@@ -2,12 +2,12 @@
 programming for one or several markets.
 
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
-Prices are constant between two cuts. Therefore a stay that starts between two cuts could also start
-at a cut, with the same work and the same cost, so only stays that start at a cut are considered. A
-stay may end at any time. The state at a cut is the running stay and the amount of work done. A
-launch is modelled as a loss of work equal to the overhead, and a stay regains this work while its
-gang loads. A stay that ends before it has regained the lost work only adds cost. Therefore the
-model never underestimates the cost of a state.
+Prices are constant between two cuts. Therefore, for each stay that starts between two cuts, there
+is a stay that starts at a cut and has the same work and the same cost. So the program considers
+only stays that start at a cut. A stay may end at any time. The state at a cut is the running stay
+and the amount of work done. A launch is modelled as a loss of work equal to the overhead, and a
+stay regains this work while its gang loads. A stay that ends before it has regained the lost work
+only adds cost. Therefore the model never underestimates the cost of a state.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.

@@ -93,7 +93,10 @@ def _read_speed(node: ScalarNode) -> int:
         )
     mbps = round(float(match[1]) * (1000 if match[2].lower() == "g" else 1))
     if not 0 < mbps <= 100_000_000:
-        raise WrongValue(f"{shown(node.text)} is not above 0 and at most 100 Tbit/s")
+        raise WrongValue(
+            f"{shown(node.text)} is outside the range: a network speed is more than 0 "
+            "and at most 100 Tbit/s"
+        )
     return mbps
 
 

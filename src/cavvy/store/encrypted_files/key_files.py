@@ -1,5 +1,5 @@
-"""The storage of the encrypted data keys of projects: a folder next to the files that they encrypt,
-or the database, if the files are in a bucket.
+"""Stores the data keys of projects in encrypted form. If the server's files are in a folder, the
+keys are in a folder next to it; if the files are in a bucket, the keys are in the database.
 """
 
 import os

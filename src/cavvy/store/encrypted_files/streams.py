@@ -181,8 +181,9 @@ def make_blob_files(
     label: str,
     bucket: BucketFolder | None = None,
 ) -> BlobFiles:
-    """Return the files of a folder of blobs of a project; the files are plain if the server has no
-    keys."""
+    """Open a project's folder of blobs. The blobs are encrypted if the server has keys, and plain
+    otherwise.
+    """
     return BlobFiles(root, None if keys is None else keys.of(project), label, bucket)
 
 

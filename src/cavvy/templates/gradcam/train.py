@@ -132,10 +132,10 @@ def _share_evidence(seen: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     """Return the weights (C, h, w) of the gradients in Grad-CAM++: equation 19 of Chattopadhyay et
     al. 2018 (arXiv:1710.11063).
 
-    The paper uses the exponential of the score. For a network of linear layers and ReLU, the
-    exponential's n-th derivative by one pixel is the exponential times the n-th power of the
-    score's gradient, and the exponential cancels out: second / (2 second + (sum of the channel)
-    third).
+    The paper differentiates the exponential of the score. In a network of linear layers and ReLU,
+    the n-th derivative of this exponential by one pixel equals the exponential times g^n, where g
+    is the gradient of the score. The exponential cancels out, so the weight is g^2 / (2 g^2 + (sum
+    of the channel) g^3).
     """
     second, third = slope**2, slope**3
     whole = 2 * second + seen.sum((1, 2), keepdim=True) * third

@@ -55,7 +55,7 @@ def drop_unsaved(model: Any, targets: State, saved: Sequence[str]) -> State:
 
 
 def load(model: Any, optimizers: Sequence[Any], state: State, saved: Sequence[str]) -> None:
-    """Store the loaded `state`, which `make_targets` created, in the optimizers."""
+    """Give the optimizers the state that was loaded into the tensors of `make_targets`."""
     with _unfrozen(optimizers):
         for number, optimizer in enumerate(optimizers):
             set_optimizer_state_dict(model, optimizer, state[str(number)], options=FLAT)

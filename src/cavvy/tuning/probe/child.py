@@ -90,10 +90,10 @@ class ScriptProbe:
     the script's own loop, see `_came_back`) or `end`.
 
     A report has the keys `rank`, `seconds` (mean per step), `steps`, `parts` (seconds of each step
-    and of its parts) and `every`. The key `every` contains the seconds of saves, of transfers and
-    between the parts, for all steps since the previous window. With `trace`, the report also has
-    `idle`, the seconds per step in which no operation ran. With `trace` or `watch`, the report has
-    the result of `StackSampler.read`.
+    and of its parts) and `every`. The key `every` covers all steps since the previous window. It
+    contains the seconds of saves, the seconds of transfers, and the seconds between the parts. With
+    `trace`, the report also has `idle`, the seconds per step in which no operation ran. With
+    `trace` or `watch`, the report has the result of `StackSampler.read`.
     """
 
     def __init__(self, channel: ProbeChannel) -> None:
