@@ -205,8 +205,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Hide from a user's program the folder that is hidden from the work. While the work runs,
-        the program also enters the work's namespaces.
+        """Give a user's program the same view of the files as the work, in which one folder is
+        hidden. While the work runs, the program also enters the work's namespaces.
         """
         if self._config.covers:
             from .work.view import make_view

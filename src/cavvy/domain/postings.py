@@ -138,10 +138,10 @@ def share_of(
     last: datetime | None,
 ) -> int:
     """Return the part of `whole` that falls into [first, last), if `whole` accrues evenly in
-    [since, until). A bound that is None does not limit the part. The parts of adjacent windows add
-    up exactly, because each part is the difference of two values that are rounded down in the same
-    way. If the period [since, until) is empty, the whole amount belongs to the window that contains
-    `since`.
+    [since, until). If `first` or `last` is None, the window is unlimited on this side. The parts of
+    adjacent windows add up exactly, because each part is the difference of two values that are
+    rounded down in the same way. If the period [since, until) is empty, the whole amount belongs to
+    the window that contains `since`.
     """
     if until <= since:
         inside = (first is None or first <= since) and (last is None or since < last)

@@ -227,7 +227,9 @@ class ReplicaPool:
         self._served = self._failed = 0
 
     def permits(self, exchange: Exchange) -> bool:
-        """Return whether the replica is in all places in which the exchange must stay."""
+        """Return whether the exchange may be served by this replica, because the replica has all
+        the places that the exchange requires.
+        """
         return exchange.places <= self._places
 
     def start(self, exchange: Exchange) -> None:

@@ -1,5 +1,5 @@
-"""Rules for single values that the importers share. Each importer decides which values it accepts
-as strings or as true.
+"""The rules that several importers use to check single values. Each importer decides which values
+it accepts as strings or as true.
 """
 
 from collections.abc import Callable, Iterable

@@ -123,9 +123,10 @@ def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskS
 
 
 def _move_setup(task: TaskSpec) -> TaskSpec:
-    """Move the setup to the start of the commands if the setup may need mounted files, which
-    Cavvy provides only after a setup, or if the setup starts processes, which would end with the
-    setup although the commands need them. The setup of an image runs with the commands anyway.
+    """Move the setup to the start of the commands if the setup may need mounted files, which Cavvy
+    provides only after a setup, or if the setup starts processes, which would end with the setup
+    although the commands need them. If the task has an image, nothing is moved, because its setup
+    always runs with the commands.
     """
     if task.setup is None or task.image is not None:
         return task

@@ -335,9 +335,9 @@ def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings on spot capacity of the run's machine type and region. The expected time
-    on spot includes starts and repeated work (`risk.disturb`, with the interval of the run's
-    checkpoints).
+    """Return what the run would have saved on spot, with the same machine type in the same region.
+    The expected time on spot includes starts and repeated work (`risk.disturb`, with the interval
+    of the run's checkpoints).
     """
     wanted = run.offer.purchase is Purchase.ON_DEMAND and run.spot is SpotPolicy.NEVER
     if not wanted or run.session or not run.checkpoints or not _is_long(run) or _is_idle(run):

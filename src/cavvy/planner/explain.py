@@ -195,7 +195,8 @@ def wish(need: ResourceSpec) -> str:
 
 def _interleave(answers: Sequence[OfferMatches]) -> list[NearMiss]:
     """Interleave the near misses of several catalogs: first the nearest miss of each catalog, then
-    the second nearest miss of each catalog, and so on. Each round begins with its nearest miss.
+    the second nearest miss of each catalog, and so on. In each of these groups, the misses are
+    sorted by distance.
     """
     ordered: list[NearMiss] = []
     for index in range(max((len(answer.misses) for answer in answers), default=0)):

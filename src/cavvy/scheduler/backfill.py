@@ -150,8 +150,8 @@ def _keeps_out(
     """Return whether some combination of `others` leaves enough of the resource `what` for `wish`
     alone, but too little for `wish` and `mine` together.
 
-    Members of `others` that leave no room for `wish` are omitted, because `wish` waits for them
-    anyway.
+    A job in `others` that cannot run at the same time as `wish` is omitted: `wish` has to wait for
+    its end, with or without `mine`.
     """
     beside = [
         [

@@ -137,7 +137,9 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         )
 
     def _compute(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operation on fake tensors, and also on their values if its results are small."""
+        """Run an operation on fake tensors. If the results of the operation are small, also compute
+        their real values.
+        """
 
         def run() -> Any:
             real = tree_map_only(torch.Tensor, find_known, (args, kwargs))

@@ -61,9 +61,10 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """Return the seconds above which a step contains a rare event. `window` contains the steps
-        of one window, if given. The steps of `window` can raise the limit but not lower it, because
-        a trace may have slowed these steps down.
+        """Return the limit for rare events, in seconds: a step that takes longer than the limit
+        contains a rare event. `window` contains the steps of one window, if given. The steps of
+        `window` can raise the limit but not lower it, because a trace may have slowed these steps
+        down.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(

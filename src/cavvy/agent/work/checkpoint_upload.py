@@ -67,9 +67,10 @@ FAILURES = {
 def list_checkpoint(
     config: AgentConfig, folder: str, given: list[str] | None = None
 ) -> list[FileEntry]:
-    """Return every file and link below the checkpoint folder, which must be in the working folder
-    or in one of the volumes `given`. The list is empty if the checkpoint folder is missing. Raises
-    LeadsOutside, OSError."""
+    """Return every file and link below the checkpoint folder. This folder must be in the working
+    folder or in a volume; `given` lists the volumes. The list is empty if the checkpoint folder is
+    missing. Raises LeadsOutside, OSError.
+    """
     try:
         top = AllowedFolders([config.folder], given).open_folder(folder)
     except FileNotFoundError:

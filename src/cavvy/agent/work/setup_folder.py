@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """Return the folder that contains the work's setup. The folder's name contains the host's name,
-    because hosts can share the cache, but a setup can install files on a single host.
+    """Return the folder that contains the work's setup. The folder's name contains the host's name:
+    several hosts can share the cache, but each of them needs its own run of the setup, because a
+    setup can install files outside the folder.
     """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Prints rows as a table, JSON or CSV. Every listing command uses this module.
 
-A command passes columns, and rows of raw values. Tables show formatted values; JSON and CSV contain
-the raw values.
+A command passes its columns and its rows to this module; the rows contain raw values. Tables show
+formatted values; JSON and CSV contain the raw values.
 """
 
 import sys

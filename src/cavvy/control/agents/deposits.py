@@ -162,8 +162,9 @@ class Deposits:
         sent a message since its results were read, the results are read again.
 
         Reading stops after some time without progress; this time is shorter if other nodes of the
-        gang are `billed`. Reading may first wait until other gangs' results are read: billed gangs
-        wait only for other billed gangs, and unbilled gangs only for other unbilled gangs.
+        gang are `billed`. Only a few gangs' results are read at the same time; others wait. A gang
+        whose nodes are billed waits only for other billed gangs, and an unbilled gang only for
+        other unbilled gangs.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):

@@ -77,7 +77,9 @@ async def no_losses(attempt: Attempt) -> None:
 
 
 async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
-    """Return two None values, the default for `egress`: the price and its date are not known."""
+    """The default for `egress`: return None for the price and None for the date of the price,
+    because both are unknown.
+    """
     return None, None
 
 
@@ -522,8 +524,8 @@ class AgentSessions:
         report.node = replace(report.node, sent=tuple(priced))
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Change the checkpoint interval if, at the cost of the newest checkpoint, another interval
-        is clearly better than the current interval.
+        """Compute the best checkpoint interval from how long the newest checkpoint took. Change the
+        interval if the best one is clearly better than the current one.
         """
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
         if save_interval is None or not is_news(

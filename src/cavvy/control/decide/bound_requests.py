@@ -9,8 +9,8 @@ whether a replica must be ordered:
   within `replicas.idle`. Requests that may be served anywhere form an additional set, which any
   replica can serve.
 * Kept: for each needed P, one replica of the newest revision is kept, even if the load needs fewer
-  replicas. The kept replica is in all places of P, or was ordered for P and has no place yet. If
-  several replicas are possible, the replica that would end last is kept.
+  replicas. The kept replica runs where all requests for P may be served, or was ordered for P and
+  has no place yet. If several replicas are possible, the replica that would end last is kept.
 * Missing: if requests for P wait and no replica can be kept for P, a replica is ordered in regions
   within P, unless the service has its maximum number of replicas.
 * Full: if a replica is missing and the service has its maximum number of replicas, the requests

@@ -194,7 +194,9 @@ def _observe_latency(
 
 
 def _look(trial: CanaryTrial, terms: CanaryTerms) -> CanaryTrial:
-    """Return the trial after a look, which may have found that the new revision is worse."""
+    """Make an interim analysis of the trial, and return the trial with the result. The result may
+    be that the new revision is worse.
+    """
     found: list[tuple[float, UpdateEnd]] = []
     allowed = terms.alpha * _allow(_EARLY_ERRORS, _inform_errors(trial)) - trial.failures.spent
     bound = find_bound(trial.failures, allowed)

@@ -1,6 +1,6 @@
 """Separates replicas whose programs listen on the same port. On the server's machine, all replicas
-share the machine's ports. A second program could not listen on the same port, and requests for the
-second program would go to the first program.
+share the machine's ports. If two programs used the same port, only the first could listen, and
+would also get the requests for the second.
 """
 
 from collections.abc import Collection, Iterable

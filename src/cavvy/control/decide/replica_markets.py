@@ -146,10 +146,10 @@ def list_missing(
     gone: Sequence[ServiceReplica],
     now: datetime,
 ) -> tuple[str, ...]:
-    """Return the market of each replica to order, so that each market gets its wanted number of
-    replicas. `living` are the replicas that run, start or will start, and `gone` are the replicas
-    that are ending or have ended. A spot market that has just lost or refused a replica is not used
-    for a while.
+    """Return the markets in which replicas must be ordered, one entry for each replica, until each
+    market has its wanted number of replicas. `living` are the replicas that run, start or will
+    start, and `gone` are the replicas that are ending or have ended. A spot market that has just
+    lost or refused a replica is not used for a while.
     """
     pausing = {
         each.market

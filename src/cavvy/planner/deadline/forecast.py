@@ -1,6 +1,7 @@
-"""Forecasts the cost and the end of a job with a deadline before anything is rented. The policies
-that place real jobs run on simulated markets, in which spot appears and disappears as often as in
-the recorded markets. The random numbers are seeded, so equal inputs give equal results. No I/O.
+"""Forecasts the cost and the end of a job with a deadline before anything is rented. The forecast
+simulates the job with the same policies that place real jobs. In the simulated markets, spot
+appears and disappears as often as in the recorded markets. The random numbers are seeded, so equal
+inputs give equal results. No I/O.
 """
 
 from collections.abc import Mapping, Sequence

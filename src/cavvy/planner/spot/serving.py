@@ -229,7 +229,7 @@ class SteadyPlacement:
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """Return the permitted losses per hour that leave the service with too few replicas."""
+        """Return how often per hour the service may lose so many replicas that it has too few."""
         return (
             self._weights.thrift
             * (1 - self._service.availability)

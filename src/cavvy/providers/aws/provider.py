@@ -216,9 +216,7 @@ class AwsProvider:
         return found
 
     async def quotas(self) -> Sequence[Quota]:
-        """Like `TellsQuotas.quotas`. Raises TryAgain if the quotas of all
-        regions cannot be read.
-        """
+        """Like `TellsQuotas.quotas`. Raises TryAgain if no region's quotas can be read."""
         await self.offers()
         told = [self._market.quotas(region) for region in await self._account.regions()]
         problems = [problem for _, problem in told if problem]

@@ -41,8 +41,8 @@ def note(path: Path, value: object) -> bool:
 
 
 def settle() -> bool:
-    """Write the records that wait for disk space, until the disk is full. Return True if no record
-    is left to write. Raises OSError.
+    """Write the records that could not be written while the disk was full. Stops when the disk is
+    full again. Returns True if no record is left to write. Raises OSError.
     """
     for each in list(_unwritten):
         try:

@@ -85,8 +85,8 @@ class IbmCloud:
         self._market.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. The caller must first call `offers`, which lists the
-        profiles without a price.
+        """Return facts for `cavvy check`. The caller must first call `offers`, which finds out
+        which profiles have no known price.
         """
         unpriced = ", ".join(self._market.unpriced)
         facts = KEYS.facts(self._settings, self._market.unknown)

@@ -28,10 +28,10 @@ def make_configs(
     covers: bool = False,
     separates: bool = False,
 ) -> Sequence[HostAgentConfig]:
-    """Return one configuration for each rank. The work must not be able to read the folder `hides`.
-    `covers` states whether this machine can use namespaces to hide the folder. `separates` states
-    whether the namespaces also separate the work from all processes outside of the work. Raises
-    NoCapacity if the offer or an allocation does not fit this machine.
+    """Return one configuration for each rank. `hides` is the path of a folder that the work must
+    not be able to read. `covers` states whether this machine can use namespaces to hide the folder.
+    `separates` states whether the namespaces also separate the work from all processes outside of
+    the work. Raises NoCapacity if the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:

@@ -1,8 +1,7 @@
 """The tables of a snapshot and its errors. An offer is a pair of an instance type (`shape`) and a
 location (`place`), so that the file stays small.
 
-* SnapshotError     the file is not a catalog that this program can use; the message states what
-                    to do
+* SnapshotError     this program cannot use the file as a catalog; the message states what to do
 
 Rows are numbered in the order of their names, so that offers with equal prices always have the same
 order. The table `shape` contains the number of offers of each instance type, for each purchase

@@ -252,8 +252,9 @@ class CheckpointStore:
             self.forget_old(done.step)
 
     def forget_old(self, newest: int) -> None:
-        """Remove old complete checkpoints up to the step `newest`. The newest KEPT checkpoints are
-        not removed."""
+        """Remove complete checkpoints up to the step `newest`, except the newest of them; KEPT is
+        the number of checkpoints that remain.
+        """
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]

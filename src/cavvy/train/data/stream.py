@@ -95,8 +95,8 @@ class BatchShare:
 
 
 class Data:
-    """A source, and the order of its samples. `position` is the position up to which steps have
-    used the samples. `ahead` counts the samples that were read after this position.
+    """A source, and the order of its samples. `position` is the number of samples that steps have
+    used. `ahead` counts the samples that were read after this position.
     """
 
     def __init__(

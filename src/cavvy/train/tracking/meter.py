@@ -53,9 +53,9 @@ class Meter:
         """Return the mean values since the last call. Unknown values are left out. Returns {} if
         there was no step.
 
-        The share of each part of a step is the part's share of the host's time. If a device works
-        in the background, its time counts toward the part of the step in which the host waits for
-        the device.
+        For each part of a step, the result contains the share of the host's time that the part
+        took. If a device works in the background, its time counts toward the part of the step in
+        which the host waits for the device.
         """
         if not self._steps or self._seconds <= 0:
             return {}
