@@ -296,12 +296,13 @@ figure is the total cost divided by the total cost of the best simple policy (on
 the same knowledge and margins. In flapping markets, spot appears and disappears within minutes to an hour;
 in steady markets, it stays available for most of a day. Flapping and steady markets cannot be distinguished at first, and a wrong guess costs most where spot is
 hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed. Two constants of
-the policy were chosen on these markets: the four fifths below, and how much the prior weighs in the expected saving.
+the policy were chosen on these markets: the share of four fifths in the next paragraph, and the weight of the prior in the expected saving.
 
 Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save
 four fifths of the price of one launch. In the expected saving, a few short periods with spot outweigh the prior. Before a change from on-demand to spot, the policy also asks whether spot is expected to save the price
-of this change, with at most the remaining work. Without the first question, jobs in flapping markets with spot at 0.95 of
-on-demand cost 1.056 (with full information) and 1.046 (as in production).
+of this change, with at most the remaining work. If the policy did not compare the saving with four fifths of
+a launch, jobs in flapping markets with spot at 0.95 of on-demand would cost 1.056 times as much as the best simple policy (with full information; as in production,
+1.046 times).
 
 """
 

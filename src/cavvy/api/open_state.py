@@ -105,10 +105,10 @@ async def open_state(
     bucket: BucketFolder | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
-    """Open the application state and start its control plane. `database` is the URL of a store,
-    this server's registration in a shared PostgreSQL database, or None for the database file in the
-    state folder. `files` is the folder with keys, logs and uploads, by default `home`; with a
-    `bucket`, the folder has copies of the bucket's files.
+    """Open the application state and start its control plane. `database` is one of three: the URL
+    of a store; the registration of this server in a shared PostgreSQL database; or None, which
+    means the database file in the state folder. `files` is the folder with keys, logs and uploads,
+    by default `home`; with a `bucket`, the folder has copies of the bucket's files.
 
     Raises StoreError, ProviderError, StateDirError.
     """

@@ -184,8 +184,8 @@ def _ask_configured(
 ) -> "LiveMatches":
     """Query configured providers, and return their current offers. If `ready` is true, the result
     includes all configured providers. If `ready` is false, the result includes only providers that
-    `need` names and that the catalog lacks. Configured providers that the catalog contains are
-    queried only to check whether they can be used.
+    are missing from the catalog, and of those only the ones that `need` names. Configured providers
+    that the catalog contains are queried only to check whether they can be used.
     """
     from cavvy.cli.task.configured import match_configured
 

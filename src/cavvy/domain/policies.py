@@ -73,7 +73,7 @@ class PolicyBook:
 
 def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[BoundPolicy]:
     """Return the policies that would no longer restrict a project if it moved below `parent`.
-    Policies that are equal to a policy which applies below `parent` are omitted.
+    The result has no policy that would also apply below `parent`.
     """
     own = [each for each in book.find(project) if each.project == project]
     kept = [each.policy for each in (*book.find(parent or INSTALLATION), *own)]

@@ -309,7 +309,7 @@ def _settle_host(request: RequestHead, host: bytes | None) -> None:
 
 
 def _read_connection(request: RequestHead) -> None:
-    """Read the field Connection. The fields that the field Connection names are not passed on,
+    """Read the field Connection. Fields whose names are listed in Connection are not passed on,
     unless the gateway itself uses them.
     """
     names = {option.strip(b" \t") for option in request.connection.lower().split(b",")}

@@ -44,7 +44,9 @@ def _recast(node: Node, notes: ProblemNotes, loader: "SafeLoader") -> Node:
 
 
 def _recast_key(key: ScalarNode, loader: "SafeLoader") -> ScalarNode:
-    """Rename a key that YAML 1.1 reads as true or false to True or False, as PyYAML does."""
+    """Rename a key to "True" or "False" if YAML 1.1 reads it as a boolean, such as `on` or `no`.
+    PyYAML does the same.
+    """
     value = _resolve(key, ProblemNotes("", ""), loader) if key.plain else key.value
     return replace(key, text=str(value)) if isinstance(value, bool) else key
 

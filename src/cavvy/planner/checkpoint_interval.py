@@ -83,8 +83,9 @@ class NoticeFit(Struct, frozen=True, kw_only=True):
 def fit_notice(
     size: int, bytes_per_s: float, notice: timedelta, step: timedelta = timedelta(0)
 ) -> NoticeFit:
-    """Compare the length of the notice with the time needed to finish the current step (at most
-    `step`) and write `size` bytes. Raises ValueError if the bandwidth is not positive.
+    """Return whether the notice is long enough for two things: to finish the current step, which
+    takes at most `step`, and then to write `size` bytes. Raises ValueError if the bandwidth is not
+    positive.
     """
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")

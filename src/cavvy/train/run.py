@@ -397,9 +397,10 @@ class Run:
         """Return the mean of `measure` over a data set, in which each sample is used once. The
         result is the same on all ranks.
 
-        `measure(part)` is like the loss of `accumulate` and returns a mean or (mean, number). The
-        model is in evaluation mode during the call. All arguments except `measure` are the same as
-        for `data`, but checkpoints do not save the position in this data set.
+        `measure(part)` is called with a part of a batch and, like the loss of `accumulate`, returns
+        a mean, or a mean and the number of values in it. The model is in evaluation mode during the
+        call. All arguments except `measure` are the same as for `data`, but checkpoints do not save
+        the position in this data set.
         """
         collate, transform = options.pop("collate", None), options.pop("transform", None)
         opened = open_source(source, **options)

@@ -50,8 +50,8 @@ def touch(path: str, *, make: bool = False) -> bool:
 
 def sweep(cache: str, *, limit: float | None = None) -> int:
     """Remove old entries, then remove the least recently used entries until the cache has at most
-    `limit` bytes (by default a share of the file system). Returns 0, the exit code of the process
-    that runs this function.
+    `limit` bytes (by default a share of the file system). Always returns 0, because the function
+    runs in a process of its own, which exits with the result.
     """
     os.nice(19)
     touch(cache + "/swept", make=True)

@@ -6,9 +6,9 @@ LOCAL = "127.0.0.1"
 
 
 def hold_port() -> socket.socket:
-    """Return a socket that is bound to a free port. Linux allows another socket that sets
-    SO_REUSEADDR to listen on this port, but does not assign the port to programs that request any
-    free port.
+    """Reserve a free port: return a socket that is bound to it. While the socket exists, Linux does
+    not assign the port to programs that request any free port. A program that sets SO_REUSEADDR can
+    still listen on it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

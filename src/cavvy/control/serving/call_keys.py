@@ -13,5 +13,5 @@ def is_calls_key(key: str) -> bool:
 
 
 def service_of_calls(key: str) -> str:
-    """Return the worklist's key of the service to which the queue with this key belongs."""
+    """Return a service's key in the worklist, given the key of the service's queue of calls."""
     return key.removeprefix(_PREFIX)

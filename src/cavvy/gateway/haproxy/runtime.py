@@ -28,8 +28,8 @@ class HaproxyRefused(Exception):
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """The requests of a service that HAProxy handles itself. Requests that HAProxy passes on to the
-    gateway are not included. `answer_s` is the mean time of the last answers, in steps of a
+    """A service's requests, as far as HAProxy handles them itself. Requests that HAProxy passes on
+    to the gateway are not included. `answer_s` is the mean time of the last answers, in steps of a
     millisecond.
     """
 

@@ -55,7 +55,7 @@ class _Sums:
         self._corners: dict[int, tuple[list[int], list[float]]] = {}
 
     def best(self, first: int, ratio: float) -> int:
-        """Return the index, starting at `first`, at which `waited + ratio * longer` is lowest."""
+        """Return the index from `first` on for which `waited + ratio * longer` is lowest."""
         found = self._corners.get(first)
         if found is None:
             found = self._corners[first] = self._find_corners(first)

@@ -100,8 +100,8 @@ class MachineRegister:
             raise Refused("this join command is unknown or expired: create a new one")
         if invited.nonce and not hmac.compare_digest(invited.nonce, _hash(nonce)):
             raise Refused(
-                f"{invited.used_by} has used this join command; each command works for one "
-                "machine: create a new one"
+                f"{invited.used_by} has used this join command, and each command works for only "
+                "one machine: create a new join command"
             )
         if not invited.nonce and self._now() >= invited.expires_at:
             raise Refused("this join command has expired: create a new one")

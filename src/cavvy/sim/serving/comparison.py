@@ -37,9 +37,9 @@ class ServingWay(StrEnum):
 
 
 class WayCost(Struct, frozen=True, kw_only=True):
-    """The monthly cost of one way to run the service, or None if its price is unknown. The share of
-    requests on time, the 99th percentile of the waits, and the maximum number of replicas are None
-    if the way was not simulated.
+    """The monthly cost of one way to run the service, or None if its price is unknown. Some ways
+    are not simulated; for these, the share of requests on time, the 99th percentile of the waits,
+    and the maximum number of replicas are None.
     """
 
     way: ServingWay

@@ -118,7 +118,9 @@ def _condition_groups(
 
 
 def _gap(need: ResourceSpec, constraint: Constraint, fact: float, cpus: float = 0) -> float:
-    """Return by how much the value `fact` fails the constraint, computed as in `catalog/fit`."""
+    """Return the relative difference between the value `fact` and the nearest value that the
+    constraint permits, computed as in `catalog/fit`.
+    """
     match constraint:
         case Constraint.CPUS:
             return relative_gap(fact, need.cpus_min, need.cpus_max)
