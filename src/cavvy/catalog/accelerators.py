@@ -258,9 +258,9 @@ _NOISE = re.compile(
 
 def _shorter(product: str) -> list[str]:
     """Return the forms of a name in the order in which the forms are looked up. The first form is
-    the unchanged name. Each later form omits one more element, in this order: hyphens and
-    underscores, vendor words, the memory size, and the words for the slot together with other
-    punctuation.
+    the unchanged name. Each further form is the form before with something removed. Removed are, in
+    this order: hyphens and underscores; words of vendors; the memory size; and the words for the
+    slot with the remaining punctuation.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)

@@ -181,9 +181,9 @@ class MarketListing(Answer, frozen=True, kw_only=True):
     """A summary of the observations of one offer in the last 30 days; `recent` lists the
     observations of the last few days.
 
-    `preemptions_per_hour` is the estimated rate for one node. The rate combines the observations
-    with a prior: a cautious estimate that does not depend on the observations. `boot_s` is the mean
-    observed boot time.
+    `preemptions_per_hour` is the estimated rate for one node. The rate is computed from the
+    observations and from a prior. The prior is a cautious rate that is assumed while there are few
+    observations. `boot_s` is the mean observed boot time.
     """
 
     market: str

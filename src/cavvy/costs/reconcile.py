@@ -6,10 +6,11 @@ grow with the length of the bill. If charges are missing from the bill, the call
 second time, and adds the lines without a tag for the days of these charges.
 
 Each resource that is compared is a gang. The ledger identifies a gang's machines by the attempt,
-and the bill identifies the machines by Cavvy's tag. A line without the tag counts as Cavvy's if the
-line's cost on a day equals the ledger's cost of a resource that is missing from the bill. A volume
-is compared together with the disks of the gang that the volume's tag names, and with the disks of
-the jobs that used the volume (`shared_disks`).
+and the bill identifies the machines by Cavvy's tag. The bill can also have lines without the tag.
+If a resource of the ledger is missing from the bill, and a line without the tag has the same cost
+on the same day, the line is taken for the line of this resource. A volume is compared together with
+the disks of the gang that the volume's tag names, and with the disks of the jobs that used the
+volume (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

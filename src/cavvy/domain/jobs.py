@@ -291,8 +291,8 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
     The charges contain only the time in which the nodes were certainly billed. `more` is the
     additional cost if each node was billed for the longest possible time. `latest` is the time at
     which the gang had certainly ended, or None if the provider reported the end of each node.
-    `traffic` is the part of `more` for the checkpoints that the nodes may have been sending when
-    the provider lost the nodes.
+    `more` includes `traffic`, the cost of sending the checkpoints that the nodes may have been
+    sending when the provider lost the nodes.
     """
 
     latest: datetime | None

@@ -149,8 +149,8 @@ class _Saving(Struct, frozen=True, kw_only=True):
 
 
 def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedelta) -> list[Waste]:
-    """Return the waste in the runs of a period, the most expensive first. `offers` are the offers
-    of the runs' providers.
+    """Find wasted money in the runs of a period. Returns the findings, the most expensive first.
+    `offers` are the offers of the runs' providers.
     """
     found: dict[tuple[WasteKind, str, str], Waste] = {}
     for run in runs:

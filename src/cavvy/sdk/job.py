@@ -154,8 +154,8 @@ class Job:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """When the user presses Ctrl-C, add a message to the KeyboardInterrupt that says that the
-        job continues, and how to stop the job.
+        """When the user presses Ctrl-C, add a message to the KeyboardInterrupt. The message states
+        that the job continues, and which command stops the job.
         """
         try:
             yield

@@ -177,7 +177,7 @@ def read_subject(session: DatabaseSession, subject_id: str) -> LedgerSubject:
 def make_subject(
     attempt: Attempt, user: str, job: str, machine: str, tags: dict[str, str]
 ) -> LedgerSubject:
-    """Return the ledger subject to which an attempt's charges belong."""
+    """Return the subject of an attempt's charges in the ledger."""
     offer = attempt.offer
     return LedgerSubject(
         id=attempt.id,

@@ -1,5 +1,5 @@
-"""Manages the checkpoints of jobs: which checkpoint an attempt starts from, and uploads from nodes
-that have no access to the job's folder.
+"""Manages the checkpoints of jobs: selects the checkpoint from which an attempt starts, and
+receives checkpoints from nodes that cannot write to the job's folder.
 
 A checkpoint is complete once its row is written, which happens after all of its files are stored.
 Work on the server's own machine writes to the job's folder and uploads nothing, unless the files of
