@@ -324,8 +324,9 @@ class BlockingMailboxConnection(http.client.HTTPConnection):
 
 
 class _MailboxSocket:
-    """The part of the socket interface that http.client uses. The object collects the sent bytes. A
-    read posts the sent bytes to the mailbox as one request, and waits for the answer.
+    """The part of the socket interface that http.client uses. The object collects the bytes that
+    are sent. When the client begins to read the answer, the object posts these bytes to the mailbox
+    as one request, and waits for the answer.
     """
 
     def __init__(self, mailbox: AgentMailbox) -> None:

@@ -247,8 +247,8 @@ def check_others(
         if each.host != host and _uses_machine(settings):
             raise StateDirError(
                 "settings-invalid",
-                f"process {each.pid} on {each.host} uses this database, but cannot manage the jobs "
-                "of the provider local on this machine",
+                f"process {each.pid} on {each.host} uses this database, but cannot manage jobs on "
+                "this machine (provider `local`)",
                 "set enabled = false in [providers.local] for all servers",
             )
 

@@ -42,8 +42,8 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     is the number of requests that ended, and `completed_s` is their total service time in seconds.
     Replicas are serving `in_flight` requests, on which they have spent `in_flight_s` seconds in
     total so far. `backlog` requests wait. `reading` is the mean of the GPU utilisation or of the
-    metric over the ready replicas. `batch` is the measured time of a batch, or None if waiting
-    requests are not joined or no batch was measured.
+    metric over the ready replicas. `batch` is the measured time of a batch. It is None if the
+    gateway does not join requests to batches, or has not measured a batch yet.
     """
 
     now_s: float

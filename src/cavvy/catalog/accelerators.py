@@ -201,8 +201,8 @@ def is_known(name: str) -> bool:
 
 
 def is_match(accelerator: str, wish: str | None) -> bool:
-    """Return whether a device with this canonical name satisfies a requirement. Every device
-    satisfies the requirement None. An unknown device is treated as a GPU.
+    """Return whether a device with this canonical name satisfies the requirement `wish`. If `wish`
+    is None, every device satisfies it. An unknown device is treated as a GPU.
     """
     if wish is None or accelerator in names_matching(wish):
         return True

@@ -23,9 +23,9 @@ def group_disks(
     gangs: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return a dictionary that names the group of each gang and volume whose disks must be added
-    up. `gangs` maps attempts to gangs. `tags` maps the ids of disks in the bill to the gangs that
-    the disks' tags name.
+    """Group the gangs and volumes whose disks must be added up before the comparison. Returns the
+    group of each gang and each volume. `gangs` maps attempts to gangs. `tags` maps the ids of disks
+    in the bill to the gangs that the disks' tags name.
     """
     entries = _list_entries(lines, provider)
     if not (volumes := entries[STORAGE_LINE]):

@@ -52,8 +52,9 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
 
     @property
     def totals(self) -> Mapping[TimeUse, timedelta]:
-        """The time spent on each use, in the order of `TimeUse`. Uses that took no time are
-        included."""
+        """The time that each use took, in the order of `TimeUse`. A use that took no time has the
+        value 0.
+        """
         return {spell: self.total(spell) for spell in TimeUse}
 
 

@@ -50,9 +50,9 @@ class NodeSeen(Struct, frozen=True, kw_only=True):
     """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
     `unseen` means that the provider did not record when the node ended. The node ended between the
-    time when it was last seen and `ended_at`, so its cost is known only as a range. `started_by`
-    means that the provider did not record when the bill began: the bill began between `started_at`
-    and `started_by`, or never if the node ended before `started_at`.
+    time when it was last seen and `ended_at`, so its cost is known only as a range. `started_by` is
+    set if the provider did not record when the bill began. The bill then began between `started_at`
+    and `started_by`. If the node ended before `started_at`, no bill began.
 
     If the provider's answer is older than the poll, `seen_at` is the time at which the provider
     last saw the node run. If the node ran at the time of the poll, `seen_at` is None.

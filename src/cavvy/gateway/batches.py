@@ -1,10 +1,11 @@
 """Sends several waiting requests of a service to a replica as one request, and divides the
 response.
 
-A batch is an exchange whose sink is a `JoinedBatch`. The connection to the replica treats the batch
-as one request; the queue counts each member as a request. If a batch fails, each member of the
-batch is sent again as a separate request. If the replica refuses a large batch, the halves of the
-batch are sent first, because usually only one request of a batch is wrong.
+A batch is an exchange with a replica like any other. Its response goes to a `JoinedBatch` instead
+of a client. The connection to the replica treats the batch as one request; the queue counts each
+member as a request. If a batch fails, each member of the batch is sent again as a separate request.
+If the replica refuses a large batch, the halves of the batch are sent first, because usually only
+one request of a batch is wrong.
 """
 
 import asyncio

@@ -173,8 +173,8 @@ def _find_unit(amounts: Sequence[float]) -> int:
 
 
 def _can_sum_to(above: int, most: int, amounts: Iterable[Iterable[int]]) -> bool:
-    """Return whether a sum of some of the amounts is more than `above` and at most `most`. The sum
-    contains at most one amount from each list.
+    """Take at most one amount from each list. Return whether the sum of these amounts can be more
+    than `above` and at most `most`.
     """
     if most < 0:
         return False

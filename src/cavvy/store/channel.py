@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class SignalKind(StrEnum):
-    """The subject of a signal. The comment of each subject states the meaning of the signal's key
-    in parentheses.
+    """The subject of a signal. A signal has a key. In the comment of each subject, the words in
+    parentheses say what the key is.
     """
 
     HINT = "hint"  # reconcile (a key of the worklist)

@@ -1,8 +1,8 @@
 """The store in SQLite (for one server) or PostgreSQL (for teams). The SQL is executed by threads,
 each with its own connection.
 
-The functions that write rows are in `writes.py`. Every statement on a project's rows names the
-project or a key.
+The functions that write rows are in `writes.py`. Every statement that reads or changes rows of a
+project has a condition on the project or on a primary key.
 """
 
 import asyncio

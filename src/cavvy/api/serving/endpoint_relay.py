@@ -1,11 +1,11 @@
 """A port of this machine that forwards requests to a managed endpoint, which is one kind of
 replica.
 
-The gateway sends requests to this port as to the port of any other replica. The server forwards the
-requests to the provider, whose API signs them: neither the gateway nor HAProxy has cloud
-credentials. If an answer is lost, the connection is closed, so that the gateway decides whether the
-request is repeated. While the endpoint is not in service, the port refuses connections, so that the
-gateway repeats requests later.
+The gateway sends requests to this port as to the port of any other replica. The server signs the
+requests with its cloud credentials and forwards them to the endpoint. Neither the gateway nor
+HAProxy has cloud credentials. If an answer is lost, the connection is closed, so that the gateway
+decides whether the request is repeated. While the endpoint is not in service, the port refuses
+connections, so that the gateway repeats requests later.
 """
 
 import asyncio

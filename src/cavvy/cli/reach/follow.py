@@ -146,8 +146,8 @@ def _read_ahead(
 
 
 def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
-    """Put all items of a source into the queue, then the source's error, or None if the source
-    ended without an error.
+    """Put all items of a source into the queue. At the end, put the source's error into the queue,
+    or None if there was no error.
     """
     from cavvy.client import ApiError
 

@@ -167,8 +167,8 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """Return the name of the Python parameter for an option. The returned name differs from the
-    names of the command's own parameters.
+    """Return the name of the Python parameter for an option. The prefix `set_` makes the name
+    different from the names of the command's own parameters.
     """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
 

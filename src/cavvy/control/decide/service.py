@@ -502,9 +502,9 @@ def _limit(
     now: datetime,
 ) -> list[ServiceReplica]:
     """Return the replicas, with surplus replicas changed to draining or ending. Replicas of older
-    revisions serve until enough replicas of the newest revision are ready. A replica in a market
-    with too many replicas serves until more replicas are ready than the service needs. Replicas
-    that are kept for requests bound to places are the last to end.
+    revisions serve until enough replicas of the newest revision are ready. If a market has too many
+    replicas, its surplus replicas serve until the service has more ready replicas than it needs.
+    Replicas that are kept for requests bound to places are the last to end.
     """
     wanted, needed = need.wanted, need.kept.ids
     revision, placement = service.revision, service.placement if wanted else {}

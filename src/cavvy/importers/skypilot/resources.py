@@ -115,8 +115,8 @@ def add_options(needs: ResourceSpec, options: tuple[ProviderOptions, ...]) -> Re
 
 
 def list_clouds(needs: ResourceSpec) -> set[str]:
-    """Return the clouds at which the resources may be, by SkyPilot's names. For SkyPilot, both of
-    Google's APIs are one cloud.
+    """Return the clouds that the resources permit, under the names that SkyPilot uses. For
+    SkyPilot, both of Google's APIs are one cloud.
     """
     named = {name for each in needs.choices for name in each.providers}
     return {"gcp" if name == "tpu" else name for name in named}

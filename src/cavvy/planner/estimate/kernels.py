@@ -196,7 +196,8 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
 
 def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the seconds of fused attention in half precision: its matrix products, and the softmax
-    of its scores. Each row of queries has an overhead, which is expressed as additional keys.
+    of its scores. Each row of queries costs additional time. The formula adds a number of keys to
+    each row to represent this time.
     """
     constants, device = setting.constants, setting.device
     heads, queries, keys, width = (max(1, each) for each in kernel.size)

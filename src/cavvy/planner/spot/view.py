@@ -39,8 +39,8 @@ class SpotQuote(NamedTuple):
     """The spot offer of a market at one moment. `at_risk` is true if the provider reported that it
     may soon preempt nodes in this market.
 
-    `since_s` is the estimated time of the last change of `up`. `since_s` is None if every change is
-    observed immediately, and UNSEEN if only the price is known.
+    `since_s` is the estimated time at which spot last became available or unavailable. `since_s` is
+    None if every change is observed immediately, and UNSEEN if only the price is known.
     """
 
     up: bool

@@ -36,9 +36,9 @@ def object_to_program(
     docs: str,
     starts: str = "starts the image with the argument `serve`",
 ) -> list[Objection]:
-    """Return the objection to a service whose field `run` is not `serve`, because the provider
-    always starts the image with the argument `serve`. `starts` says how the provider starts the
-    image.
+    """Return an objection if the service's field `run` is not `serve`. Such a service is
+    impossible, because the provider always starts the image with the argument `serve`. `starts` is
+    the text that says so.
     """
     if task.service is None or task.run.strip() == "serve":
         return []

@@ -252,9 +252,9 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
-    """Record the `doomed` machines that are not nodes of the record as rolled back, so that these
-    machines are billed. The record does not contain the time when a `doomed` machine was requested,
-    so the start of the launch is recorded instead.
+    """Add machines that will be deleted (`doomed`) to the machines that the record lists as rolled
+    back, so that they are billed. Nodes of the record are not added. Nobody knows when such a
+    machine was requested, so the start of the launch is recorded as this time.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

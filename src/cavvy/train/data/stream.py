@@ -1,13 +1,14 @@
 """Global batches of a fixed size, in the same order for all ranks. The position in the data is a
 single number.
 
-Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
-N`, where N is the number of samples. A global batch is `global_batch` consecutive positions, and
-each rank takes its share of these positions. Therefore any number of ranks can continue from any
-position, with the same samples and the same random augmentations. The numbering of positions is
-taken from Grain's ElasticIterator. Unlike ElasticIterator, `Data` accepts batches that are not
-divisible by the number of ranks, and a sample's position is the seed of its augmentations. Grain
-shuffles, prefetches, and runs the worker processes.
+Samples are numbered over all epochs. With N samples in the data set, position p is in epoch `p div
+N`, and is the sample `p mod N` of the shuffled order of this epoch. A global batch is
+`global_batch` consecutive positions, and each rank takes its share of these positions. Therefore
+any number of ranks can continue from any position, with the same samples and the same random
+augmentations. The numbering of positions is taken from Grain's ElasticIterator. Unlike
+ElasticIterator, `Data` accepts batches that are not divisible by the number of ranks, and a
+sample's position is the seed of its augmentations. Grain shuffles, prefetches, and runs the worker
+processes.
 """
 
 from collections.abc import Callable, Generator

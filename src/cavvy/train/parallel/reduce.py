@@ -86,8 +86,8 @@ class GradientReducer:
         return [p for p in model.parameters() if p.requires_grad and id(p) not in self._of]
 
     def add(self, parameters: list[Any]) -> None:
-        """Also sum the gradients of these parameters, beginning with their current gradients. All
-        ranks must call this method with the same parameters.
+        """Sum the gradients of further parameters from now on. If the parameters already have
+        gradients, these are summed, too. All ranks must call this method with the same parameters.
         """
         self._next = first = len(self._buckets)
         self._append(parameters)
