@@ -53,9 +53,9 @@ _SCENARIOS = """
 
 The production reconcilers run on virtual time against a simulated cloud with lost launches, missing capacity, slow boots,
 preemptions with and without notice, silent agents, storage errors, and a control plane that dies between any two steps
-(`make scenarios`). In {wrong} of {scenarios} scenarios in one run, there was an error: a job that did not end, a missed
-deadline that could be met, a cost above the budget and one lease, a node that kept running, or a saved checkpoint that
-was lost. {done} jobs were done and {failed} were stopped by a limit or failed, in {attempts} attempts and {cpu_s} s of CPU.
+(`make scenarios`). Errors are a job that did not end, a missed
+deadline that could be met, a cost above the budget and one lease, a node that kept running, and a saved checkpoint that
+was lost. A run of {scenarios} scenarios had errors in {wrong} of them. {done} jobs were done and {failed} were stopped by a limit or failed, in {attempts} attempts and {cpu_s} s of CPU.
 """
 
 
@@ -291,9 +291,9 @@ def price_of_knowledge(rows: _Rows) -> tuple[float, float]:
 _UNSEEN = """
 ## Synthetic markets
 
-Each row has {jobs} jobs of ten hours with deadlines of 1.02 to 5 times the work (`python benchmarks/unseen.py`). A
-figure is the total cost divided by the total cost of the best simple policy (on-demand, greedy or Uniform Progress) with
-the same knowledge and margins. In flapping markets, spot appears and disappears within minutes to an hour;
+Each row has {jobs} jobs of ten hours with deadlines of 1.02 to 5 times the work (`python benchmarks/unseen.py`). Each
+figure compares `auto` with the best of three simple policies, on-demand, greedy and Uniform Progress, which have the same
+knowledge and margins: the total cost of `auto` is divided by the total cost of this simple policy. In flapping markets, spot appears and disappears within minutes to an hour;
 in steady markets, it stays available for most of a day. Flapping and steady markets cannot be distinguished at first, and a wrong guess costs most where spot is
 hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed. Two constants of
 the policy were chosen on these markets: the share of four fifths in the next paragraph, and the weight of the prior in the expected saving.
@@ -370,8 +370,8 @@ def _serving(rows: _Rows) -> Iterable[str]:
         "these fifty windows are drawn at random many times; the mean of ten windows is within the "
         "range in 95 % of the draws. The published figures for the AWS traces are "
         "within this range. "
-        "The published figures for GCP1 are outside it by one point of cost and 0.04 points of "
-        "availability; the reason is unknown.\n"
+        "For GCP1, the published cost is one point outside this range, and the published "
+        "availability 0.04 points; the reason is unknown.\n"
     )
 
 

@@ -117,8 +117,8 @@ def _late_share_of_batches(
     slot that becomes free. If the slots became free independently of each other, P(wait > w) would
     be (1 - w / t(n))^s. In fact, the batches of different slots tend to end together, so the
     exponent is smaller than s. The exponent s^0.75 is an approximation that was found by
-    simulation. If the slots could serve the load without batches, some requests find a free slot,
-    so only the share P(wait > 0) of requests waits. This share is computed with S = A + B.
+    simulation. If the slots are fast enough to serve the load without batches, some requests find a
+    free slot. The others wait; their share P(wait > 0) is computed with S = A + B.
     """
     if batch is None:
         return 0.0

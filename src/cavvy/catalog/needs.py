@@ -138,7 +138,8 @@ def _add(parts: _Parts, piece: str, text: str) -> _Parts:
         return replace(parts, memory=_memory(piece))
     if re.fullmatch(r"[\d.]+\+|-\d+|[\d.]+|\d+-\d+", piece):
         raise NeedError(
-            f"{piece!r} in {text!r} is not a count", "expected 8, 1..4, 2.. (two or more) or ..4"
+            f"{piece!r} in {text!r} is not a count",
+            "write a number such as 8, or a range: 1..4, 2.. (at least two) or ..4 (at most four)",
         )
     if parts.name is not None and not _is_group(parts.name):
         raise NeedError(

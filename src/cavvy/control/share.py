@@ -1,6 +1,6 @@
 """Divides the work among several servers that use one database. Each key of the worklist belongs to
-a lease, and only the server that holds the lease reconciles the key. If a server has a hint about a
-key that the server does not reconcile, the server sends the hint to the other servers.
+a lease, and only the server that holds the lease reconciles the key. A hint says that a key should
+be reconciled soon. If another server reconciles the key, the hint is sent to the other servers.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""The keys to reconcile, and the time at which each key is due. A hint only makes a key due earlier
-and contains no data.
+"""The keys to reconcile, and the time at which each key is due. A hint contains no data: its only
+effect is that a key is due earlier.
 
-A key in progress is not returned again until `finish` is called for this key. A hint for a key in
-progress takes effect after the call of `finish`.
+A key in progress is not returned again until `finish` is called for this key. If a hint arrives
+while its key is in progress, the key is due again as soon as `finish` has been called.
 """
 
 import asyncio

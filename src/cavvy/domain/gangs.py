@@ -55,7 +55,7 @@ class NodeSeen(Struct, frozen=True, kw_only=True):
     and `started_by`. If the node ended before `started_at`, no bill began.
 
     If the provider's answer is older than the poll, `seen_at` is the time at which the provider
-    last saw the node run. If the node ran at the time of the poll, `seen_at` is None.
+    last saw the node run. `seen_at` is None if the answer is as new as the poll.
     """
 
     rank: int

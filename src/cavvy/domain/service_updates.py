@@ -110,9 +110,9 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     the sums for the variance of the latency of both revisions, and `deviation_new` and `free_new`
     are the sums for the new revision. `spread` is the sum of the squared differences between the
     revisions in each of the `blocks`, weighted like S. `deviation_of_groups` and `free_groups` are
-    the sums for the variance of the groups' means. `failures` and `shifts` are the distributions of
-    `failed` and S if both revisions are equally good. `found` is the reason why the test rolled
-    back the new revision.
+    the sums for the variance of the groups' means. `failures` is the distribution that `failed`
+    would have if both revisions were equally good; `shifts` is the same for S. `found` is the
+    reason why the test rolled back the new revision.
     """
 
     old: RevisionSums = RevisionSums()

@@ -1,8 +1,8 @@
 """The routes of OpenAI's API for all services with models: the body's `model` selects the service.
 
-The gateway looks for `model` in the first `limits.hold_bytes` of a body and, if the body has at
-most `limits.model_bytes`, in the whole body: OpenAI's Python client writes `messages`, perhaps with
-images, before `model`.
+The gateway looks for `model` in the first `limits.hold_bytes` of a body. If a body has at most
+`limits.model_bytes`, the gateway looks in the whole body, because OpenAI's Python client writes
+`messages`, which can contain images, before `model`.
 """
 
 import re

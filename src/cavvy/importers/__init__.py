@@ -229,8 +229,9 @@ def _parse(
     now: datetime | None,
     options: ReadOptions,
 ) -> Translation:
-    """Translate a string. If `file` is a `Path`, the task is going to be submitted, and the path
-    may also identify the tool. If `file` is a string, the string is only a name for messages.
+    """Translate a string. If `file` is a `Path`, the task is going to be submitted. The name of
+    this file may show which tool it belongs to. If `file` is a string, the string is only a name
+    for messages.
     """
     from cavvy.planner.slices import spread_task
     from cavvy.spec.overrides import apply_overrides, list_overridden

@@ -68,8 +68,9 @@ def explain(
     readiness: Callable[[Offer], Readiness] = lambda _: Readiness.READY,
     limit: int = 5,
 ) -> Explanation:
-    """Combine the rejections by the catalogs (`matches`), by the providers (`refused`) and by the
-    task's limits (`plan`).
+    """Combine three lists of rejected offers: offers that do not fit the task's resources (in
+    `matches`), offers that a provider refuses (`refused`), and offers that break a limit of the
+    task (in `plan`).
 
     An offer that only breaks a limit is listed before an offer that fails a constraint. Offers of
     providers that cannot run jobs come last.

@@ -328,7 +328,8 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
     rates = {_split(key): rate for key, rate in work.rates.items()}
     if ("cpu", None) in rates:
         return rates["cpu", None], (
-            "the rate measured on a CPU node is used for every node that fits",
+            "the estimate uses the rate that was measured on one CPU node, and does not adapt it "
+            "to other nodes",
         )
     measured = {count: rate for (name, count), rate in rates.items() if name == "cpu" and count}
     if not measured or not offer.vcpus:

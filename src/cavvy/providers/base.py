@@ -51,8 +51,9 @@ class Refused(ProviderError):
 
 
 class KeyFileRefused(ProviderError):
-    """Raised for a key file that a project must not set: the file could make the server read files
-    of the server, or send requests to addresses that are not the provider's.
+    """Raised if a project sets a key file that could harm the server. Such a file could cause the
+    server to read its own files, or to send requests to addresses that do not belong to the
+    provider.
     """
 
 

@@ -116,7 +116,8 @@ def _may_delay_on(
     host: Host, mine: Amounts, waits: Sequence[Sequence[Amounts]], gangs: Sequence[Amounts]
 ) -> bool:
     """Return whether a job that takes the amounts `mine` from the host could delay a waiting job.
-    Each item of `waits` is the list of one job's alternatives.
+    Each item of `waits` belongs to one waiting job: it lists the amounts that the job needs, one
+    entry for each alternative in its task.
 
     Each resource is checked separately, so True may be returned for a job that would delay no other
     job.

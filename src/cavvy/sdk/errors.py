@@ -102,7 +102,7 @@ def make_error(error: "ApiError") -> CavvyError:
 
 @contextmanager
 def public_errors() -> Iterator[None]:
-    """Convert the errors of the modules that this interface uses to CavvyError."""
+    """Raise CavvyError instead of the errors of internal modules."""
     from cavvy.client import ApiError
     from cavvy.settings import SettingsError
     from cavvy.spec.workdir import FreezeError

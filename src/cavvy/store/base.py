@@ -87,7 +87,7 @@ class SignInConflict(StoreError):
 
 class HashMismatch(StoreError):
     """Raised if bytes do not match their hash, or if a document could not be read back after it was
-    stored. Do not send the same data again."""
+    stored. To send the same data again does not help."""
 
 
 class AllocationConflict(StoreError):

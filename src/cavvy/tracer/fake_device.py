@@ -125,9 +125,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         return out
 
     def _can_compute(self, func: Any, leaves: list[torch.Tensor]) -> bool:
-        """Return whether the values of all arguments are known, and at least one argument has a
-        number of values other than one. PyTorch itself computes operations whose arguments each
-        have one known value.
+        """Return whether the values of all arguments are known, and at least one argument is not a
+        single value. PyTorch itself computes operations whose arguments each have one known value.
         """
         return (
             any(each.numel() != 1 for each in leaves)

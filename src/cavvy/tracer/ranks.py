@@ -52,8 +52,8 @@ def _bind(process: Any) -> Mapping[str, Any]:
 
 
 def _trains(start: Any) -> bool:
-    """Return whether a function, or any of the user's own code that the function uses, contains a
-    name of `_TRAINING`.
+    """Return whether a function uses one of the names in `_TRAINING`, itself or in other code of
+    the user that the function uses.
     """
     attributes, scopes, seen = set(_IMPLICIT), list[Any](), set[int]()
     todo = [start]

@@ -66,7 +66,7 @@ class StepGradients:
         )  # FSDP2 averages gradients, but the reducer sums them.
 
     def refresh(self) -> None:
-        """Adopt the changes of the model that the script made after it was placed.
+        """Take over changes that the script has made to the model since the model was placed.
 
         Raises: ValueError: a parameter was added to a sharded model.
         """

@@ -198,7 +198,7 @@ class TuningSession:
 
 
 def count_ready(facts: dict[str, Any]) -> int:
-    """Return the largest number of batches that can already be prepared when a window begins.
+    """Return how many batches can at most be ready when a window begins.
     Batches that are already prepared would hide how slow reading is. The number includes batches
     that worker processes prepare, batches that they have sent, and batches that are already on the
     device.

@@ -111,9 +111,9 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 
 def list_programs() -> list[str]:
-    """Return the paths of this Python and of this program, which may be an archive. The returned
-    paths stay visible even if they are below a hidden folder. The server and the agents run the
-    files at these paths, which the work cannot change.
+    """Return the paths of this Python and of this program, which may be an archive. If these paths
+    are below a folder that is hidden from the work, the work still sees these paths. The server and
+    the agents run the files at these paths, which the work cannot change.
     """
     agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = agent if os.path.isfile(agent) else os.path.dirname(agent)

@@ -103,8 +103,8 @@ def _fit(
     width: int | None,
     among: Collection[int],
 ) -> dict[int, int] | None:
-    """Choose widths for the columns in `among`, as `choose_widths` does, but without lines below
-    the row.
+    """Choose widths like `choose_widths`, but place only the columns in `among`, and no cells on
+    additional lines below a row.
     """
     columns = list(zip(*table, strict=True))
     full = [max(map(text_width, column)) for column in columns]

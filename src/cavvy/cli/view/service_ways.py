@@ -73,8 +73,8 @@ def print_ways(
     click.echo(f"for {recorded.per_day:,.0f} requests a day, and a month of 730.5 hours")
     for each in crossings:
         click.echo(
-            f"below {each.per_day:,.0f} requests a day, {each.below} is the cheapest; above, "
-            f"{each.above}"
+            f"{each.below} is the cheapest below {each.per_day:,.0f} requests a day, and "
+            f"{each.above} above this number"
         )
     if not crossings:
         least, most = (f(each.per_day for each in loads) for f in (min, max))

@@ -71,8 +71,9 @@ class BucketCheckpoints:
         return _decode(content)["files"]
 
     def sweep(self, wanted: Collection[str]) -> RemovedCheckpoints:
-        """Remove the files that are not in `wanted`, and stop at the first failure. The field
-        `kept` of the result is the reason for the failure, or ""."""
+        """Remove the files that are not in `wanted`, and stop at the first failure. If files are
+        kept because of a failure, the field `kept` of the result is the reason; otherwise it is "".
+        """
         freed, fault = self.remove_others(wanted)
         return RemovedCheckpoints(bytes=freed, kept="" if fault is None else str(fault))
 

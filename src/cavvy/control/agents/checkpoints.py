@@ -431,8 +431,8 @@ class Checkpoints:
     async def _from_folder(
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
-        """Create a checkpoint from the files that the job's work on this machine left in the job's
-        folder, because the next attempt runs on other nodes.
+        """Create a checkpoint from the job's folder, before the next attempt runs on other nodes.
+        The job's work on this machine left its files there.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)

@@ -16,8 +16,8 @@ whether a replica must be ordered:
 * Full: if a replica is missing and the service has its maximum number of replicas, the requests
   wait until a replica ends or until the time limit of the requests has passed.
 
-A replica that was ordered for P ends if it finds no offer within `OFFER_WAIT`; otherwise, requests
-for places without capacity could use up the service's maximum number of replicas. After
+A replica that was ordered for P ends if it finds no offer within `OFFER_WAIT`. Otherwise, replicas
+that wait for places without capacity could be so many that the service may order no others. After
 `RETRY_AFTER`, this module orders another replica for P.
 """
 

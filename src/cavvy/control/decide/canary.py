@@ -12,11 +12,11 @@ block contains the requests to both revisions in the same period. A change of th
 affects both revisions, so neither event counts as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
-If both revisions are equally good, the number of the new revision's errors is hypergeometric given
-the total number m of errors. The statistic is the sum of the new revision's errors over the blocks,
-and its distribution is exact: with a single block and a single look, the test would be Fisher's
-exact test. The part of alpha that a look spends may depend on n1, n0 and m, because the
-distribution is conditional on these numbers.
+Suppose that both revisions are equally good and that m is known. Then the number of the new
+revision's errors has a hypergeometric distribution. The statistic is the sum of the new revision's
+errors over the blocks, and its distribution is exact: with a single block and a single look, the
+test would be Fisher's exact test. The part of alpha that a look spends may depend on n1, n0 and m,
+because the distribution is conditional on these numbers.
 
 Latency. In a block, L1 and L0 are the mean logarithms of the latency of the new and the old
 revision, and w is n1 n0 / (n1 + n0). The variance of the logarithm within revisions and blocks is
@@ -27,17 +27,17 @@ v. The statistic is
 S is a sum of normal increments; each increment has the variance w v. Because v is estimated and the
 logarithms are not always normal, the statistic is only asymptotically normal. The distribution is
 stored as a histogram with cells of equal width. Requests that a replica answers at the same time
-depend on each other if other work on the node delays them together. Therefore the test uses the
-variance of the means of groups of successive requests, and of L1 - L0, if it is larger than v.
-While the new revision has few requests, a larger variance of the new revision's latency also
-increases v.
+depend on each other if other work on the node delays them together. Therefore the test computes two
+other variances: of the means of groups of successive requests, and of L1 - L0. If one of them is
+larger than v, the test uses it instead of v. While the new revision has few requests, a larger
+variance of the new revision's latency also increases v.
 
-The part of alpha that a look may spend grows with the information. The information is the square of
-an effect's size in standard deviations. The test looks for two effects: 1 % more errors and 5 %
-more latency. A fixed part of alpha is for larger effects, which can be detected with less
-information. The information depends on the total number of errors and on v, not on the revision to
-which the errors belong. Therefore the last look may divide the rest of alpha between the tests of
-errors and latency according to the power of each test.
+The part of alpha that a look may spend grows with the information. Here, information means the
+square of an effect's size, measured in standard deviations of the statistic. The test looks for two
+effects: 1 % more errors and 5 % more latency. A fixed part of alpha is reserved for the detection
+of larger effects, which needs less information. The information depends on the total number of
+errors and on v, not on the revision to which the errors belong. Therefore the last look may divide
+the rest of alpha between the tests of errors and latency according to the power of each test.
 """
 
 from math import exp, floor, log, log1p, sqrt

@@ -40,8 +40,9 @@ class MarketSnapshot:
     _restricted: dict[str, "MarketSnapshot"] = field(default_factory=dict, init=False)
 
     def match(self, job: JobRecord) -> OfferMatches:
-        """Return the offers that can run one node of the job. The result is computed only once for
-        equal resources."""
+        """Return the offers that can run one node of the job. Jobs that need the same resources
+        share one computed result.
+        """
         need = job.task.resources
         if need not in self._matches:
             self._matches[need] = match(job, self.market)

@@ -36,8 +36,8 @@ _HOUR_S = 3600.0
 
 
 class PolicyQuestion(NamedTuple):
-    """The input of a rule: the terms, the view, and the core. A rule may request the core's
-    decision for a view other than the current view.
+    """The input of a rule: the terms, the view, and the core. A rule can ask the core for its
+    decision on a changed view.
     """
 
     terms: JobTerms

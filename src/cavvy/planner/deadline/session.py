@@ -68,8 +68,8 @@ class PolicySession:
         )
 
     def changes_at(self, now_s: float) -> float:
-        """Return the next time at which an assumed quote changes without a new observation. May be
-        infinite.
+        """Return the next time at which the session's assumptions change although nothing new was
+        observed, for example because a refusal has become old. May be infinite.
         """
         return self._beliefs.changes_at(now_s)
 

@@ -149,7 +149,8 @@ class AzureMlService:
 
     async def _archive(self, old: Sequence[str]) -> None:
         """Archive jobs that ended long ago, because long lists make each poll slower. If Azure
-        refuses to archive a job, the poll continues, and `identity` reports the refusal.
+        refuses to archive a job, the poll continues, and `cavvy check` shows the refusal
+        (`identity`).
         """
         now = self._now()
         self._refused = {name: each for name, each in self._refused.items() if name in old}

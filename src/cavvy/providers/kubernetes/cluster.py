@@ -414,8 +414,8 @@ def _price(
     alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
 ) -> PartPrices:
     """Return the hourly prices of one GPU and of one whole node in a group of similar nodes. If the
-    price of a GPU in the settings is 0, a GPU costs its share of the machine's own price. If the
-    price of a node in the settings is 0, a node costs the machine's own price.
+    settings have no price of a node (0), the price is the highest of the machines in the group. If
+    the settings have no price of a GPU (0), it is a GPU's share of this price.
     """
     whole = max(node.rate for node in alike)
     part = HourlyRate(whole.micros_per_hour // max(1, alike[0].shape.gpus))

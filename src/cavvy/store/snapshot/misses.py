@@ -68,8 +68,8 @@ def _take(
 def _groups(
     connection: sqlite3.Connection, need: ResourceSpec, filters: NeedFilters
 ) -> Iterator[_Group]:
-    """Yield all rows that fail only one constraint, in groups of equal distance. For the constraint
-    PRICE, the distance of a group is a lower bound.
+    """Yield all rows that fail only one constraint. The rows of a group miss this constraint by the
+    same distance. For the constraint PRICE, the distance of a group is a lower bound.
     """
     fitting = filters.fitting()
     if filters.max_rate is not None:

@@ -170,8 +170,9 @@ class BusyLines:
             )
 
     def is_python(self, line: str) -> bool:
-        """Return whether the line was running Python in most of its samples. A single sample is not
-        reliable, because it can miss an operation if the sampling thread had to wait.
+        """Return whether most samples of the line show that Python code ran, not an operation of
+        PyTorch. A single sample is not reliable, because it can miss an operation if the sampling
+        thread had to wait.
         """
         free, total = self._told.get(line, (0, 0))
         return bool(line) and 2 * free > total
