@@ -231,7 +231,7 @@ def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> tuple[NodeExtr
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
     """Parse one instance of DescribeInstances. `was` is the instance as EC2 reported it earlier.
-    Times that `was` contains are copied to the result, because EC2 may stop reporting these times.
+    If `was` has times that EC2 no longer reports, the result has the times of `was`.
     """
     reason = told.get("StateReason") or {}
     code, state = str(reason.get("Code", "")), str(told["State"]["Name"])

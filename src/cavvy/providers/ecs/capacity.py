@@ -77,8 +77,8 @@ def _parse(entry: str) -> Capacity:
 
 
 class EcsCapacity:
-    """Lists the offers of the ECS cluster's capacity providers. The zone of an offer is the name of
-    its capacity provider.
+    """Lists the offers of the ECS cluster's capacity providers. The field `zone` of an offer
+    contains the name of the offer's capacity provider.
     """
 
     def __init__(self, aws: AwsService, context: ProviderContext) -> None:

@@ -17,8 +17,8 @@ Path = tuple[str | int, ...]
 async def find_refused(
     api: KubernetesApi, path: str, plain: Object, fields: Mapping[str, Any]
 ) -> Sequence[str]:
-    """Return the fields that the API server refuses when they are added to the pod `plain`, each
-    with the reason, or () if the server accepts all fields. `path` is the API path of the
+    """Add `fields` to the pod `plain`, and ask the API server whether it accepts this pod. Return
+    the fields that the server refuses, each with its reason. `path` is the API path of the
     namespace's pods. Raises TryAgain.
     """
     leaves = list(_list_leaves(fields))

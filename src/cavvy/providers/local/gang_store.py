@@ -329,8 +329,8 @@ class LocalGangStore(Struct):
     def _clear_rank(
         self, intent: LocalIntent, rank: LocalRank, removal: LocalRemoval | None
     ) -> LocalRank | RankDeath:
-        """Return a record of how the rank ended or, while a process or the container of the rank
-        remains, the rank's current state.
+        """End what remains of a rank. While a process or the container of the rank still runs,
+        return the state of the rank; after that, return how the rank ended.
         """
         number, process = rank.number, rank.process
         folder = self._folder(intent.name) / str(number)

@@ -271,9 +271,9 @@ def begin(
 
     If the cloud does not report the start, the start is recorded as a range. The bill began after
     the last poll that showed the machine as not billed yet or, without such a poll, after the
-    request. If the cloud bills the boot, the bill began before the reply to the request; otherwise,
-    the bill began before this poll. If a machine ended while booting (`over` is True), no start is
-    recorded, unless the cloud bills the boot.
+    request. At the latest, the bill began with the reply to the request if the cloud bills the time
+    of booting, and with this poll otherwise. If a machine ended while booting (`over` is True), no
+    start is recorded, unless the cloud bills the boot.
     """
     if node.started_at is not None:
         return node

@@ -70,9 +70,9 @@ def read_facts(root: str) -> Fields:
 
 
 def try_separation(agent: list[str], root: str, environ: dict[str, str]) -> str:
-    """Return the obstacle that the agent reports when it tries to hide Cavvy's folder on this host
-    from jobs, or "?" if the agent fails. The agent does not hide the installation's folder `root`
-    from jobs.
+    """Start an agent that tries to hide Cavvy's folder on this host from a job. Return what
+    prevents this, "" if nothing does, or "?" if the agent fails. The agent does not hide the
+    installation's folder `root` from jobs.
     """
     command = [*agent, "--separates", os.path.dirname(os.path.dirname(root)), root]
     null = subprocess.DEVNULL
