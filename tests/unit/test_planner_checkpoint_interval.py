@@ -95,7 +95,7 @@ def test_a_plan_says_whether_a_checkpoint_fits_into_the_notice() -> None:
         return " ".join(say_fit(task, notice))
 
     assert say(None, 30 * SECOND) == ""
-    assert "within the preemption notice of 2m00s" in say(12 * 1024, 120 * SECOND)
+    assert "less than the preemption notice of 2m00s" in say(12 * 1024, 120 * SECOND)
     assert "longer than the preemption notice of 30s" in say(12 * 1024, 30 * SECOND)
 
 
@@ -107,7 +107,7 @@ def test_the_step_in_hand_decides_whether_a_checkpoint_fits() -> None:
         return " ".join(say_fit(task, notice))
 
     short, long = say(10 * SECOND, 120 * SECOND), say(30 * SECOND, 120 * SECOND)
-    assert "a step of 10s takes 1m53s; this is within the preemption notice of 2m00s" in short
+    assert "a step of 10s takes 1m53s, which is less than the preemption notice of 2m00s" in short
     assert "a step of 30s takes 2m13s; this is longer than the preemption notice of 2m00s" in long
     assert "length is unknown (set `checkpoint.step`)" in say(None, 120 * SECOND)
     assert "this market gives no preemption notice" in say(None, None)

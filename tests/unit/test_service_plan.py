@@ -44,7 +44,7 @@ def test_ways_are_compared_with_prices_of_the_catalog(folder: Path) -> None:
     assert plot.stat().st_size > 1000
     code, text = plan(folder)
     assert "for 10 requests a day, and a month of 730.5 hours" in text
-    assert "spot capacity is assumed never to be lost" in text
+    assert "assumes that spot replicas are never lost" in text
 
 
 def test_mistakes_are_told(folder: Path) -> None:

@@ -22,8 +22,8 @@ _MIB = 1 << 20
 
 class StoredFiles(Struct, frozen=True, kw_only=True):
     """The working folders, logs and checkpoints of a server, and the keys that encrypt them.
-    `bucket_url` is "" if the files are not in a bucket. `deposits` includes the logs; the control
-    plane uses `deposits` to apply results that nodes have stored in a bucket.
+    `bucket_url` is "" if the files are not in a bucket. The control plane uses `deposits` to apply
+    results that nodes have stored in a bucket, among them logs.
     """
 
     keys: FileKeys

@@ -87,8 +87,8 @@ def count_for_wait(
 
 
 def _late_share(load: ServiceLoad, spare: float, wait_s: float) -> float:
-    """Return the share of requests that wait longer than `wait_s` if the number of slots exceeds
-    the load by `spare`.
+    """Return the share of requests that wait longer than `wait_s`. `spare` is the number of slots
+    minus the load in erlangs.
     """
     waits = _waiting_share(spare / sqrt(load.erlangs * load.unevenness))
     return waits * exp(-spare * wait_s / (load.service_s * load.unevenness))

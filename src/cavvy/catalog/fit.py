@@ -186,9 +186,9 @@ def accelerator_fit(
     shared: bool = False,
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """Check the three accelerator constraints. Return the first constraint that fails, or None. If
-    an alternative fails exactly one constraint, the second result is that constraint and the
-    distance by which the offer misses it.
+    """Check the three accelerator constraints. Return the first constraint that fails, or None. The
+    second result is for an alternative that fails only one constraint: this constraint, and how far
+    the offer is from meeting it.
 
     With several alternatives, a constraint fails if every alternative that meets the earlier
     constraints fails this constraint.

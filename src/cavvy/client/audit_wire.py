@@ -33,7 +33,7 @@ class AuditLogPage(Answer, frozen=True, kw_only=True):
 
 
 def read_newest(client: ApiClient, limit: int, **filters: object) -> list[AuditLogRow]:
-    """Return the newest records, ordered by number. Filters are parameters of the route."""
+    """Return the newest records, ordered by number. `filters` become parameters of the request."""
     return _read(client, limit=limit, newest="true", **filters)
 
 

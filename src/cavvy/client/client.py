@@ -31,8 +31,8 @@ _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Bytes of the log of one rank, which `attempt` wrote; `offset` is the start of the next
-    chunk.
+    """Bytes from the log of one rank. `attempt` is the number of the attempt that wrote them, and
+    `offset` is the start of the next chunk.
     """
 
     data: bytes

@@ -97,9 +97,9 @@ class TrialView(Answer, frozen=True, kw_only=True):
 
 
 class UnplacedView(Answer, frozen=True, kw_only=True):
-    """The number of requests that wait for a replica in `places`, because their data must stay in
-    all of these places. The service has its maximum number of replicas, so a replica in `places`
-    can start only after the replica `instead` has ended.
+    """The number of waiting requests whose data must stay in `places`. Only a replica that is in
+    all of these places may serve them. The service has its maximum number of replicas, so a replica
+    in `places` can start only after the replica `instead` has ended.
     """
 
     places: list[str]

@@ -94,7 +94,7 @@ class BudgetKeeper:
 
     async def reconcile(self) -> timedelta | None:
         """Send the alerts that are due, and return the time until the next call. If there are no
-        budgets, the result is None, and a hint triggers the next call.
+        budgets, return None: the next call is then made when a budget is created.
         """
         self.expire()
         await self._refresh()

@@ -45,9 +45,9 @@ class Division(Struct, frozen=True, kw_only=True):
 
 
 def keep_undivided(bill: ReplicaBill, counts: RequestCounts, ready_at: datetime | None) -> Division:
-    """Begin to divide a bill that has not been divided before. The bill's amount before this call
-    stays undivided, because the requests up to now were not counted. Only amounts that are added to
-    the bill after this call are divided.
+    """Begin to divide a bill that has not been divided before. Requests up to now were not counted,
+    so the amount that the bill already has is not divided among requests. Only amounts that are
+    added to the bill after this call are divided.
     """
     divided = DividedBill(
         attempt_id=bill.attempt_id,

@@ -24,8 +24,8 @@ def group_disks(
     tags: Mapping[str, str],
 ) -> dict[str, str]:
     """Group the gangs and volumes whose disks must be added up before the comparison. Returns the
-    group of each gang and each volume. `gangs` maps attempts to gangs. `tags` maps the ids of disks
-    in the bill to the gangs that the disks' tags name.
+    group of each gang and each volume. `gangs` maps attempts to gangs. Each disk in the bill has a
+    tag that names a gang; `tags` maps the IDs of the disks to these gangs.
     """
     entries = _list_entries(lines, provider)
     if not (volumes := entries[STORAGE_LINE]):

@@ -79,7 +79,9 @@ def is_binary(headers: Mapping[str, str]) -> bool:
 
 
 def parse_headers(headers: Mapping[str, str]) -> EventAttributes:
-    """Return the event of a request in binary mode. Raises InvalidEvent."""
+    """Parse the event that a request contains in binary mode, where the event's attributes are
+    header fields. Raises InvalidEvent.
+    """
     found = {
         name.removeprefix(_PREFIX): _decode(name, value)
         for name, value in headers.items()

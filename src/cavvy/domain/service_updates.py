@@ -15,9 +15,9 @@ GROUP = 10
 class RevisionSums(Struct, frozen=True, kw_only=True):
     """The sums over a revision's answered requests. `timed` is the number of requests that did not
     fail. For the `timed` requests, `logs` is the sum of the natural logarithms of the latencies,
-    and `squares` is the sum of the squared logarithms. Each GROUP successive `timed` requests form
-    one of the `groups`. `means` is the sum of the mean logarithms of the groups, and `mean_squares`
-    is the sum of the squared means.
+    and `squares` is the sum of the squared logarithms. Successive `timed` requests are combined
+    into groups of GROUP requests; `groups` is the number of these groups. `means` is the sum of the
+    mean logarithms of the groups, and `mean_squares` is the sum of the squared means.
     """
 
     requests: int = 0

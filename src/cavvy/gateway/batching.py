@@ -171,9 +171,9 @@ def choose_size(
 
 
 def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) -> bool:
-    """Return whether a delay of the batch lowers the sum of the latencies. In the batch, k =
-    `requests` requests wait for the next request, which has m = `more` instances and is expected
-    after the time g = `gap_s`.
+    """Return whether a delay of the batch lowers the sum of the latencies. The batch has k requests
+    (`requests`). The next request would have m instances (`more`), and is expected after the time g
+    (`gap_s`).
 
     If the batch of n instances starts now, the total latency of the batch is k * t(n). The next
     request starts when the batch ends, so the latency of the next request is t(n) + t(m) - g. If

@@ -299,9 +299,9 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
 
 
 def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings that would result if the data arrived in time. If the data arrived in
-    time, the GPU would compute for 95 % of the time instead of the share g, so the same work would
-    take g / 0.95 of the measured time.
+    """Return the savings that would result if the data arrived in time. The GPU computed for the
+    share g of the time. With data in time, it would compute for 95 % of the time, and the run would
+    take only g / 0.95 of the measured time.
     """
     if not _is_long(run) or not _is_starved(run) or run.gpu_percent is None:
         return None

@@ -127,7 +127,7 @@ def say_fit(task: TaskSpec, notice: timedelta | None) -> tuple[str, ...]:
             "lost",
         )
     if fit.fits:
-        return (f"{how}; this is within the preemption notice of {format_duration(notice)}",)
+        return (f"{how}, which is less than the preemption notice of {format_duration(notice)}",)
     return (
         f"{how}; this is longer than the preemption notice of {format_duration(notice)}: work "
         "since the last checkpoint may be lost",

@@ -123,8 +123,9 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
-    """Record the downloaded files of an input. If an output is sent to the input's URL, the
-    recorded files that the work has not changed are skipped."""
+    """Record the downloaded files of an input. A task can have an output with the input's URL. Then
+    only files that the work has changed since they were recorded are sent.
+    """
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:

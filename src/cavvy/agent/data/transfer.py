@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
     class UploadSigner(Protocol):
-        """The methods that an upload needs. `TransferClient` and uploads that were signed earlier
-        implement these methods."""
+        """The methods that an upload needs. Two classes have these methods: `TransferClient`, and
+        the class for uploads that were signed earlier.
+        """
 
         def read(self, method: str, route: str = "", ask: object = None) -> Entry: ...
         def ask(

@@ -109,7 +109,7 @@ async def _find(app_state: AppState, name: str) -> Project:
     for each in await app_state.store.projects():
         if each.name == name:
             return each
-    raise ApiProblem("project-not-found", f"{name} was not created as a project")
+    raise ApiProblem("project-not-found", f"there is no project {name}")
 
 
 def _require_above(request: Request, project: Project) -> None:

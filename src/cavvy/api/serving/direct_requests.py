@@ -27,7 +27,7 @@ class DirectRequests:
         self._read_at: dict[str, dict[str, float]] = {}  # by service and replica
 
     def note(self, service: str, found: Mapping[str, ServerRequests]) -> None:
-        """Record the counts that HAProxy reports for its servers of a service."""
+        """Record the counts of requests that HAProxy reports for the replicas of a service."""
         now, before = monotonic(), self._read_at.get(service, {})
         for name, each in found.items():
             replica, _, server = name.rpartition(".")

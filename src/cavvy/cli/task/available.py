@@ -260,8 +260,8 @@ def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
         return f"{', '.join(missing)}: not configured; {checks} shows how to set it up"
     plan = f"`cavvy plan {file}`" if is_file else "`cavvy plan` with the same arguments"
     return (
-        f"Cavvy has no driver for the providers that offer this; {plan} compares "
-        "their prices, `cavvy check` lists the providers that you can set up"
+        f"no provider that Cavvy can use has such an offer; {plan} compares the prices of "
+        "providers that have one, and `cavvy check` lists the providers that you can set up"
         if fits
         else f"{plan} shows the nearest misses"
     )

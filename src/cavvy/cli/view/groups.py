@@ -1,4 +1,6 @@
-"""The groups of commands and the arguments whose errors name what is available."""
+"""Groups of commands, and arguments for names. If a command or a name does not exist, the error
+lists the ones that exist.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -20,8 +20,8 @@ _SENTENCES = {
     DifferenceCause.DISCOUNT: "a discount; the setting costs.discounts posts discounts to the "
     "ledger",
     DifferenceCause.FEE: "a fee, such as for a reservation, which the ledger does not contain",
-    DifferenceCause.UNTAGGED: "an untagged resource in the bill has the same cost as the charge; "
-    "activate Cavvy's tag in the cloud's billing settings",
+    DifferenceCause.UNTAGGED: "the bill has no line with Cavvy's tag for this charge, but an "
+    "untagged line with the same cost; activate Cavvy's tag in the cloud's billing settings",
     DifferenceCause.DELAYED: "the bill does not cover the whole of this day yet",
     DifferenceCause.DUPLICATE: "the bill contains the line twice; the second line was not counted",
 }

@@ -20,8 +20,8 @@ _NO_SPOT = "no spot offer fits"
 
 class WayPrices(Struct, frozen=True, kw_only=True):
     """The prices of each way to run a service, from offers or from the user. `managed` is the offer
-    of a configured provider of managed endpoints. `spot_recorded` is true if recorded spot capacity
-    was used, in which spot replicas can be lost.
+    of a configured provider of managed endpoints. `spot_recorded` is true if spot replicas were
+    simulated with recorded spot capacity, so that some of them were lost.
     """
 
     demand: Offer
@@ -86,7 +86,11 @@ def print_ways(
 
 def _print_notes(prices: WayPrices) -> None:
     if prices.spot is not None and not prices.spot_recorded:
-        click.echo("note: spot capacity is assumed never to be lost; add --spot-capacity", err=True)
+        click.echo(
+            "note: the comparison assumes that spot replicas are never lost; "
+            "--spot-capacity reads records of spot capacity",
+            err=True,
+        )
     if prices.managed is not None and prices.managed_usd_hr is None:
         click.echo(
             f"note: the price of {prices.managed.provider} was not compared with the cloud's bill; "

@@ -283,7 +283,9 @@ class AgentSessions:
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Cancel the running copies of checkpoints. The next server starts these copies again."""
+        """Cancel the copies of checkpoints that are in progress. The server that starts next makes
+        these copies again.
+        """
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()

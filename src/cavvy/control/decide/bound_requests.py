@@ -64,8 +64,8 @@ class BoundOrder(Struct, frozen=True, kw_only=True):
 
 
 class BoundOrders(Struct, frozen=True, kw_only=True):
-    """The replicas to order, and the requests for which the service's maximum permits no further
-    replica.
+    """The replicas to order, and the requests for which no replica can be ordered because the
+    service has its maximum number of replicas.
     """
 
     orders: tuple[BoundOrder, ...] = ()

@@ -17,10 +17,10 @@ _HOUR_S, _HOURS = 3600, 24
 
 
 class LevelCounts(Struct, frozen=True, kw_only=True):
-    """Counts the requests of a period by their outcome. `failed` requests were lost with their
-    replica, found no replica within their time limit, or did not fit into the queue. `timed`
-    answers were compared with the service's `p95`, and `slow` of these answers took longer than
-    `p95`.
+    """Counts the requests of a period by their outcome. `failed` counts three kinds of requests:
+    those whose replica ended, those that got no replica within their time limit, and those that the
+    full queue refused. `timed` answers were compared with the service's `p95`, and `slow` of these
+    answers took longer than `p95`.
     """
 
     answered: int = 0

@@ -41,8 +41,8 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by
     gateway epoch, replica and client's key, the number of requests and the replica time of these
     requests. `process` identifies the gateway's process. When the gateway is restarted, the counts
-    in `work` continue, and all other counters begin at 0. `places` contains the requests that must
-    stay in certain places.
+    in `work` continue, and all other counters begin at 0. `places` counts the requests with a
+    residency, by the places in which they must stay.
     """
 
     at_s: float

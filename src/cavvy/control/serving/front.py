@@ -86,8 +86,8 @@ class ServiceFront(Protocol):
 
 class ServingParts(Struct, frozen=True, kw_only=True):
     """The dependencies of the reconciler of services and of the handlers of users' requests. If
-    `front` is None, the server runs no services. `pool` supplies the offers for replicas. `hint`
-    requests that this server or another server reconciles a key.
+    `front` is None, the server runs no services. `pool` supplies the offers for replicas. `hint` is
+    a function: it asks the server that reconciles a key to do so soon.
     """
 
     store: Store

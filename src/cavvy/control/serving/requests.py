@@ -129,9 +129,9 @@ class ServiceRequests:
         raise StaleVersion(f"service {task.name} kept changing during the request; try again")
 
     async def _check_names(self, task: TaskSpec) -> None:
-        """Raise NameTaken if a service may not use its host names, or if the service has no keys
-        and one of its models belongs to another service without keys. Requests for this model could
-        not be assigned to one of the two services.
+        """Raise NameTaken if the service may not use one of its host names. Also raise NameTaken if
+        the service has no keys, and another service without keys has a model of the same name: for
+        a request with this model, the gateway could not choose between the two services.
         """
         spec = task.service
         hosts = frozenset() if spec is None else find_hosts(spec)

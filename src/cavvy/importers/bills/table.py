@@ -40,7 +40,9 @@ def make_reader(
 def _read_zone(written: str) -> timedelta:
     match = _ZONE.fullmatch(written)
     if match is None:
-        raise BillFileError(f"the zone {written!r} is not an offset", "expected +02:00 or -05:30")
+        raise BillFileError(
+            f"the time zone {written!r} is not an offset from UTC", "expected +02:00 or -05:30"
+        )
     length = timedelta(hours=int(match[2]), minutes=int(match[3]))
     return length if match[1] == "+" else -length
 

@@ -2,9 +2,10 @@
 the offers that the job may use.
 
 A market is one machine type in one location, with a spot offer, an on-demand offer or both. Work is
-measured in seconds on a reference machine. A machine that is faster than the reference machine is
-treated as equally fast but cheaper, so that estimated times are never too short. Machines that are
-slower than the reference machine are left out.
+measured in seconds on a reference machine. If a machine is faster than the reference machine, the
+policy assumes the speed of the reference machine, and a price that is lower in proportion.
+Therefore estimated times are never too short. Machines that are slower than the reference machine
+are left out.
 """
 
 from collections.abc import Mapping, Sequence

@@ -51,8 +51,8 @@ def advise(
     avoid: Mapping[str, datetime] | None = None,
     make: PolicyMaker = DeadlinePolicy,
 ) -> Recommendation:
-    """Pass all observations of the job's markets to a new policy, and convert its decision to
-    offers.
+    """Create a policy, pass it all observations of the job's markets, and return the offers that
+    correspond to its decision.
     """
     policy = make(inputs.terms)
     view = recall(policy, inputs, knowledge, progress, now, avoid=avoid)
@@ -101,8 +101,8 @@ def recall(
 def _quote(
     place: SteeredMarket, assumed: SpotQuote, nodes: int, usable: Collection[str]
 ) -> SpotQuote:
-    """Return the assumed quote at the current price. If the offer cannot be used, the quote says
-    that spot is unavailable.
+    """Return the assumed quote of a market with the current price. If the market's spot offer
+    cannot be used, spot is unavailable in this quote.
     """
     spot = place.spot
     fits = (

@@ -61,8 +61,8 @@ def carry(
 
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
-    """Return the factor f for the rate r that `carry` derives from this single measurement: 80 % of
-    measured rates are between r / f and r * f.
+    """Return how uncertain a rate r is that `carry` has computed from one measurement. The result
+    is a factor f: 80 % of measured rates are between r / f and r * f.
     """
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))

@@ -61,8 +61,8 @@ class SpotCycle(NamedTuple):
 
 
 def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) -> IdleThresholds:
-    """Find the patience with the lowest expected cost. Idling costs `price` an hour. A launch on
-    demand when the patience ends costs `launch`.
+    """Find the patience with the lowest expected cost. Idling costs `price` an hour. When the job
+    has waited for the time of its patience, it is launched on demand, which costs `launch`.
     """
     loss = launch - relief
     patience, waited, longer = best_wait(away, price, loss)

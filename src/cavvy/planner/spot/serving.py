@@ -159,11 +159,11 @@ class SteadyPlacement:
     with replicas + prior hours), preferably in zones and regions without replicas of the service.
     The policy assumes that a zone loses all its replicas at the same time, and that a loss becomes
     less likely the longer a zone has kept its replicas. The assumed losses per hour are prior
-    losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas remain
-    after a loss, the policy assumes that the missing replicas are replaced after one cold start and
-    one tick. Spares are added while the expected shortfall of replicas exceeds the allowed
-    shortfall. On-demand replicas fill the gap until spot replicas are ready, and back up spot
-    replicas that are scarce or at risk.
+    losses / (age of the zone's oldest replica in hours + prior hours). The policy assumes that lost
+    replicas are replaced after the time of one cold start and one tick, if too few others remain.
+    Spares are added while the expected shortfall of replicas exceeds the allowed shortfall.
+    On-demand replicas fill the gap until spot replicas are ready, and back up spot replicas that
+    are scarce or at risk.
     """
 
     def __init__(

@@ -253,8 +253,8 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
     """Add machines that will be deleted (`doomed`) to the machines that the record lists as rolled
-    back, so that they are billed. Nodes of the record are not added. Nobody knows when such a
-    machine was requested, so the start of the launch is recorded as this time.
+    back, so that they are billed. Nodes of the record are not added. The record does not
+    contain the time at which such a machine was requested, so the start of the launch is recorded.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

@@ -159,7 +159,7 @@ class _Job:
         return self.market if self.mode is RunMode.SPOT else NOWHERE
 
     def view(self) -> PolicyView:
-        """Return the current state, without quotes."""
+        """Return the current state of the job, without the quotes of markets."""
         return PolicyView(
             self.now_s,
             self.left_s,

@@ -4,10 +4,10 @@ programming for one or several markets.
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
 Prices are constant between two cuts. Therefore, for each stay that starts between two cuts, there
 is a stay that starts at a cut and has the same work and the same cost. So the program considers
-only stays that start at a cut. A stay may end at any time. The state at a cut is the running stay
-and the amount of work done. A launch is modelled as a loss of work equal to the overhead, and a
-stay regains this work while its gang loads. A stay that ends before it has regained the lost work
-only adds cost. Therefore the model never underestimates the cost of a state.
+only stays that start at a cut. A stay may end at any time. The state at a cut consists of the stay
+that is running then, and the amount of work done. A launch is modelled as a loss of work equal to
+the overhead, and a stay regains this work while its gang loads. A stay that ends before it has
+regained the lost work only adds cost. Therefore the model never underestimates the cost of a state.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -122,8 +122,9 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """Return, for each index, the minimum over this index and the `length` indices before it. Each
-    step doubles the number of compared indices.
+    """Return, for each index, the minimum over this index and the `length` indices before it. The
+    function needs few steps, because each step doubles the number of indices over which the minimum
+    is taken.
     """
     width = 1
     while width < length + 1:

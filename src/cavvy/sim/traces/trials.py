@@ -49,8 +49,8 @@ class TrialSetting(Struct, frozen=True, kw_only=True):
 
 
 class PolicyTrial(Struct, frozen=True, kw_only=True):
-    """One window of one world, and the settings and policies that are run in this window. `start_s`
-    is the start of the window in seconds since the start of the record.
+    """A period of one set of recorded markets, and the settings and policies that are run in this
+    period. `start_s` is the start of the window in seconds since the start of the record.
     """
 
     markets: TraceMarkets
@@ -107,9 +107,9 @@ def plan_trials(
     knows: Knows = Knows.EVERYTHING,
     margins: PolicyMargins = NO_MARGINS,
 ) -> list[PolicyTrial]:
-    """Choose `windows` random start times in each world. The start times are multiples of a tick
-    and depend only on the world's name and the seed, so all settings and policies are run in the
-    same windows.
+    """Choose random start times in each world; `windows` is their number. The start times are
+    multiples of a tick and depend only on the world's name and the seed, so all settings and
+    policies are run in the same windows.
 
     Raises TraceError if a record is shorter than the longest deadline.
     """

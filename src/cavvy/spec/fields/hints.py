@@ -34,8 +34,8 @@ def elsewhere(key: str, path: str) -> str:
 
 
 def sections(kind: ValueKind) -> list[SectionSpec]:
-    """Return every section in `kind`, in the order of the fields. If `kind` itself is a section,
-    `kind` is the first item.
+    """Return every section in `kind`, in the order of the fields. If `kind` is itself a section,
+    the result begins with it.
     """
     match kind:
         case SectionSpec():
