@@ -2,10 +2,10 @@
 the agent to files outside these folders.
 
 The agent can access more files than the work if the work runs in a container or in its own
-namespaces. This module opens every path name by name. Each name is opened relative to the previous
-folder, with flags that forbid the kernel to follow links. If a name is a link, this module follows
-it only if the link's target is in an allowed folder. If a name becomes a link after the check,
-opening the name fails.
+namespaces. This module opens the folders of a path one after another. Each folder is opened
+relative to the one before, with flags that forbid the kernel to follow links. If a name is a link,
+this module follows it only if the link's target is in an allowed folder. If a name becomes a link
+after the check, opening the name fails.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
     """Return the outcome, exit code and reason of work that has ended. `ending` is the outcome and
     reason if the agent ended the work, or None if the agent did not end the work.
 
-    If the agent has sent the work a signal, exit code 0 does not mean success: the control plane
-    judges by the work's reports.
+    Exit code 0 after a signal from the agent does not mean that the work succeeded. In this case,
+    the control plane decides from the work's reports.
     """
     if ending is not None:
         return ending[0], code, ending[1]
@@ -85,8 +85,8 @@ def describe_notice(seconds: float, reason: str) -> dict[str, object]:
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
     """Return for how many seconds the work continues after a notice that the node ends in
-    `seconds`. The result is 0 if the work does not answer requests. The control plane stops the
-    work before these seconds have passed if the work has answered all of its requests.
+    `seconds`. The result is 0 if the work does not answer requests. If the work has answered all of
+    its requests earlier, the control plane stops it earlier.
     """
     if work is None or not work.serves:
         return 0.0

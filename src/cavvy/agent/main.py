@@ -93,7 +93,8 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     deliver that agent's messages.
 
     Return the exit code, and the number of seconds to wait for more work afterwards. `waits_s` is
-    the time in seconds to wait for work if other work ran on this node before, else None.
+    None for the first work on this node. For later work, it is the time in seconds for which the
+    agent waits for it.
     """
     loop = EventLoop(lock)
     runner = RankRunner(loop, config, take_nonce(config.home))

@@ -106,5 +106,6 @@ class SidecarProcess(ABC):
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
         """Finish the sidecar's task after the work has ended, then call `done`. The method is
-        called once when the work ends, and again for each process that ends later.
+        called when the work ends. It is called again whenever a process of the work ends after
+        that.
         """

@@ -103,7 +103,7 @@ class BackOff:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next delay is the shortest delay, as it is after a success."""
+        """True if the last request succeeded, so that the next delay is the shortest one."""
         return self._delay == self._first
 
 

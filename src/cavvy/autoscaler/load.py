@@ -14,8 +14,7 @@ _MOST_UNEVEN = 50.0
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
-    """The counts of arrivals in steps of equal length, from which the unevenness of the arrivals is
-    computed.
+    """Counts arrivals in steps of equal length, to compute how uneven the arrivals are.
 
     `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is a
     sum over `steps` earlier steps, in which older steps have less weight. Each step adds the

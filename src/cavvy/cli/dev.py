@@ -56,7 +56,9 @@ _JUPYTER_S = 300.0  # maximum seconds to wait for Jupyter, which may have to be 
 
 
 class DevCommand(TaskCommand):
-    """A command that accepts a task file and starts a session instead of the file's `run`."""
+    """A command that accepts a task file. Instead of running the file's `run`, the command starts a
+    session.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:

@@ -36,7 +36,8 @@ def command() -> None:
 @click.option(
     "--residency",
     metavar="PLACE",
-    help="An area such as eu, or a country such as de, that requests with this key must not leave.",
+    help="Requests with this key must stay in PLACE, which is an area such as eu or a country "
+    "such as de.",
 )
 @click.option("--expires", default="90d", help="How long the key is valid, or `never`.")
 def create(

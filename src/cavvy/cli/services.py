@@ -154,8 +154,8 @@ def _show_trial(trial: "TrialView") -> str:
         old, new = trial.errors
         parts.append(
             f"{trial.requests} requests: {new:.2%} failed (before: {old:.2%}), "
-            f"{trial.slower - 1:+.1%} latency; evidence {min(trial.evidence, 1e6):.3g} of "
-            f"{trial.bound:g}"
+            f"{trial.slower - 1:+.1%} latency; evidence {min(trial.evidence, 1e6):.3g} (rolled "
+            f"back at {trial.bound:g})"
         )
     if trial.problem:
         parts.append(trial.problem)

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     "--pairs",
     type=WholeRange(min=3),
     default=6,
-    help="Number of window pairs per change: a pair has a window without and one with the change.",
+    help="Number of pairs of windows for each change. A pair is a window without the change and a "
+    "window with it.",
 )
 @click.option(
     "--steps",

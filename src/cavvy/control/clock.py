@@ -35,8 +35,8 @@ def _read_time() -> datetime:
 class WallClock:
     """The machine's own clock, except that this clock never goes back.
 
-    If the machine's clock is set back, this clock runs at half speed until both clocks agree.
-    Otherwise, no due work would be done until the machine's clock has caught up.
+    If the machine's clock is set back, this clock runs at half speed until both clocks agree. If it
+    stood still, work that is due would wait until the machine's clock shows the former time again.
     """
 
     def __init__(

@@ -290,8 +290,8 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
     ) -> JobRecord:
-        """Write the changes. For a stop, pass `put` as `write`: a stop frees nodes, so the stop
-        must be possible even if the disk is full.
+        """Write the changes. `write` is the function that writes. A stop frees nodes, so it must be
+        possible even if the disk is full; for a stop, `write` is `put`.
         """
         await write(make_write(changes))
         self._hint(job.id)

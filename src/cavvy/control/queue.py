@@ -339,7 +339,7 @@ class QueueReconciler:
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
-    """Return whether to skip the remaining jobs: jobs already wait for every offer, and enough jobs
-    show users why they wait.
+    """Return whether to skip the remaining jobs. They are skipped if each offer already has a
+    waiting job, and if the reasons of enough waiting jobs were computed for users.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

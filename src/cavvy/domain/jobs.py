@@ -285,14 +285,14 @@ class AttemptWait(Struct, frozen=True, kw_only=True):
 
 
 class UnsureBill(Struct, frozen=True, kw_only=True):
-    """The possible cost of a gang beyond its charges, for a provider that did not report when the
+    """The part of a gang's cost that is uncertain, because the provider did not report when the
     bill of each node began and ended.
 
     The charges contain only the time in which the nodes were certainly billed. `more` is the
-    additional cost if each node was billed for the longest possible time. `latest` is the time at
-    which the gang had certainly ended, or None if the provider reported the end of each node.
-    `more` includes `traffic`, the cost of sending the checkpoints that the nodes may have been
-    sending when the provider lost the nodes.
+    additional cost in the worst case, in which the provider bills each node for the longest
+    possible time. `latest` is the time at which the gang had certainly ended, or None if the
+    provider reported the end of each node. `more` includes `traffic`, the cost of sending the
+    checkpoints that the nodes may have been sending when the provider lost the nodes.
     """
 
     latest: datetime | None

@@ -30,8 +30,8 @@ def list_unknown(version: int, work: Assignment) -> list[str]:
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """Yield the `Since` mark of each field of `value` whose content uses the marked feature. Nested
-    fields are included.
+    """Some fields have a mark (`Since`) that names a feature. Yield the marks of the fields that
+    `value` uses, including nested fields.
     """
     for each in fields(value):
         inner, mark = getattr(value, each.name), each.metadata.get("since")

@@ -13,11 +13,12 @@ GROUP = 10
 
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
-    """The sums over a revision's answered requests. `timed` is the number of requests that did not
-    fail. For the `timed` requests, `logs` is the sum of the natural logarithms of the latencies,
-    and `squares` is the sum of the squared logarithms. Successive `timed` requests are combined
-    into groups of GROUP requests; `groups` is the number of these groups. `means` is the sum of the
-    mean logarithms of the groups, and `mean_squares` is the sum of the squared means.
+    """The sums over a revision's answered requests. Only requests that did not fail have a latency;
+    `timed` is their number. For the `timed` requests, `logs` is the sum of the natural logarithms
+    of the latencies, and `squares` is the sum of the squared logarithms. Successive `timed`
+    requests are combined into groups of GROUP requests; `groups` is the number of these groups.
+    `means` is the sum of the mean logarithms of the groups, and `mean_squares` is the sum of the
+    squared means.
     """
 
     requests: int = 0
@@ -106,13 +107,13 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
     `old` and `new` are the sums over all blocks. `counted_old` and `counted_new` are the counters
     at the end of the last block. `failed` is the number of the new revision's failed requests.
-    `shift` and `information` are the sums S and W of the latency test. `deviation` and `free` are
-    the sums for the variance of the latency of both revisions, and `deviation_new` and `free_new`
-    are the sums for the new revision. `spread` is the sum of the squared differences between the
-    revisions in each of the `blocks`, weighted like S. `deviation_of_groups` and `free_groups` are
-    the sums for the variance of the groups' means. `failures` is the distribution that `failed`
-    would have if both revisions were equally good; `shifts` is the same for S. `found` is the
-    reason why the test rolled back the new revision.
+    `shift` and `information` are the sums S and W of the latency test. `deviation` (a sum of
+    squares) and `free` (its degrees of freedom) give the variance of the latency of both revisions;
+    `deviation_new` and `free_new` give the variance for the new revision alone. `spread` is the sum
+    of the squared differences between the revisions in each of the `blocks`, weighted like S.
+    `deviation_of_groups` and `free_groups` are the sums for the variance of the groups' means.
+    `failures` is the distribution that `failed` would have if both revisions were equally good;
+    `shifts` is the same for S. `found` is the reason why the test rolled back the new revision.
     """
 
     old: RevisionSums = RevisionSums()

@@ -311,8 +311,8 @@ class ReplicaLoss(StrEnum):
 
 
 class ServingMarket(Struct, frozen=True, kw_only=True):
-    """A market for replicas and its cheapest price. `place` is the zone or region of a spot market,
-    or "" for on-demand offers, because the planner chooses among these offers.
+    """A market for replicas and its cheapest price. `place` is the zone or region of a spot market.
+    It is "" for on-demand offers: the planner chooses among all of them.
     """
 
     name: str

@@ -52,8 +52,8 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     `dialect` names the file's tool. If `dialect` is "", the tool is detected from the file's keys,
     name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
-    keys of the task file; its values replace the file's values. `serves` is whether the file must
-    describe a service; otherwise it must describe a job.
+    keys of the task file; its values replace the file's values. If `serves` is true, the file must
+    describe a service, and otherwise a job.
     """
 
     dialect: str = ""

@@ -1,4 +1,4 @@
-"""Shell lines for SkyPilot jobs whose commands start processes in the background.
+"""Adds shell lines to the commands of SkyPilot jobs that start processes in the background.
 
 On a SkyPilot node, processes that the commands started, such as a Ray worker, continue to run after
 the commands have ended. When the commands of a node end, Cavvy ends all processes of the node. The

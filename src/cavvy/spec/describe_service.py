@@ -137,8 +137,8 @@ def _body(limits: RequestLimits) -> str:
 
 def _batch(batch: BatchRule) -> str:
     return (
-        f"requests with the array {batch.input} are joined, {batch.most} instances at most, and "
-        f"wait for others at most {batch.wait.total_seconds() * 1000:g}ms"
+        f"requests with the array {batch.input} are joined to batches of at most {batch.most} "
+        f"instances, and wait up to {batch.wait.total_seconds() * 1000:g}ms for each other"
     )
 
 

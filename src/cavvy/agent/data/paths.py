@@ -94,10 +94,10 @@ def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
-    """Return the folders that links in outputs may lead to: the working folder, the inputs, the
-    outputs that the task names by absolute paths, the checkpoints, the setup's folder and the
-    volumes. Links may refer to inputs and volumes by the paths at which the work sees them. Raises
-    CannotBuild, OSError.
+    """Return the folders into which a link in an output may lead. They are the working folder, the
+    inputs, outputs with absolute paths, the checkpoints, the setup's folder and the volumes. Links
+    may refer to inputs and volumes by the paths at which the work sees them. Raises CannotBuild,
+    OSError.
     """
     seen = {
         os.path.expanduser(each.target): _find_full(config, index, each.target)

@@ -1,5 +1,6 @@
 """Copies files and folders. Copies share disk blocks with their originals if the file system
-supports it. Links are copied but not followed, because the work can still change the folders.
+supports it. A link is copied as a link. To follow links would not be safe, because the work can
+change the folders during the copy.
 """
 
 from __future__ import annotations

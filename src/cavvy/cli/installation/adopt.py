@@ -22,8 +22,8 @@ _SHOWN = {
     "source",
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False),
-    help="Move the server of the state folder FOLDER, and copy its files to the current state "
-    "folder or to server.files.",
+    help="The state folder of the server to be moved. Its files are copied to server.files, or "
+    "else to the current state folder.",
 )
 def command(database: str | None, source: str | None) -> None:
     """Move jobs, history, secrets and accounts from the SQLite file of an embedded server to a

@@ -73,8 +73,8 @@ def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[Observe
 
 
 def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
-    """Return the charges of each attempt. A correction is added to the kind of charge that it
-    corrects.
+    """Return the charges of each attempt. If a charge was corrected, the result contains the
+    corrected amount under the charge's kind.
     """
     found: dict[str, ChargedAttempt] = {}
     for line in lines:

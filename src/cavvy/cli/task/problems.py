@@ -20,10 +20,11 @@ from cavvy.spec.workdir import FreezeError, list_folder
 
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
     """Check that the task's files exist and that no option is misspelt. The task's providers,
-    regions and instance types must be in the catalog or at a configured provider. With `whole`,
-    also check the sizes of the task's files, and that an offer meets the task's resources and
-    limits. `folder` is the folder of the task file. Configured providers are queried only about
-    names that the catalog lacks. Raises SpecError with all problems, or CommandFailure.
+    regions and instance types must be in the catalog or at a configured provider. If `whole` is
+    true, the sizes of the task's files must be permitted, too, and at least one offer must meet the
+    task's resources and limits. `folder` is the folder of the task file. Configured providers are
+    queried only about names that the catalog lacks. Raises SpecError with all problems, or
+    CommandFailure.
     """
     texts = _explain_size(file)
     for task in source.tasks:

@@ -66,8 +66,8 @@ def unknown_names(
 
 
 def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
-    """Return one line for each name of a provider or option, if the name resembles a known name. No
-    line is returned for a name that resembles no known name. The provider itself checks its
+    """Return a line for each unknown provider or option whose name resembles a known name, because
+    it is probably misspelt. Other unknown names have no line. The provider itself checks its
     options, and an unknown provider may be installed on the server.
     """
     import json

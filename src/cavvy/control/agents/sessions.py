@@ -68,7 +68,7 @@ OpenSecrets = Callable[
 
 
 async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
-    """Return None, so that Cavvy does not choose a save interval for the job."""
+    """Return None: Cavvy does not choose a checkpoint interval for the job."""
     return None
 
 
@@ -540,7 +540,7 @@ class AgentSessions:
             f"{format_duration(save_interval.cost)}"
         )
         often = (
-            "in this market, a gang of this size is expected to lose a node about every "
+            "the job is expected to lose a node in this market about every "
             f"{format_duration(timedelta(hours=1 / save_interval.per_hour))}"
         )
         tell(
@@ -560,8 +560,8 @@ class AgentSessions:
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
     """Return the messages to store one by one after a failed attempt to store them together. If
-    there is only one message, it is reduced to the fields that can always be stored. Raises
-    HashMismatch if the only message has already been reduced to these fields.
+    there is only one message, return it with only the fields that can always be stored. Raises
+    HashMismatch if it has no other fields.
     """
     if len(messages) != 1:
         return messages
@@ -581,8 +581,9 @@ def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timede
 
 
 def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Return the time until which the rest of the budget pays for this attempt alone. The result
-    applies while the attempt's own spending is unknown. Returns None if there is no limit.
+    """Return the time until which the rest of the budget pays for this attempt alone. The rest does
+    not include what the attempt itself has spent, which may be unknown. Returns None if there is no
+    limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:

@@ -231,8 +231,8 @@ def close_bill(
 
 
 def _make_unsure(more: int, latest: datetime | None, traffic: Money) -> UnsureBill | None:
-    """Return the uncertain part of the bill, which is the sum of `more` micro-dollars for the
-    machines' time and the cost `traffic`. Return None if the sum is 0.
+    """Return the uncertain part of the bill. It is the sum of two amounts: `more`, in
+    micro-dollars, for the time of the machines, and `traffic`. Return None if the sum is 0.
     """
     whole = traffic + Money(more)
     return UnsureBill(latest=latest, more=whole, traffic=traffic) if whole.micros else None
@@ -442,9 +442,9 @@ def _add(one: Charge, other: Charge) -> Charge:
 def closing_charges(
     kept: Attempt, charges: Iterable[Charge], now: datetime, nodes: Sequence[Node] = ()
 ) -> list[Charge] | None:
-    """Return the charges, until now, of a warm gang that another job takes over. The rows `nodes`
-    contain the traffic, including the newest traffic, which the stored charges lack. The result is
-    None if a rank has no charge yet.
+    """Return the charges, until now, of a warm gang that another job takes over. `nodes` are the
+    newest rows of the nodes, which contain traffic that the stored charges do not contain yet. The
+    result is None if a rank has no charge yet.
     """
     mine = [charge for charge in charges if charge.attempt_id == kept.id]
     if nodes:
@@ -491,8 +491,8 @@ class AuditedBill(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> BillVerdict:
-        """Whether the billed and the reported amount agree. If the bill is known only as a range,
-        every reported amount within the range agrees with the bill.
+        """Whether the billed and the reported amount agree. A bill can be known only as a range;
+        then a reported amount agrees if it is within the range.
         """
         if self.reported is None:
             return BillVerdict.FORGOTTEN

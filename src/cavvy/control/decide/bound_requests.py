@@ -55,8 +55,8 @@ class PlaceNeed(Struct, frozen=True, kw_only=True):
 
 
 class BoundOrder(Struct, frozen=True, kw_only=True):
-    """A replica to order in these places and this market. If the market is "", the planner chooses
-    the offer.
+    """States where a new replica must run: in all of `places`, and in the market. If the market is
+    "", the planner chooses the offer.
     """
 
     places: tuple[str, ...]

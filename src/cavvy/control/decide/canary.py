@@ -7,9 +7,9 @@ If both revisions are equally good, the probability that the test ever rolls bac
 is at most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential
 boundaries for clinical trials", Biometrika 70, 1983). The probabilities come from the distribution
 of the statistic under the assumption that both revisions are equally good and no earlier look has
-rolled back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A
-block contains the requests to both revisions in the same period. A change of the load or an outage
-affects both revisions, so neither event counts as evidence.
+rolled back (`null_distribution`). The last look may spend all of alpha that earlier looks have not
+spent, except for a reserve. A block contains the requests to both revisions in the same period. A
+change of the load or an outage affects both revisions, so neither event counts as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 Suppose that both revisions are equally good and that m is known. Then the number of the new
@@ -80,8 +80,8 @@ _NORMAL = NormalDist()
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
     """`alpha` is the maximum share of revisions that are rolled back although they are not worse
-    than the old revision. The new revision is promoted after `requests` requests without enough
-    evidence against the revision.
+    than the old revision. If there is not enough evidence against the new revision after a number
+    of requests (`requests`), the revision is promoted.
     """
 
     alpha: float = 0.01
@@ -232,8 +232,8 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
 
 def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
     """Divide the rest of alpha between the test of errors and the test of latency so that the sum
-    of their powers is as large as possible. The powers of the two tests depend on the total of the
-    errors and on the variance, not on which revision failed or was slow.
+    of their powers is as large as possible. The power of a test depends on how many errors both
+    revisions have in total and on the variance, but not on which of the revisions is worse.
     """
     requests = trial.old.requests + trial.new.requests
     failed = trial.old.errors + trial.new.errors
@@ -287,9 +287,9 @@ def _variance(trial: CanaryTrial) -> float:
 
 
 def _variance_of_shift(trial: CanaryTrial) -> float:
-    """Return the variance per unit of information. While the new revision has few requests, a
-    larger variance of its latency increases the returned variance, so that a single long request
-    does not count as evidence.
+    """Return the variance per unit of information. While the new revision has few requests, the
+    result is increased if its latencies vary more than those of the old revision. Therefore a
+    single long request does not count as evidence.
     """
     known = _variance(trial)
     own = trial.deviation_new / max(1, trial.free_new)

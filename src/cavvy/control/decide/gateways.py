@@ -37,7 +37,7 @@ def add_reports(
     totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
 ) -> GatewayTotals:
     """Return the totals, updated with the newest reports. `at_s` is the time in seconds on the
-    caller's clock. `whole` means that every gateway has reported its requests in flight. If
+    caller's clock. `whole` is true if every gateway has reported its requests in flight. If
     `totals` is empty, all reports count in full. If a gateway was already running when its server
     joined, the counts in the gateway's first report are not added, because these counts may cover a
     long time.

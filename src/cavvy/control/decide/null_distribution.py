@@ -33,8 +33,9 @@ class Increment:
 
 
 def draw_failed(new: int, old: int, failed: int) -> Increment:
-    """Return the hypergeometric distribution: the number of failures among `new` requests if
-    `failed` of the `new` and `old` requests, chosen at random, fail.
+    """Return a hypergeometric distribution. There are `new` and `old` requests, of which `failed`,
+    chosen at random, fail; the distribution is that of the number of failures among the `new`
+    requests.
     """
     most, least = min(failed, new), max(0, failed - old)
     mode = min(most, max(least, (failed + 1) * (new + 1) // (new + old + 2)))
@@ -102,8 +103,8 @@ def find_bound(known: NullDistribution, allowed: float) -> int:
 
 
 def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
-    """Return the distribution without the outcomes in which the statistic reaches the bound and the
-    look therefore rejects the hypothesis.
+    """Return the distribution without the outcomes in which the statistic reaches the bound. In
+    these outcomes, the look has rejected the hypothesis, and the test has ended.
     """
     size = max(1, bound - known.first)
     return replace(known, masses=known.masses[:size], spent=known.spent + sum(known.masses[size:]))

@@ -109,7 +109,8 @@ def looks_deep(
     now: datetime,
 ) -> bool:
     """Return whether to read more jobs of the queue although the first jobs are blocked. A later
-    job may fit on an offer for which no job waits. `behind` lists the offers for which jobs wait.
+    job may fit on an offer for which no job waits. `behind` lists the offers for which the jobs
+    that were already read wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False

@@ -73,7 +73,7 @@ def compare(
     `attempts` maps the names of gangs to their attempts and the names of their jobs. `attempts`
     must contain all unfinished attempts, and the ended attempts whose gangs a provider reported.
     `silent` contains the providers that did not report all their gangs; the attempts of these
-    providers' gangs are not considered lost. `later` is the result of `name_later`.
+    providers' gangs are not considered lost. `later` are the names that `name_later` returned.
     """
     seen, silent = list(seen), frozenset(silent)
     running = [(provider, gang) for provider, gang in seen if gang.state is not GangState.ENDED]

@@ -374,9 +374,9 @@ def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
 def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
-    """Return the service with an updated failure count: each replica of its newest revision that
-    has failed since the last decision counts. A replica of this revision that has been ready for a
-    while resets the count of consecutive failures.
+    """Update the service's count of consecutive failures. Each replica of the newest revision that
+    has failed since the last decision adds one. A replica of this revision that has been ready for
+    a while sets the count to 0.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:

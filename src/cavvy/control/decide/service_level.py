@@ -66,8 +66,8 @@ def record_level(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> StoredService:
     """Return the service with the requests since `before` added to its history. Nothing is added if
-    the service has no `slo`, or if `before` is None, in which case the counts may cover a long
-    time.
+    the service has no `slo`. Nothing is added either if `before` is None, because the counts could
+    then cover a long time.
     """
     level = service.spec.slo
     if before is None or level == ServiceLevel():

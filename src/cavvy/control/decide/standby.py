@@ -1,5 +1,5 @@
-"""Decides about standby gangs. Decides when a job gets a standby gang: a second gang that starts
-while the job's own gang still works or does not start.
+"""Decides when a job gets a standby gang. This is a second gang, which starts before the job's own
+gang has ended, or because the job's own gang does not start.
 
 A standby gang starts while the job's own gang exists. The standby gang takes over the job when the
 job's own gang can do no more work. Agents of a standby gang can claim their ranks, but receive no

@@ -113,7 +113,7 @@ class RequestBills:
         await self._divide_late(await self._store.meters.late_replicas())
 
     async def _divide_late(self, jobs: Sequence[str]) -> None:
-        """Divide the undivided amounts of the bills of these replicas, whose service has ended."""
+        """Divide what is still undivided in the bills of replicas whose service has ended."""
         for bill in await self._store.meters.replica_bills(jobs):
             await self._divide(bill, None, None, {}, final=True)
 

@@ -39,8 +39,8 @@ def read_device(text: str) -> str:
 
 
 def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
-    """If `needs` accepts only one accelerator and count, return its key in `work.rates`, such as
-    A100-80GB:8; otherwise return None.
+    """Return the key of `work.rates` that belongs to `needs`, such as A100-80GB:8. Returns None if
+    `needs` accepts several accelerators or counts.
     """
     from cavvy.catalog.accelerators import find_accelerator
 

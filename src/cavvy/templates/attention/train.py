@@ -21,7 +21,8 @@ class Attention(nn.Module):
     key match.
 
     Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the same
-    result as this class and is much faster for long sequences, but does not keep the weights.
+    result as this class. It is much faster for long sequences, but does not return the attention
+    weights, which this script plots.
     """
 
     def __init__(self, width: int, heads: int) -> None:
