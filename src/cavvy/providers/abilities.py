@@ -260,9 +260,10 @@ SHARES_HOSTS: Ability[SharesHosts] = Ability(
     name="shares hosts",
     methods=("hosts",),
     purpose="Several jobs share a machine. Offers set `shared=True`, and a host is named "
-    "`provider/region` (or `provider/zone`) as in its offers. A gang normally runs on one host. If "
-    "the gang's offer has no zone, and the offer's `provider/region` is the `group` of the hosts, "
-    "the gang gets one host for each node. A host that is not `ready` gets no new job.",
+    "`provider/region` (or `provider/zone`) as in its offers. A gang normally runs on one "
+    "host. Hosts can also have a `group`: an offer without a zone whose `provider/region` is "
+    "the name of the group gives a gang one host for each node. A host that is not `ready` "
+    "gets no new job.",
 )
 HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
     name="holds volumes",

@@ -57,9 +57,9 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
     204, means that there is no notice.
 
     The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
-    An event is a notice if every field in `match` has one of the values listed for this field. If
-    the answer is a string, `match` lists the strings that are notices, under the key "". Times are
-    in ISO 8601 or in the form of HTTP headers.
+    An event is a notice if every field in `match` has one of the values listed for this field. An
+    answer that is only a string is a notice if `match[""]` contains the string. Times are in ISO
+    8601 or in the form of HTTP headers.
     """
 
     source: str  # shown to users, such as "AWS"

@@ -507,8 +507,9 @@ def _make(
 
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
-    """Parse a reservation. `names` maps zone ids to zone names. A reservation that another account
-    shares with this account has only a zone id, because zone names differ between accounts.
+    """Parse a reservation. `names` maps zone ids to zone names. Other accounts can share
+    reservations with this account. Because zone names differ between accounts, a shared reservation
+    has only the id of its zone.
     """
     state, platform = (
         str(told.get("State", "active")),

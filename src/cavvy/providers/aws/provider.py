@@ -419,9 +419,9 @@ class AwsProvider:
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
         """Remove the objects created for all gangs that have ended, and for gangs that the ledger
-        does not contain. `regions` are the regions that answer. Old launches without instances are
-        recorded as ended only in `regions`: in a region that does not answer, such a launch may
-        have succeeded.
+        does not contain. `regions` are the regions that answer. If an old launch has no instances,
+        it is recorded as ended, but only in these regions. In a region that does not answer, the
+        launch may have succeeded.
         """
         now = self._context.now()
         for record in list(self._ledger.records.values()):

@@ -200,9 +200,9 @@ def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
     """Deduct the resources of `count` pods from nodes where the pods fit. `parts` maps an
-    accelerator resource to the amounts that a pod uses on nodes with this resource. The amounts
-    under the key "" apply to all nodes whose accelerator resource is not a key, and to nodes
-    without accelerators.
+    accelerator resource to the amounts that a pod uses on nodes with this resource. If a node has
+    no accelerators, or an accelerator resource that is not in `parts`, the amounts under the key ""
+    apply.
     """
     left = list(nodes)
     for _ in range(count):

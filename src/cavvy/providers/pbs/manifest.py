@@ -18,8 +18,8 @@ MANIFEST = make_manifest(
         text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
         text(
             "gpu",
-            "The model of the nodes' GPUs, such as `H100`. If this is unset, the resource that "
-            "`gpu_resource` names contains the model.",
+            "The model of the nodes' GPUs, such as `H100`. Without this setting, Cavvy reads the "
+            "model from the node resource that `gpu_resource` names.",
         ),
         text(
             "gpu_resource",

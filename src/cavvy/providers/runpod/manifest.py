@@ -47,8 +47,8 @@ MANIFEST = make_manifest(
         f"({_CREATE})",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods; a size "
         f"for one task is not supported yet ({_CREATE})",
-        Feature.NOTICE: "Runpod does not reclaim on-demand pods, and version 2 of the API creates "
-        f"no other pods ({_CREATE})",
+        Feature.NOTICE: "version 2 of Runpod's API creates only on-demand pods, which Runpod does "
+        f"not reclaim ({_CREATE})",
     },
     settings=(
         KEYS.setting(),

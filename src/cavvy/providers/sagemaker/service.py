@@ -309,8 +309,8 @@ def _read_code(reason: str) -> str:
 
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
-    """Return the parameters in the task and in the options. If both contain a parameter with the
-    same name, the value in the options is used. Raises Refused if the options exceed SageMaker's
+    """Return the parameters in the task and in the options. If a parameter is in the task and in
+    the options, the value in the options is used. Raises Refused if the options exceed SageMaker's
     limits. If all parameters together exceed SageMaker's limits, the task's parameters are omitted;
     the work also gets all parameters as environment variables.
     """

@@ -229,7 +229,8 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
         f"outputs: copy the outputs' files to {', '.join(others)} yourself": bool(others),
         "resources.spot: the job runs on spot instances only; SageMaker does not change to "
         "on-demand": task.resources.spot is SpotPolicy.AUTO,
-        "keep: managed warm pools do not use spot instances": bool(task.keep) and job.spot,
+        "keep: SageMaker keeps no spot instances in its managed warm pools": bool(task.keep)
+        and job.spot,
         f"limits.duration: reduced to {request.LONGEST_RUN.days} days": (
             (task.limits.duration or timedelta(0)) > request.LONGEST_RUN
         ),
