@@ -111,7 +111,7 @@ def test_a_longer_keep_time_ends_with_the_budget() -> None:
     changes = extend_machine(holder, gang, day, Money(8_000_000), NOW)
     [kept], [event] = changes.attempts, changes.events
     assert event.text.startswith(f"the machine is kept until {kept.kept_until:%Y-%m-%d %H:%M:%S}")
-    assert event.text.endswith("the job's budget does not pay for 1d00h")
+    assert event.text.endswith("the job's budget does not suffice for the whole 1d00h")
     assert kept.kept_until is not None
     assert timedelta(minutes=20) < kept.kept_until - NOW < timedelta(minutes=25)
     [free] = extend_machine(HOLDER, gang, day, Money(8_000_000), NOW).attempts

@@ -113,9 +113,9 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider reclaims nodes: a SIGTERM to the agent means that the node is being
-    reclaimed, unless the file `unless` exists. Before the SIGTERM, the provider can warn the agent
-    by creating the file `warning` or by sending `signal`.
+    """How the agent learns that the provider reclaims the node. A SIGTERM to the agent means this,
+    except if the file `unless` exists. Before the SIGTERM, the provider can warn the agent: it
+    creates the file `warning`, or sends the signal `signal`.
     """
 
     source: str
@@ -148,8 +148,9 @@ class NoticeHoldConfig(ConfigRecord):
 
 
 class NoticeNodeConfig(ConfigRecord):
-    """The address that returns this node's name. An event concerns this node if the event's field
-    called `field` contains the node's name."""
+    """How the agent learns which events concern this node: `url` returns the node's name, and
+    `field` is the name of the field of an event that contains the names of nodes.
+    """
 
     url: str
     field: str

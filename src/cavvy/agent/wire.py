@@ -460,8 +460,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """Return the poll event that a TLS connection is waiting for according to `error`, or 0 for any
-    other error. Only the errors of TLS sockets correspond to a poll event.
+    """Return READ or WRITE if `error` says that a TLS connection must first be readable or
+    writable. Returns 0 for any other error.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

@@ -68,9 +68,9 @@ def count_for_wait(
 
     The formulas compute the waiting time of a queue with many servers (Halfin and Whitt, 1981),
     with Hayward's approximation. According to the approximation, uneven arrivals have the same
-    effect as even arrivals with 1/z of the load on 1/z of the slots. With batches, S is the share
-    of a request in the time of a full batch, and requests also wait for running batches: see
-    `_late_share_of_batches`.
+    effect as even arrivals with 1/z of the load on 1/z of the slots. If the gateway joins requests
+    to batches, S is the time of a full batch divided by the number of its requests, and requests
+    also wait for running batches: see `_late_share_of_batches`.
     """
     erlangs = load.erlangs
     if erlangs <= 0:

@@ -40,9 +40,9 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
 
     A request is on time if it waits at most `wait_s`; at least the share `on_time` of all requests
     should be on time. `target` is in the unit of its kind and has no effect with `QUEUE_WAIT`.
-    `concurrency` is the number of requests that a replica can process at the same time. A backlog
-    that would make requests late is processed within `drain_s`. After `idle_s` without a request,
-    `least` replicas remain.
+    `concurrency` is the number of requests that a replica can process at the same time. If so many
+    requests wait that some would be late, there are enough replicas to process all of them within
+    `drain_s`. After `idle_s` without a request, `least` replicas remain.
 
     `cold_start_s` and `service_s` are assumed until the first measurement. `availability` is the
     availability that the spot policy aims at.

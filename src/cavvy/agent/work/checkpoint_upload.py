@@ -2,9 +2,10 @@
 block.
 
 The upload runs in a separate process during the work. The process reports its result as a line of
-JSON with the key `state`. The states `saved` and `refused` are final. The upload must be repeated
-after `void` (the work changed a file), `silent` (the bucket does not respond) and `failed` (an
-error on this node). Earlier lines (`full` or `waits`) report what the upload is waiting for.
+JSON with the key `state`. The states `saved` and `refused` are final. After the other states, the
+upload must be repeated: `void` (the work changed a file), `silent` (the bucket does not respond) or
+`failed` (an error on this node). Earlier lines (`full` or `waits`) report what the upload is
+waiting for.
 """
 
 from __future__ import annotations

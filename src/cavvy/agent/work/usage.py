@@ -22,9 +22,10 @@ THREADS = 256
 
 
 class UsageMeter:
-    """Measures CPU and memory of all processes below a reaper or, in a container, of all processes
-    with `mark` in their environment. The CPU use of commands that users run on the node is
-    included; `others` returns the reapers of these commands.
+    """Measures the CPU and memory that the work uses. Outside a container, these are all processes
+    below a reaper. In a container, these are all processes with `mark` in their environment. The
+    CPU use of commands that users run on the node is included; `others` returns the reapers of
+    these commands.
     """
 
     def __init__(

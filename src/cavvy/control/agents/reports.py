@@ -184,8 +184,8 @@ def _uploaded(report: ReportOutcome, message: AgentMessage, at: datetime, now: d
 def _add_sent(
     report: ReportOutcome, now: datetime, kind: SentKind, sent: int, output: int = 0
 ) -> None:
-    """Count bytes that the node has sent. The sum over all kinds of data cannot exceed the amount
-    that the node's network can have carried since the node was claimed.
+    """Count bytes that the node has sent. Bytes that cannot be true are not counted: a node cannot
+    have sent more in total than its network can carry in the time since the node was claimed.
     """
     node = report.node
     most = bound_upload(now - (node.claimed_at or report.attempt.created_at))

@@ -77,6 +77,8 @@ def heard(view: AttemptSnapshot, node: Node) -> datetime:
 
 
 def lease_end(view: AttemptSnapshot, node: Node) -> datetime:
-    """Return when the work of this node must have ended if its agent sends no more messages."""
+    """Return the end of the node's lease. If the agent sends no more messages, it ends the work
+    before this time.
+    """
     task = view.job.task
     return heard(view, node) + task.limits.unattended + task.grace + MARGIN

@@ -142,8 +142,8 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """Return the gang with only the times for which its nodes were certainly billed: a node without
-    a recorded end counts as ended when it was last seen.
+    """Return the gang with the shortest times for which its nodes can have been billed. If the end
+    of a node is not recorded, the time at which the node was last seen becomes its end.
     """
     over = told.state is GangState.ENDED
     nodes = [
@@ -431,8 +431,8 @@ def _bill_rolled_back(
 
 
 def _add(one: Charge, other: Charge) -> Charge:
-    """Return the sum of both charges as one charge. If the charges end at different times, the
-    result has the rate that applied at the start of the charges.
+    """Return the sum of both charges as one charge. The rate of the result is the sum of both
+    rates, even if one of the charges ends earlier.
     """
     rate = HourlyRate(one.rate.micros_per_hour + other.rate.micros_per_hour)
     amount = Money(one.amount.micros + other.amount.micros)

@@ -17,8 +17,8 @@ whether a replica must be ordered:
   wait until a replica ends or until the time limit of the requests has passed.
 
 A replica that was ordered for P ends if it finds no offer within `OFFER_WAIT`. Otherwise, replicas
-that wait for places without capacity could be so many that the service may order no others. After
-`RETRY_AFTER`, this module orders another replica for P.
+that wait for places without capacity could be so many that the service may order no others. When
+`RETRY_AFTER` has passed since the end of such a replica, another one is ordered.
 """
 
 from collections import Counter

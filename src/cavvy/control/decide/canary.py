@@ -1,15 +1,16 @@
 """Decides whether a new revision of a service, which receives a part of the requests, is worse than
 the old revision. The decision is a sequential test of errors and latency. The test analyzes the
-data after each block of requests; one such analysis is called a look. The last look takes place
-after `requests` requests, or when the trial's time is over.
+data after each block of requests; one such analysis is called a look. The trial ends with a last
+look, after a number of requests (`CanaryTerms.requests`) or when its time is over.
 
 If both revisions are equally good, the probability that the test ever rolls back the new revision
-is at most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential
-boundaries for clinical trials", Biometrika 70, 1983). The probabilities come from the distribution
-of the statistic under the assumption that both revisions are equally good and no earlier look has
-rolled back (`null_distribution`). The last look may spend all of alpha that earlier looks have not
-spent, except for a reserve. A block contains the requests to both revisions in the same period. A
-change of the load or an outage affects both revisions, so neither event counts as evidence.
+is at most alpha. Alpha is divided among the looks: a look may roll back an equally good revision
+with a probability that is its part of alpha (Lan and DeMets, "Discrete sequential boundaries for
+clinical trials", Biometrika 70, 1983). The probabilities come from the distribution of the
+statistic under the assumption that both revisions are equally good and no earlier look has rolled
+back (`null_distribution`). The last look may spend all of alpha that earlier looks have not spent,
+except for a reserve. A block contains the requests to both revisions in the same period. A change
+of the load or an outage affects both revisions, so neither event counts as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 Suppose that both revisions are equally good and that m is known. Then the number of the new
@@ -32,12 +33,13 @@ other variances: of the means of groups of successive requests, and of L1 - L0. 
 larger than v, the test uses it instead of v. While the new revision has few requests, a larger
 variance of the new revision's latency also increases v.
 
-The part of alpha that a look may spend grows with the information. Here, information means the
-square of an effect's size, measured in standard deviations of the statistic. The test looks for two
-effects: 1 % more errors and 5 % more latency. A fixed part of alpha is reserved for the detection
-of larger effects, which needs less information. The information depends on the total number of
-errors and on v, not on the revision to which the errors belong. Therefore the last look may divide
-the rest of alpha between the tests of errors and latency according to the power of each test.
+How large this part of alpha is depends on how much information the trial has collected. Here,
+information means the square of an effect's size, measured in standard deviations of the statistic.
+The test looks for two effects: 1 % more errors and 5 % more latency. A fixed part of alpha is
+reserved for the detection of larger effects, which needs less information. The information depends
+on the total number of errors and on v, not on the revision to which the errors belong. Therefore
+the last look may divide the rest of alpha between the tests of errors and latency according to the
+power of each test.
 """
 
 from math import exp, floor, log, log1p, sqrt
@@ -287,7 +289,7 @@ def _variance(trial: CanaryTrial) -> float:
 
 
 def _variance_of_shift(trial: CanaryTrial) -> float:
-    """Return the variance per unit of information. While the new revision has few requests, the
+    """Return the variance v of the latency test. While the new revision has few requests, the
     result is increased if its latencies vary more than those of the old revision. Therefore a
     single long request does not count as evidence.
     """

@@ -14,10 +14,10 @@ from cavvy.domain.values import replace
 def find_holder(
     service: StoredService, services: Iterable[StoredService], *, replaces: bool = True
 ) -> str:
-    """Return the name of a service with a replica that uses, or may use, the port of `service` on
-    the server's machine, or "" if no such service exists. If `replaces` is set, the replicas of the
-    service's other revisions are ignored, because the new revision immediately replaces them. For a
-    canary, `replaces` is False.
+    """Find a service that prevents a replica of `service` from using its port on the server's
+    machine, because one of its own replicas uses the port, or may use it. Returns the name of this
+    service, or "". If a new revision of `service` replaces the others immediately, `replaces` is
+    True, and the replicas of the other revisions are ignored. For a canary, `replaces` is False.
     """
     port = service.spec.port
     for other in (service, *(each for each in services if each.id != service.id)):

@@ -42,8 +42,8 @@ def add_reports(
     joined, the counts in the gateway's first report are not added, because these counts may cover a
     long time.
 
-    The quantiles of a sum cannot be computed from the quantiles of its parts, so the largest value
-    of each quantile is used.
+    Gateways report quantiles of the waits. The quantile over all gateways cannot be computed from
+    these, so the result has the largest value that a gateway reported.
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}

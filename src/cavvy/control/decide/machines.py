@@ -189,8 +189,8 @@ def extend_machine(
     longer = replace(gang, kept_until=now + min(keep, paid))
     text = f"the machine is kept for {format_duration(keep)} without work"
     if kept and paid < keep:
-        text = f"the machine is kept until {longer.kept_until:%Y-%m-%d %H:%M:%S} UTC: "
-        text += f"the job's budget does not pay for {format_duration(keep)}"
+        text = f"the machine is kept until {longer.kept_until:%Y-%m-%d %H:%M:%S} UTC, because "
+        text += f"the job's budget does not suffice for the whole {format_duration(keep)}"
     return RowChanges(
         job=replace(job, task=replace(job.task, keep=keep)),
         attempts=(longer,) if kept else (),

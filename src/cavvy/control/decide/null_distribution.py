@@ -3,9 +3,9 @@ which no earlier look has rejected the hypothesis.
 
 A sequential test of a fixed length updates its null distribution at each look (Armitage, McPherson
 and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
-Society A 132, 1969). Each look adds the new observations, and removes the outcomes in which the
-statistic is large enough for the look to reject the hypothesis. The total probability of the
-removed outcomes is the probability of a false alarm.
+Society A 132, 1969). At each look, the new observations are added to the distribution. Then the
+outcomes are removed in which the statistic is so large that this look rejects the hypothesis. The
+total probability of the removed outcomes is the probability of a false alarm.
 """
 
 from collections.abc import Sequence
@@ -92,8 +92,8 @@ def find_tail(known: NullDistribution, value: int) -> float:
 
 
 def find_bound(known: NullDistribution, allowed: float) -> int:
-    """Return the smallest bound that the statistic reaches with at most the probability
-    `allowed`.
+    """Return the smallest number for which the probability that the statistic is at least this
+    number is at most `allowed`.
     """
     tail, at = 0.0, len(known.masses)
     while at and tail + known.masses[at - 1] <= allowed:
@@ -111,8 +111,8 @@ def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
 
 
 def tilt(known: NullDistribution, odds: float) -> NullDistribution:
-    """Return the noncentral hypergeometric distribution: the odds that a failed request belongs to
-    the new revision are multiplied by `odds`.
+    """Return the distribution (noncentral hypergeometric) that `known` becomes if the new revision
+    is worse: a failed request then belongs to the new revision with `odds` times the odds.
     """
     step, factors = 1 / odds, [1.0]
     for _ in known.masses[1:]:
