@@ -60,7 +60,7 @@ def test_a_file_may_say_more_than_its_engine() -> None:
     [
         ("{engine: vlm, model: a}", "did you mean `vllm`?"),
         ("{engine: vllm}", "the engine has no model"),
-        ("{engine: vllm, model: a, options: {port: 1}}", "the option port is set by Cavvy"),
+        ("{engine: vllm, model: a, options: {port: 1}}", "Cavvy itself sets the option port"),
         ("{engine: vllm, model: a, options: {a: [1]}}", "not a single value"),
     ],
 )

@@ -165,7 +165,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
     if data is None or "run" not in data:
         raise CommandFailure(
             "only Cavvy task files can be benchmarked",
-            "`cavvy validate FILE` shows the tool of a file",
+            "`cavvy validate FILE` shows which tool a file belongs to",
         )
     resources: dict[str, Any] = dict(data.get("resources") or {})
     if gpu:

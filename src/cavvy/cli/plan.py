@@ -188,9 +188,9 @@ def _answer(
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
-    """Return why no offer was found, or "" if the task's requirements are the reason. The returned
-    reason can be an unknown name in the task or, with `ready`, providers that did not
-    answer.
+    """Return why no offer was found, for example because the task contains an unknown name or, if
+    `ready` is true, because a provider did not answer. Returns "" if the offers were found but do
+    not meet the task's requirements.
     """
     from cavvy.planner.candidates import say_unread
 

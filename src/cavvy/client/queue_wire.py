@@ -62,7 +62,9 @@ class CallQueueView(Answer, frozen=True, kw_only=True):
 
 
 class DeliveryView(Answer, frozen=True, kw_only=True):
-    """The number of calls that a request to a webhook has caused, and how many of them are new."""
+    """The answer to a webhook's request. `calls` is the number of calls that the request caused,
+    and `new` is the number without the calls that the server already had.
+    """
 
     calls: int
     new: int

@@ -317,8 +317,8 @@ class AuditReport(Answer, frozen=True, kw_only=True):
 
 
 class ProjectCost(Answer, frozen=True, kw_only=True):
-    """The sum of a project's charges or, with `since`, of the charges that began at this time or
-    later.
+    """The sum of a project's charges. If `since` is given, charges that began earlier are not
+    included.
     """
 
     project: str

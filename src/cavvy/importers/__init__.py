@@ -357,7 +357,7 @@ def _parse_other(
             line=key.mark.line,
             column=key.mark.column,
             key=key.text,
-            reason="the key appears twice; this value is used",
+            reason="the key appears twice; Cavvy uses the value in this line",
         )
         for key in repeated
     )

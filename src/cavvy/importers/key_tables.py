@@ -96,7 +96,9 @@ class KeyTables:
         return make(*bounds) if rest else make()
 
     def _with(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the table, extended by the keys of the entries that its `$with` names."""
+        """Return the table with additional keys: `$with` contains the names of other entries, whose
+        keys are added.
+        """
         found: dict[str, Any] = {}
         for key, value in written.items():
             for name in value.split() if key == "$with" else ():

@@ -3,8 +3,8 @@
 On a SkyPilot node, processes that the commands started, such as a Ray worker, continue to run after
 the commands have ended. When the commands of a node end, Cavvy ends all processes of the node. The
 shell lines of this module make each node wait until the commands of all nodes have succeeded: a
-helper process on each node connects to the first node. Nodes do not wait for a node that has ended.
-Nodes wait for at most a minute for a node that does not connect.
+helper process on each node connects to the first node. A node that has ended is not waited for. If
+a node does not connect to the first node, the others wait for it for at most a minute.
 """
 
 import re

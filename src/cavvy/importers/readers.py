@@ -27,7 +27,9 @@ def items(node: Node | None) -> tuple[Node, ...]:
 
 
 def text_at(table: Node | None, key: str) -> str | None:
-    """Return the value of a key as a string, or None if absent; Python formats numbers."""
+    """Return the value of a key as a string, or None if the key is absent. A number is formatted as
+    by Python's `str`.
+    """
     node = child(table, key)
     return as_text(node) if isinstance(node, ScalarNode) else None
 

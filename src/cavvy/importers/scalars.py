@@ -13,8 +13,8 @@ NodeTest = Callable[[ScalarNode], bool]
 
 
 def describe_value(node: ScalarNode) -> str:
-    """Describe a node by its value in YAML 1.1. `describe` cannot be used, because it would call
-    `yes` a string.
+    """Describe a node by its value in YAML 1.1. In YAML 1.1, `yes` is a boolean; `describe` would
+    call it a string.
     """
     if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
         return f"{node.text}, which YAML reads as {str(node.value).lower()},"

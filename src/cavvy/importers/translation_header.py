@@ -1,10 +1,10 @@
 """Adds lines before the author's commands. The lines provide the environment variables and the
 shell that the commands expect.
 
-The agent sets Cavvy's variables when a node starts. The added lines set the variables of the tool
-for which the file was written from Cavvy's variables. The added lines are POSIX shell code. Cavvy's
-shell stops at the first failing command, but the shells of the other tools do not, so the lines
-begin with `set +e`.
+The agent sets Cavvy's variables when a node starts. From these, the added lines compute the
+variables that the other tool would set. The added lines are POSIX shell code. Cavvy's shell stops
+at the first failing command, but the shells of the other tools do not, so the lines begin with `set
++e`.
 """
 
 import hashlib
@@ -123,10 +123,10 @@ def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskS
 
 
 def _move_setup(task: TaskSpec) -> TaskSpec:
-    """Move the setup to the start of the commands if the setup may need mounted files, which Cavvy
-    provides only after a setup, or if the setup starts processes, which would end with the setup
-    although the commands need them. If the task has an image, nothing is moved, because its setup
-    always runs with the commands.
+    """Move the setup to the start of the commands, in two cases. First, the setup may need mounted
+    files, which Cavvy provides only after a setup. Second, the setup starts processes that the
+    commands need, and that would end with the setup. If the task has an image, nothing is moved,
+    because its setup always runs with the commands.
     """
     if task.setup is None or task.image is not None:
         return task

@@ -75,7 +75,11 @@ def _check(root: MapNode, service: MapNode, own: AbstractSet[str], notes: Proble
         )
         notes.add(mark, message, suggestion="delete one of them")
     for name in sorted(own):
-        notes.add(mark, f"the option {name} is set by Cavvy", suggestion="delete it")
+        notes.add(
+            mark,
+            f"Cavvy itself sets the option {name} of the engine, so a task must not set it",
+            suggestion="delete it",
+        )
 
 
 def _read_model(

@@ -11,7 +11,8 @@ _ADVICE = {
     "jobs runs list ls": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
     "kill cancel terminate abort": "`cavvy stop NAME` stops a job",
-    "delete remove prune": "`cavvy rm NAME` removes an ended job, `cavvy stop NAME` stops a job",
+    "delete remove prune": "`cavvy rm NAME` removes a job that has ended; to stop a job first, "
+    "use `cavvy stop NAME`",
     "show-gpus gpus offer instances": "`cavvy offers --accelerators` lists accelerators and prices",
     "info describe show get inspect metrics top": "`cavvy status NAME` shows a job",
     "history event": "`cavvy events NAME` shows a job's history",

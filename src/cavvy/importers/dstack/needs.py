@@ -70,7 +70,9 @@ def _check_bounds(table: MapNode, unit: Unit, notes: ProblemNotes) -> None:
         notes.add(table.mark, "the range has no bounds", expected="`min`, `max` or both")
     elif low is not None and high is not None and low > high:
         notes.add(
-            table.mark, "the range has its larger value first", suggestion="swap `min` and `max`"
+            table.mark,
+            "`min` of this range is larger than `max`",
+            suggestion="swap `min` and `max`",
         )
 
 

@@ -149,8 +149,8 @@ def _read_mount(
         raise WrongValue("several sources cannot share a target; give each source its own target")
     if urls and name:
         raise WrongValue(
-            f"{urls[0]} is not uploaded to a bucket {name}; upload it, and use the bucket as the "
-            "source"
+            f"Cavvy does not copy {urls[0]} to a bucket {name}; copy it yourself, and use the "
+            "bucket as the source"
         )
     if urls:
         whole = urls[0] if isinstance(value, ScalarNode) else urls[0].rstrip("/") + "/"

@@ -216,7 +216,11 @@ def _check_choices(
         if ordered is not None and _length(ordered):
             notes.add(several.mark, "several accelerators and `ordered` cannot be used together")
         elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
-            notes.add(several.mark, "a list of accelerators is ordered, but `any_of` is not")
+            notes.add(
+                several.mark,
+                "a list of accelerators, which states an order, and `any_of`, "
+                "which states none, cannot be used together",
+            )
 
 
 def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:

@@ -363,7 +363,9 @@ def _read_accelerators(
         )
     found = _find(*split)
     if found.problem and spare:
-        kept_keys.note(mark, key, f"{found.problem}. Only the other alternatives are used")
+        kept_keys.note(
+            mark, key, f"{found.problem}. Cavvy ignores this alternative and uses the others"
+        )
     elif found.problem:
         kept_keys.refuse(mark, key, found.problem)
     return found.needs
@@ -481,8 +483,8 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> RetryPolicy:
         return replace(plain, exit=tries or 0)
     if tries:
         reason = (
-            f"the restarts after the exit codes in `recover_on_exit_codes` also count: Cavvy "
-            f"restarts the job after errors at most {tries} times in all"
+            f"Cavvy restarts the job at most {tries} times after errors. Restarts after the exit "
+            "codes in `recover_on_exit_codes` are included in this number"
         )
         kept_keys.note(mark, key, reason)
         return replace(plain, exit=tries)

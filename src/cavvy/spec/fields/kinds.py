@@ -38,7 +38,9 @@ class WrongValue(ValueError):
 
 
 class ValueKind(Protocol):
-    """A kind of value, which reads nodes of the file."""
+    """A kind of value that a field can have. It checks and converts the field's node in the parsed
+    file.
+    """
 
     @property
     def words(self) -> str:

@@ -178,7 +178,9 @@ MOST_ALTERNATIVES = 100
 
 
 def count_alternatives(choices: Iterable[ResourceSpec]) -> int:
-    """Return the number of alternatives, where each alternative accelerator counts."""
+    """Return the number of alternatives. A choice with several alternative accelerators counts once
+    for each of them.
+    """
     return sum(max(1, len(each.accelerators)) for each in choices)
 
 
