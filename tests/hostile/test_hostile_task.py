@@ -259,16 +259,21 @@ def submit(
 
 
 def try_transfers(there: Hunted) -> dict[str, bool]:
-    """Tasks whose inputs and outputs name the user's files; the agent, which carries them out, is
-    not in the namespaces of the work.
+    """Tasks whose inputs and outputs name the user's files, and tasks that choose the programs that
+    prepare the work: the agent, which carries these tasks out, is not in the namespaces of the work.
     """
     user, home, done = there.user, there.home, {}
-    asked = {
-        "input": {"inputs": [{"source": str(home / ".aws/credentials"), "target": "stolen"}]},
+    secret = home / ".aws/credentials"
+    asked: dict[str, dict[str, Any]] = {
+        "git": {
+            "workdir": {"git": "ssh://nowhere.invalid/model.git", "commit": "0" * 40},
+            "env": {"GIT_SSH_COMMAND": f"cat {secret} >&2; false"},
+        },
+        "input": {"inputs": [{"source": str(secret), "target": "stolen"}]},
         "output": {"outputs": [{"source": "program.py", "target": str(home / "written")}]},
     }
     for name, fields in asked.items():
-        submit(user, "evil", name, "print(open('stolen').read())", NAME=name, fields=fields)
+        submit(user, "evil", name, "print(open('stolen').read())", fields=fields)
         user.cli("wait", "-p", "evil", name, code=None)
         done[f"{name} of the user's home"] = SECRET in user.cli("logs", "-p", "evil", name)
     done["output written"] = (home / "written").exists()

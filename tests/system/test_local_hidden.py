@@ -1,9 +1,11 @@
 """Jobs on this machine do not see the server's folder; its owner can turn that off."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.system.trust import User, user_at
@@ -94,6 +96,32 @@ def test_links_that_a_job_places_show_nothing_of_the_server(user: User, tmp_path
         "last": "mine\n",
     }
     assert (user.home / "token").read_text() == token
+
+
+BEFORE: dict[str, dict[str, Any]] = {
+    "git": {
+        "workdir": {"git": "ssh://nowhere.invalid/model.git", "commit": "0" * 40},
+        "env": {"GIT_SSH_COMMAND": "cat HOME/token >&2; false &&"},
+    },
+    "python3": {"workdir": ".", "env": {"PATH": "work:/usr/bin:/bin"}, "setup": "true"},
+}
+
+
+@pytest.mark.parametrize("program", BEFORE)
+def test_programs_that_run_before_the_work_see_nothing_of_the_server(
+    user: User, program: str
+) -> None:
+    if "hidden from jobs" not in user.cli("check", "local"):
+        pytest.skip("this system offers no namespaces")
+    user.cli("secret", "list")  # starts the server
+    script = user.work / program
+    script.write_text(f"#!/bin/sh\ncat {user.home}/token >&2\nexit 1\n")
+    script.chmod(0o755)
+    task = json.dumps({"name": "before", "run": "true", **BEFORE[program]})
+    user.submit(task.replace("HOME", str(user.home)))
+    user.ended("before")
+    assert "No such file" in user.log("before")
+    assert (user.home / "token").read_text().strip() not in user.log("before")
 
 
 def test_the_owner_may_show_it(user: User) -> None:

@@ -121,7 +121,7 @@ class StepRunner:
         from .check.node import LIMIT_S, check_node
 
         self._check_until = time.monotonic() + LIMIT_S
-        self._call(lambda channel: check_node(self._config, work, env, channel), env, self._checked)
+        self._call(lambda channel: check_node(self._config, work, channel), env, self._checked)
 
     def prepare(self, work: WorkConfig, env: dict[str, str]) -> None:
         """Create the working folder and run the setup; then call the owner's `prepared` or

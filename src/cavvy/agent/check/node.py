@@ -8,6 +8,7 @@ import time
 
 from ..config import AgentConfig, CheckConfig, WorkConfig
 from ..notices.faults import GPU, LINK, read_kernel
+from ..work.environment import device_variables
 from ..work.reaper import report
 from .gpus import GpuFault, check_gpus
 from .links import SlowLink, check_links
@@ -16,9 +17,11 @@ LIMIT_S = 180.0  # seconds for the whole check
 LATELY_S = 600.0  # age in seconds of the oldest kernel messages that are read
 
 
-def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Write each measurement to `channel` as a line `check TEXT`, then the result as JSON."""
-    os.environ.update(env)  # contains the indices of the GPUs assigned to the work
+def check_node(config: AgentConfig, work: WorkConfig, channel: int) -> int:
+    """Write each measurement to `channel` as a line `check TEXT`, then the result as JSON. The
+    task's own variables are left out, because they could make the driver load any library.
+    """
+    os.environ.update(device_variables(config))  # the indices of the GPUs assigned to the work
     outcome = reason = ""
     try:
         # Check the links first. If the GPU check failed first, the other ranks would wait for this

@@ -15,6 +15,7 @@ from .blobs import SMALL, BlobCache
 from .hide import is_hidden
 from .reaper import exit_code
 from .trees import copy_below, copy_file, copy_open, copy_tree, remove_below, remove_tree
+from .view import make_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def build_folder(
         except TransferFailed as error:
             raise CannotBuild(str(error)) from error
     elif work.git is not None:
-        clone(work.git.url, work.git.commit, folder, env)
+        clone(work.git.url, work.git.commit, folder, env, make_view(config))
         if only is not None:
             reduce(folder, only)
     for use in only or ():
@@ -101,20 +102,26 @@ def is_used(path: str, uses: list[str]) -> bool:
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
-def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
+def clone(
+    url: str, commit: str, folder: str, env: dict[str, str], view: WorkView | None = None
+) -> None:
     """Check out one commit; fetch only that commit if the server allows this. Raises
     CannotBuild.
+
+    The task's variables can make git run any program, so git sees only what the work sees.
     """
     env = dict(env, GIT_TERMINAL_PROMPT="0")
     git = ["git", "-C", folder, "-c", "advice.detachedHead=false"]
-    if run([*git, "init", "-q"], env):
+    if run([*git, "init", "-q"], env, view):
         raise CannotBuild(
             "git is not installed on this node, and the working folder is a Git repository"
         )
-    shallow = run([*git, "fetch", "-q", "--depth", "1", url, commit], env) == 0
-    if not shallow and run([*git, "fetch", "-q", url, "+refs/*:refs/remotes/origin/*"], env):
+    shallow = run([*git, "fetch", "-q", "--depth", "1", url, commit], env, view) == 0
+    every = "+refs/*:refs/remotes/origin/*"
+    if not shallow and run([*git, "fetch", "-q", url, every], env, view):
         raise CannotBuild(f"git could not fetch {url}; the reason is in the log")
-    if run([*git, "checkout", "-q", "--detach", "FETCH_HEAD" if shallow else commit], env):
+    point = "FETCH_HEAD" if shallow else commit
+    if run([*git, "checkout", "-q", "--detach", point], env, view):
         raise CannotBuild(
             f"{url} has no commit {commit}; push this commit, or choose a commit that exists there"
         )

@@ -239,14 +239,15 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         _check_fit(config, work)
         remove_tree(kept + "/dir")  # remove the partial results of a failed setup
         os.mkdir(kept + "/dir")
+        view = make_view(config)
         if not config.boxed:
-            make_venv(kept + "/venv", env)
+            make_venv(kept + "/venv", env, view)
         write_whole(config.setup_script, (work.setup or "") + "\n")
         os.chdir(config.folder)
         code = run(
             [find_shell(), "-e", "-c", SHELL_LINE, config.setup_script],
             setup_environment(work, env),
-            make_view(config),
+            view,
         )
         if code:
             raise SetupFailed(code)
