@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
+from cavvy.agent.control_client import LOST
+from cavvy.api.errors import ApiProblem
 from cavvy.api.peers import PeerServers, is_passed_on
 from cavvy.api.tokens import GangTokens
 from cavvy.control.share import WorkShare
@@ -105,3 +108,17 @@ def test_announcements_count_for_live_servers_alone() -> None:
     assert peers.make_id().endswith("-a")
     assert peers.find_keeper(peers.make_id()) is None, "this server keeps it"
     assert peers.find_keeper("1-b") == alive
+
+
+@pytest.mark.anyio
+async def test_a_dead_peer_does_not_cost_an_agent_its_claim() -> None:
+    dead = Replica(id="b", host="h", pid=1, folder="/b", address="unix:/nowhere/server.sock")
+    share = SimpleNamespace(
+        me=Replica(id="a", host="h", pid=2, folder="/a", address="unix:/a"),
+        on_signal=lambda signal: None,
+    )
+    peers = PeerServers(cast(WorkShare, share), GangTokens(bytes(32)), "")
+    scope = scope_of("", path="/agent/v1/execs/1-b") | {"type": "http", "gang_token": "gang"}
+    with pytest.raises(ApiProblem, match="does not answer") as caught:
+        await peers.pass_on(Request(scope), dead, b"output")
+    assert caught.value.status not in LOST

@@ -145,7 +145,8 @@ class PeerServers:
             told = (
                 f"the server with process {keeper.pid} on {keeper.host}, which manages the command"
             )
-            raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
+            # An agent stops its work after status 409, but repeats the request after status 503.
+            raise ApiProblem("peer-unreachable", f"{told}, does not answer: {error}") from error
 
     async def send(self, server: Replica, target: str, body: bytes, now: datetime) -> Response:
         """Send a request to another server on behalf of this server, not of a user or an
