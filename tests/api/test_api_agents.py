@@ -12,6 +12,7 @@ import pytest
 from tests.api.api_state import TOKEN, Api, until
 from tests.system.storages import GoogleStandIn, start_google
 
+from cavvy.api.routes import agents
 from cavvy.control.agents import bucket_checkpoints, transfers
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.protocol import NEWEST, OLDEST, PROTOCOL
@@ -307,7 +308,8 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     assert started.status_code == 201
     exec_id = started.json()["id"]
     told = (await asyncio.wait_for(waiting, 20)).json()["execs"]
-    assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False, "session": False}]
+    flags = {"tty": False, "session": False, "attached": True}
+    assert told == [{"id": exec_id, "command": ["ls", "-l"], **flags}]
     output = f"/agent/v1/execs/{exec_id}"
     query = {"gang": gang, "rank": 0, "stream": "stdout", "offset": 0}
     reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 30}))
@@ -322,6 +324,61 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     assert (end.content, end.headers["cavvy-exit-code"]) == (b"", "4")
     none = await api.http.get(f"{JOB}/exec/nosuch")
     assert (none.status_code, none.json()["code"]) == (404, "exec-not-found")
+
+
+async def test_an_agent_learns_that_the_user_of_a_command_has_gone(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    await until(lambda: _phase(api, "running"))
+    exec_id = (await api.http.post(JOB + "/exec", json={"command": ["yes"]})).json()["id"]
+    query = {"gang": gang, "rank": 0, "offset": 0}
+
+    async def present(wait_s: float, name: str = exec_id) -> bool:
+        target, params = f"/agent/v1/execs/{name}/input", {**query, "wait_s": wait_s}
+        answer = await api.http.get(target, params=params, headers=api.agent(gang))
+        return not answer.json()["end"]
+
+    assert await present(0)
+    waiting = asyncio.create_task(present(30))
+    await asyncio.sleep(0.05)
+    await api.http.post(f"{JOB}/exec/{exec_id}/input", params={"offset": 0, "end": True})
+    assert not await asyncio.wait_for(waiting, 20)
+    assert not await present(0, "lost-by-a-restart"), "nobody reads the output"
+    target, size = f"/agent/v1/execs/{exec_id}", 1 << 20
+    for number in range(8):  # an agent that does not know the end is not blocked
+        params = {**query, "stream": "stdout", "offset": number * size}
+        sent = await api.http.post(
+            target, params=params, content=bytes(size), headers=api.agent(gang)
+        )
+        assert sent.is_success
+    kept = api.app_state.execs.get(exec_id, (await api.http.get(JOB)).json()["id"])
+    assert not kept.data
+
+
+async def test_a_slow_reader_loses_no_output(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "_ROOM_S", 0.01)
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    await until(lambda: _phase(api, "running"))
+    exec_id = (await api.http.post(JOB + "/exec", json={"command": ["cat"]})).json()["id"]
+    whole = b"".join(b"%08d" % number for number in range(12 * 1024 * 1024 // 8))
+    sent, got = 0, b""
+    while len(got) < len(whole):
+        while sent < len(whole):
+            answer = await api.http.post(
+                f"/agent/v1/execs/{exec_id}",
+                params={"gang": gang, "rank": 0, "offset": sent},
+                content=whole[sent : sent + (1 << 20)],
+                headers=api.agent(gang),
+            )
+            if answer.status_code == 503:
+                break
+            sent += 1 << 20
+        read = await api.http.get(f"{JOB}/exec/{exec_id}", params={"offset": len(got)})
+        got += read.content
+    assert got == whole
 
 
 async def test_a_command_ends_with_its_nodes(api: Api) -> None:

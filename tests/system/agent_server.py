@@ -59,6 +59,7 @@ class Stub:
         self.execs: list[dict[str, object]] = []
         self.exec_output: dict[str, bytearray] = {}
         self.exec_codes: dict[str, int] = {}
+        self.execs_left: set[str] = set()  # commands whose user has disconnected
         self.blobs: dict[str, bytes] = {}
         self.held: dict[str, bytes] = {}  # files of checkpoints
         self.commits: list[dict[str, object]] = []
@@ -105,7 +106,8 @@ class Stub:
 
     def run_beside(self, exec_id: str, command: Sequence[str]) -> None:
         with self.lock:
-            self.execs.append({"id": exec_id, "command": list(command), "tty": False})
+            ask = {"id": exec_id, "command": list(command), "tty": False, "attached": True}
+            self.execs.append(ask)
             self.lock.notify_all()
 
     def add_blob(self, data: bytes) -> str:
@@ -259,7 +261,12 @@ class Stub:
             for each in files
         }
 
-    def take_output(self, exec_id: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
+    def serve_exec(
+        self, exec_id: str, query: dict[str, str], data: bytes | None
+    ) -> tuple[int, object]:
+        """Take a command's output, or answer a request for input if `data` is None."""
+        if data is None:
+            return 200, {"data": "", "end": exec_id in self.execs_left}
         output = self.exec_output.setdefault(exec_id, bytearray())
         offset = int(query["offset"])
         if offset > len(output):
@@ -354,8 +361,8 @@ class _Handler(BaseHTTPRequestHandler):
                     "valid_s": 3600.0,
                     "again_s": 3600.0,
                 }
-            case ["execs", exec_id]:
-                return stub.take_output(exec_id, query, data)
+            case ["execs", exec_id, *rest]:
+                return stub.serve_exec(exec_id, query, None if rest else data)
             case ["blobs", "missing"]:
                 return stub.missing(json.loads(data))
             case ["blobs", "pack"]:

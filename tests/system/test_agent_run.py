@@ -279,6 +279,30 @@ def test_commands_beside_the_work() -> None:
         assert rig.exited()["outcome"] == "stopped"
 
 
+def test_commands_end_when_their_users_disconnect() -> None:
+    lines = {
+        "quiet": "sleep 1000; true",
+        "loud": "trap '' HUP; while :; do echo x; sleep 0.1; done",
+        "kept": "trap '' HUP; echo kept; while [ ! -e go ]; do sleep 0.1; done; exit 3",
+        "read": "while [ ! -e go ]; do sleep 0.1; done; exit 4",
+    }
+    with make_rig(run="sleep 1000") as rig:
+        agent = rig.launch()
+        rig.until(lambda: "running" in rig.stub.kinds())
+        for name, line in lines.items():
+            rig.stub.run_beside(name, ["sh", "-c", line])
+        rig.until(lambda: set(rig.stub.exec_output) == set(lines))
+        rig.until(lambda: rig.stub.exec_output["kept"] == b"kept\n")
+        rig.stub.execs_left = {"quiet", "loud", "kept"}
+        rig.until(lambda: set(rig.stub.exec_codes) == {"quiet", "loud"})
+        assert rig.stub.exec_codes == {"quiet": 128 + signal.SIGHUP, "loud": 128 + signal.SIGPIPE}
+        (rig.home / "work" / "go").touch()
+        rig.until(lambda: set(rig.stub.exec_codes) == set(lines))
+        assert (rig.stub.exec_codes["kept"], rig.stub.exec_codes["read"]) == (3, 4)
+        rig.stub.give("stop", 5)
+        assert agent.wait(PATIENCE_S) == 0
+
+
 def test_outputs_and_inputs_are_copied() -> None:
     with make_rig(run="cat data/in >results") as rig:
         (rig.folder / "data").mkdir()

@@ -2,7 +2,7 @@
 what was asked of it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,8 +14,7 @@ from msgspec.json import encode
 from msgspec.structs import asdict, replace
 
 import cavvy.client
-from cavvy.client import ApiError, Patience, wire
-from cavvy.client.client import ExecChunk, LogChunk
+from cavvy.client import ApiError, ExecChunk, LogChunk, Patience, wire
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
@@ -314,7 +313,7 @@ class FakeClient:
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
-    ) -> Iterator[ExecChunk]:
+    ) -> Generator[ExecChunk]:
         self.asked.append(("exec", name, command, rank))
         yield ExecChunk(data=b"some", exit_code=None)
         yield ExecChunk(data=b" output\n", exit_code=7)

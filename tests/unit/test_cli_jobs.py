@@ -5,10 +5,14 @@ how they exit.
 import csv
 import io
 import json
+import os
 import re
+import signal
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import msgspec
@@ -27,10 +31,10 @@ from tests.unit.cli_client import (
 )
 
 from cavvy.cli import down
+from cavvy.cli.exec import command as exec_command
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
-from cavvy.client import ApiError, ConnectionLost, wire
-from cavvy.client.client import ExecChunk
+from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -284,17 +288,50 @@ def test_one_word_of_exec_is_a_line_of_shell(
     assert client.asked == [("exec", "now", words, 0)]
 
 
-def test_an_interrupted_exec_says_that_its_command_continues(
-    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+def test_an_interrupted_exec_ends_its_command(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, fault: int, code: int
 ) -> None:
+    ends = []
+
     def interrupt(*_: object, **__: object) -> Iterator[ExecChunk]:
-        yield ExecChunk(data=b"a line\n", exit_code=None)
-        raise KeyboardInterrupt
+        try:
+            yield ExecChunk(data=b"a line\n", exit_code=None)
+            signal.raise_signal(fault)
+        except BaseException as error:
+            ends.append(type(error))
+            raise
 
     monkeypatch.setattr(client, "exec", interrupt)
     answer = run("exec", "now", "--", "top", "-b")
-    assert (answer.stdout, answer.exit_code) == ("a line\n", 130)
-    assert "the command continues on the node" in answer.stderr
+    assert (answer.stdout, answer.exit_code) == ("a line\n", code)
+    assert ends == [KeyboardInterrupt if fault == signal.SIGINT else SystemExit]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_exec_ends_its_command_when_nobody_reads_the_output(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+
+    def produce(*_: object, **__: object) -> Iterator[ExecChunk]:
+        try:
+            while True:
+                yield ExecChunk(data=b"y\n", exit_code=None)
+        finally:
+            ends.append("ended")
+
+    monkeypatch.setattr(client, "exec", produce)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", buffering=0) as closed:
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=closed, flush=closed.flush))
+        with pytest.raises(SystemExit):
+            exec_command.main(["now", "--", "yes"])
+    assert ends == ["ended"]
 
 
 def test_drill_reads_its_notice(client: FakeClient) -> None:

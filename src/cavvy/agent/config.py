@@ -199,6 +199,7 @@ class ExecConfig(ConfigRecord):
     id: str
     command: list[str]
     session: bool
+    attached: bool  # whether the command ends when its user disconnects
 
 
 class RankPaths:

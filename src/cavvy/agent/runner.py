@@ -157,14 +157,14 @@ class RankRunner:
             command.argv, command.env = make_exec(self._config, asked.command), dict(os.environ)
         else:
             self._steps.share_view(command)
-        if asked.session:
-            from .access.start import start_session
+        from .access.start import start_command, start_session
 
+        if asked.session:
             start_session(
                 self.execs, self.link, asked.id, self._config, command, contained=contained
             )
         else:
-            self.execs.start(command, stream, list(self._work.secrets.values()))
+            start_command(self.execs, self.link, asked, command, [*self._work.secrets.values()])
 
     def dismissed(self, reason: str) -> None:
         """Stop all work without a report, because another agent now holds the claim."""

@@ -11,13 +11,12 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.domain.values import Struct, field
 
-_KEPT_BYTES = (
-    8 * 1024 * 1024
-)  # maximum bytes of output that no client has read yet; older bytes are dropped
-_SESSION_BYTES = 4 * 1024 * 1024  # maximum unread bytes of a session, in each direction
+_UNREAD_BYTES = 4 * 1024 * 1024  # maximum unread bytes in each direction; the sender then waits
 _PIECE = 256 * 1024  # maximum bytes of input in one answer
-# seconds without a request for output after which the user is considered gone
+# seconds without a request for a session's output after which the user is considered gone
 _ABANDONED_S = 90.0
+# the same limit for a command; it is longer because a pager can keep the user's client waiting
+_UNREAD_S = 3600.0
 _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 
@@ -35,13 +34,23 @@ class JobExec(Struct, kw_only=True):
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    # whether this is a remote session, whose input and output must not lose bytes
-    session: bool = False
+    session: bool = False  # whether this is a remote session, which accepts input
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
     input_ended: bool = False
     used_at: float = 0.0  # time of the user's last request, by the monotonic clock
     problem: str = ""  # the reason why the command was not started
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the user has not asked for output for so long that the user must be gone."""
+        limit_s = _ABANDONED_S if self.session else _UNREAD_S
+        return time.monotonic() - self.used_at > limit_s
+
+    @property
+    def ignored(self) -> bool:
+        """Whether no user will read the output of this command."""
+        return not self.session and (self.input_ended or self.abandoned)
 
 
 class JobExecs:
@@ -105,41 +114,40 @@ class JobExecs:
         found.taken = True
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
-        if (
-            len(found.data) > _KEPT_BYTES and not found.session
-        ):  # the user reads too slowly, so keep only the newest bytes
-            surplus = len(found.data) - _KEPT_BYTES
-            del found.data[:surplus]
-            found.start += surplus
+        if found.ignored:
+            found.start += len(found.data)
+            found.data.clear()
         if exit_code is not None:
             found.exit_code = exit_code
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Return whether the agent of a session must wait before it sends more output, because too
-        much output is unread.
+        """Return whether the agent must wait before it sends more output, because too much output
+        is unread.
         """
         found = self._all.get(exec_id)
         return (
             found is not None
-            and found.session
             and found.exit_code is None
-            and len(found.data) >= _SESSION_BYTES
+            and len(found.data) >= _UNREAD_BYTES
+            and not found.ignored
         )
 
     def taken(self, found: JobExec, offset: int) -> None:
-        """Record that the user has read a session's output up to `offset`."""
+        """Record that the user has read the output up to `offset`, and drop this output."""
         found.used_at = time.monotonic()
-        if found.session and offset > found.start:
+        if offset > found.start:
             del found.data[: offset - found.start]
             found.start = offset
             self._watch.wake(found.id)
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
-        """Accept input from the user of a command. Returns the offset of the next expected byte."""
+        """Accept input from the user. The end of the input means that the user disconnects. Returns
+        the offset of the next expected byte.
+        """
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
-        if offset <= end and len(found.input) < _SESSION_BYTES:
+        if offset <= end and len(found.input) < _UNREAD_BYTES:
             found.input += data[end - offset :]
             found.input_ended = found.input_ended or ended
         self._watch.wake(found.id)
@@ -155,8 +163,7 @@ class JobExecs:
             found.input_start = offset
             self._watch.wake(found.id)
         data = bytes(found.input[:_PIECE])
-        gone = time.monotonic() - found.used_at > _ABANDONED_S
-        return data, gone or (found.input_ended and len(data) == len(found.input))
+        return data, found.abandoned or (found.input_ended and len(data) == len(found.input))
 
     def get(self, exec_id: str, job_id: str) -> JobExec:
         """Return the command with this ID if it belongs to this job. Raises ApiProblem if the job

@@ -1,15 +1,18 @@
 """`cavvy exec`: runs a command in the environment of a running job."""
 
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import NoReturn
 
 import click
 
 from cavvy.cli.reach.arguments import job_argument
-from cavvy.cli.reach.session import named, project_option, rank_option, session
+from cavvy.cli.reach.session import project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target
-
-_INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -21,7 +24,7 @@ _INTERRUPTED = 130  # exit code after Ctrl-C
 @rank_option
 def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
     """Run a command in the folder and environment of a running job, while the job continues.
-    `cavvy exec` exits with the command's exit code.
+    `cavvy exec` exits with the command's exit code. Ctrl-C or a closed pipe ends the command.
 
     cavvy exec digits -- nvidia-smi
 
@@ -34,18 +37,35 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
     rank = rank or wanted
     is_line = len(arguments) == 1 and shlex.quote(arguments[0]) != arguments[0]
     words = ["sh", "-c", *arguments] if is_line else list(arguments)
-    try:
-        with session() as client:
-            for chunk in client.exec(project, name, words, rank=rank):
-                sys.stdout.buffer.write(chunk.data)
-                sys.stdout.buffer.flush()
-                if chunk.exit_code is not None:
-                    exit_code = chunk.exit_code
-    except KeyboardInterrupt:
-        click.echo(
-            "\nthe command continues on the node; Ctrl-C ends commands of "
-            f"`cavvy ssh {named(project, name)} -- COMMAND`",
-            err=True,
-        )
-        sys.exit(_INTERRUPTED)
+    with (
+        _ended_by_signals(),
+        session() as client,
+        closing(client.exec(project, name, words, rank=rank)) as chunks,
+    ):
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk.data)
+            sys.stdout.buffer.flush()
+            if chunk.exit_code is not None:
+                exit_code = chunk.exit_code
     sys.exit(exit_code)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """On SIGHUP and SIGTERM, raise SystemExit instead of ending at once, so that the command on the
+    node ends, too.
+    """
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    # `nohup` ignores SIGHUP
+    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+    for number in defaults:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in defaults:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)

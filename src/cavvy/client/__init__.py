@@ -1,6 +1,7 @@
 """The Python client: `connect()` finds the server and returns an `ApiClient`."""
 
-from cavvy.client.client import API, REVISION, ApiClient, ExecChunk, LogChunk
+from cavvy.client.chunks import ExecChunk, LogChunk
+from cavvy.client.client import API, REVISION, ApiClient
 from cavvy.client.connection import connect
 from cavvy.client.errors import (
     ApiError,

@@ -5,15 +5,17 @@ have.
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw
 from msgspec.json import decode, encode
 
 from cavvy.client import wire
+from cavvy.client.chunks import ExecChunk, LogChunk
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.client.ids import make_key
 from cavvy.client.paths import job_path, machine_path, project_path, query, segment
@@ -28,26 +30,6 @@ _TRIES = 4  # minimum number of tries of a request
 _POLL_S = 1.5  # seconds that a long poll asks the server to wait for something new
 _INPUT_S = 20.0  # seconds that the server waits until a node has read earlier input
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
-
-
-class LogChunk(Struct, frozen=True, kw_only=True):
-    """Bytes from the log of one rank. `attempt` is the number of the attempt that wrote them, and
-    `offset` is the start of the next chunk.
-    """
-
-    data: bytes
-    attempt: int
-    offset: int
-    over: bool  # the job has ended and the log is complete
-    # (offset, time): the bytes from this offset on arrived at this time; empty unless requested
-    times: list[tuple[int, float]] = []
-
-
-class ExecChunk(Struct, frozen=True, kw_only=True):
-    """Output of a command in the environment of a job; `exit_code` is set in the last chunk."""
-
-    data: bytes
-    exit_code: int | None
 
 
 class ApiClient:
@@ -296,17 +278,24 @@ class ApiClient:
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
-    ) -> Iterator[ExecChunk]:
-        """Run a command in a running job's environment. The last chunk contains the exit code."""
+    ) -> Generator[ExecChunk]:
+        """Run a command in a running job's environment. The last chunk contains the exit code. If
+        the iterator is closed or interrupted earlier, the command ends as in a closed terminal.
+        """
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
-        while exit_code is None:
-            piece = self.read_exec(project, name, started.id, offset=offset)
-            offset, exit_code = offset + len(piece.data), piece.exit_code
-            if piece.data or exit_code is not None:
-                yield piece
+        try:
+            while exit_code is None:
+                piece = self.read_exec(project, name, started.id, offset=offset)
+                offset, exit_code = offset + len(piece.data), piece.exit_code
+                if piece.data or exit_code is not None:
+                    yield piece
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            with suppress(ApiError):
+                self.send("POST", f"{base}/{started.id}/input" + query(offset=0, end=True))
+            raise
 
     def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
         """Open a remote session on a node and return its ID. Used by `client.tunnel`."""
@@ -324,7 +313,7 @@ class ApiClient:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input. Wait up to 20 s if the node has not read the earlier input."""
+        """Send a session's input. Wait up to 20 s if the node has not read the earlier input."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)

@@ -1,5 +1,6 @@
 """Runs users' commands on a node, in the folder and environment of the work. A command's output is
-sent to the user who requested the command.
+sent to the user who requested the command. When the user disconnects, the command receives SIGHUP,
+and its output is closed.
 
 A program that a user's command leaves behind, such as a tmux session or an editor server, runs
 until the work ends.
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..control_client import ExecStream
     from ..loop import EventLoop
-    from .inbox import ExecInbox
+    from .inbox import ExecInbox, UserPresence
 
 NOT_RUNNING = 126
 
@@ -55,11 +56,17 @@ class RankExecs:
         stream: ExecStream,
         secrets: list[str],
         inbox: ExecInbox | None = None,
+        user: UserPresence | None = None,
     ) -> None:
+        """Start a command or a session. If `user` is given, the command ends when the user
+        disconnects.
+        """
         command.leaves = True
         try:
-            self._running.append(RankExec(self, command, stream, secrets, inbox))
+            self._running.append(RankExec(self, command, stream, secrets, inbox, user))
         except OSError as error:
+            if user is not None:
+                user.close()
             self.refuse(stream, f"this node cannot start a process: {error}")
 
     def refuse(self, stream: ExecStream, reason: str) -> None:
@@ -95,15 +102,18 @@ class RankExec:
         stream: ExecStream,
         secrets: list[str],
         inbox: ExecInbox | None,
+        user: UserPresence | None,
     ) -> None:
         self._execs = execs
         self._stream = stream
         self._redactor = Redactor(secrets)
         self._reported = self._gone = self.over = False
-        self._inbox = inbox
+        self._inbox, self._user = inbox, user
         stream.drained = self._drained
         stream.begin()
         self.process = execs.spawn(self, command)
+        if user is not None:
+            user.gone = self.process.hang_up
 
     def wrote(self, data: bytes) -> None:
         self._stream.write(self._redactor.feed(data))
@@ -116,6 +126,8 @@ class RankExec:
         self.process.close()
         if self._inbox is not None:
             self._inbox.close()
+        if self._user is not None:
+            self._user.close()
         self._stream.write(self._redactor.flush())
         self._stream.end(137 if code is None else code, self._delivered)
 

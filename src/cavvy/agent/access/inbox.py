@@ -1,22 +1,24 @@
-"""Fetches the input that a user sends to a command, and writes it to the command's process as fast
-as the process reads.
+"""Fetches the input that a user sends to a session, and writes it to the session's process as fast
+as the process reads. The input of a command is empty; its end means that the user has gone.
 """
 
 from __future__ import annotations
 
 import base64
 
-from ..control_client import RetryingConnection
+from ..control_client import RetryingConnection, nothing
 from ..loop import WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from ..config import ConfigFields
     from ..control_client import ControlPlaneClient
 
 WAIT_S = 20.0
+PAUSE_S = 1.0  # seconds between two questions whether a command's user is still connected
 
 
 class ExecInbox:
@@ -69,3 +71,31 @@ class ExecInbox:
             self.close()
         else:
             self._ask()
+
+
+class UserPresence:
+    """Asks the server whether a command's user is still connected, and calls `gone` once the user
+    has disconnected. The server answers then, or after WAIT_S seconds.
+    """
+
+    def __init__(self, link: ControlPlaneClient, exec_id: str) -> None:
+        self._loop = link.loop
+        self.gone: Callable[[], None] = nothing
+        self._path = f"/agent/v1/execs/{exec_id}/input{link.query}&offset=0&wait_s={WAIT_S:g}"
+        self._channel = RetryingConnection(link, self._ask)
+        # Most commands end before the first question.
+        self._next = self._loop.after(PAUSE_S, self._ask)
+
+    def close(self) -> None:
+        self._loop.cancel(self._next)
+        self._channel.close()
+
+    def _ask(self) -> None:
+        self._channel.ask("GET", self._path, b"", self._got, WAIT_S + 30)
+
+    def _got(self, fields: ConfigFields) -> None:
+        if fields.read("end", "bool"):
+            self.close()
+            self.gone()
+        else:
+            self._next = self._loop.after(PAUSE_S, self._ask)

@@ -1,5 +1,5 @@
-"""Starts a user's remote session in a separate process; the control plane relays the user's
-input."""
+"""Starts a user's command or remote session in a separate process; the control plane relays a
+session's input."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ import os
 import socket
 import subprocess
 
-from ..config import AgentConfig
+from ..config import AgentConfig, ExecConfig
 from ..control_client import ControlPlaneClient
 from ..work.reaper import ChildCommand
 from .execs import RankExecs
+
+
+def start_command(
+    execs: RankExecs,
+    link: ControlPlaneClient,
+    asked: ExecConfig,
+    command: ChildCommand,
+    secrets: list[str],
+) -> None:
+    """Start a user's command. If the command is attached, the command ends when its user
+    disconnects."""
+    user = None
+    if asked.attached:
+        from .inbox import UserPresence
+
+        user = UserPresence(link, asked.id)
+    execs.start(command, link.stream(asked.id), secrets, user=user)
 
 
 def start_session(

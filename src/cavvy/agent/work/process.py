@@ -65,6 +65,13 @@ class WorkProcess:
         """Send SIGTERM to the work's process group."""
         self._control.write(b"T")
 
+    def hang_up(self) -> None:
+        """Send SIGHUP to the work's process group, and close the output, so that a program that
+        writes more output receives SIGPIPE.
+        """
+        self._control.write(b"H")
+        self._output.close()
+
     def kill(self) -> None:
         """Send SIGKILL to every process of the work."""
         self._control.write(b"K")

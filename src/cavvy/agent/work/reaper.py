@@ -2,11 +2,11 @@
 processes of the work if the agent dies.
 
 The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper
-communicate over a socket pair. The agent sends the letter T or K to request SIGTERM or SIGKILL for
-the work. If the agent's end of the socket pair closes, the agent is dead. When the work's first
-process has ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the process's exit
-code. OOM is the number of processes that the kernel killed because the work used too much memory.
-ASKED is 1 if the work received SIGTERM before it ended, else 0.
+communicate over a socket pair. The agent sends the letter T, H or K to request SIGTERM, SIGHUP or
+SIGKILL for the work. If the agent's end of the socket pair closes, the agent is dead. When the
+work's first process has ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the
+process's exit code. OOM is the number of processes that the kernel killed because the work used too
+much memory. ASKED is 1 if the work received SIGTERM before it ended, else 0.
 """
 
 from __future__ import annotations
@@ -201,6 +201,9 @@ class Reaper:
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
+        if b"H" in letters and self._alive:
+            _signal_group(self._work, signal.SIGHUP)
+            _signal_group(self._work, signal.SIGCONT)  # a stopped program receives no signal
         if b"K" in letters or not letters:
             self._killing = True
         return bool(letters)

@@ -99,6 +99,8 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
     tty: bool
     # whether to open a remote session, for shells, connections and files
     session: bool = False
+    # whether the command ends when its input ends, because the user has disconnected
+    attached: bool = False
 
 
 class OrdersAnswer(Answer, frozen=True, kw_only=True):
@@ -233,7 +235,9 @@ async def orders(
 
 
 def _ask_for(made: JobExec) -> ExecWanted:
-    return ExecWanted(id=made.id, command=made.command, tty=False, session=made.session)
+    return ExecWanted(
+        id=made.id, command=made.command, tty=False, session=made.session, attached=True
+    )
 
 
 @router.get(
@@ -301,7 +305,8 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 @router.get(
     "/execs/{exec_id}/input",
     **document(
-        "Get input for a user's remote session.",
+        "Get input for a user's remote session. The input of a command ends when the user "
+        "disconnects.",
         rule=GANG,
         answer=ExecInput,
         errors=("gang-not-found",),

@@ -120,7 +120,8 @@ async def output(
 @router.post(
     "/{exec_id}/input",
     **document(
-        "Send input to a user's session on a node.",
+        "Send input to a user's session on a node. `end` ends a session or a command, as a closed "
+        "terminal does.",
         rule=in_path(Permission.RUN),
         answer=wire.InputTaken,
         sends=True,
