@@ -49,6 +49,18 @@ async def test_what_the_command_line_said_is_honoured_and_kept(api: Api) -> None
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
 
 
+async def test_other_requests_do_not_wait_while_a_long_file_is_read(api: Api) -> None:
+    commands = "".join(f"- echo {number}\n" for number in range(9000))
+    sent = asyncio.create_task(api.post_job(f"type: task\nwrong: 1\ncommands:\n{commands}"))
+    answered = 0
+    while not sent.done():
+        assert (await api.http.get("/v1/health")).is_success
+        answered += 1
+        await asyncio.sleep(0.001)
+    assert sent.result().json()["code"] == "invalid-task"
+    assert answered > 5
+
+
 async def test_a_task_may_be_an_object(api: Api) -> None:
     answer = await api.http.post(
         "/v1/projects/p/jobs", json={"task": {"name": "obj", "run": "true"}}

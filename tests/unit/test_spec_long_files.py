@@ -45,7 +45,7 @@ def test_a_long_time_zone() -> None:
 
 
 def test_a_long_list_of_values() -> None:
-    names = [f"NAME_{number}" for number in range(40_000)]
+    names = [f"NAME_{number}" for number in range(25_000)]
     task = parse_task(json.dumps({"name": "t", "run": "true", "secrets": names}), file="f.yaml")
     assert len(task.secrets) == len(names)
 
@@ -96,3 +96,16 @@ def test_a_service_has_at_most_100_sources_of_calls() -> None:
 )
 def test_files_of_other_tools_have_the_same_limits(file: dict[str, object]) -> None:
     assert "entries are too many" in str(read_problems(**file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "type: task\ncommands:\n" + "- x\n" * 10_000,
+        "type: task\ncommands:\n- x\n" + "# comment\n" * 30_000,
+    ],
+)
+def test_a_file_that_is_read_without_libyaml_is_shorter(text: str) -> None:
+    with pytest.raises(SpecError, match="the file has") as found:
+        parse_task(text, file="f.yaml")
+    assert len(found.value.problems) == 1

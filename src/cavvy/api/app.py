@@ -163,6 +163,7 @@ _FORMS: Mapping[str, str] = {  # pattern of a name -> description of the allowed
     r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "may contain only a-z, 0-9 and, between them, -",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "may contain only letters, digits and _, "
     "and must not begin with a digit",
+    r"^[0-9a-f]+$": "may contain only 0-9 and a-f",
 }
 
 

@@ -42,6 +42,10 @@ HOOKS = "/hooks/v1/"  # path prefix of webhooks, whose route checks signatures i
 HEALTH = "/v1/health"
 SIGN_IN = "/v1/sign-in"  # this route exchanges an ID token for an access token
 _NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
+_RIGHT_TOKEN = (
+    "check the address and the token; an admin creates a token with `cavvy token create`, and the "
+    "server's own token is in the file `token` of its state folder"
+)
 
 
 class AuthMiddleware:
@@ -150,7 +154,7 @@ def _refusal(scope: Scope, shown: bytes | None) -> ApiProblem:
         return ApiProblem("unauthorised", "the request has no token")
     if scope["path"].startswith(AGENT):
         return ApiProblem("forbidden", "a user's token is not valid for agents' routes")
-    return ApiProblem("unauthorised", "the token does not belong to this server")
+    return ApiProblem("unauthorised", "the token does not belong to this server", _RIGHT_TOKEN)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, problem: ApiProblem) -> None:

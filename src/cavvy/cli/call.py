@@ -142,7 +142,10 @@ def _add(
 
 
 def _print(answer: "HTTPResponse") -> None:
-    out = sys.stdout.buffer
+    out, last = sys.stdout.buffer, b"\n"
     while part := answer.read1(_PART):
         out.write(part)
         out.flush()
+        last = part[-1:]
+    if last != b"\n" and sys.stdout.isatty():
+        click.echo()  # the prompt or the next message begins a new line

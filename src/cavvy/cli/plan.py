@@ -410,7 +410,8 @@ def _placements_out(answer: _Alternative, which: str) -> None:
         rows_out(columns, rows, title=title)
         for number, note in enumerate(notes, 1):
             text_out(f"[{number}] {note}")
-        text_out(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
+        verb = "run" if task.service is None else "serve"
+        text_out(f"{_sources_text(made, which)}; `cavvy {verb}` can use {_usable_text(answer)}")
         if priced := _priced_by(made):
             text_out(f"prices: {priced}")
 
