@@ -138,7 +138,8 @@ class ReplicaStandIn:
 
     async def _do_chunks(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
         """Events, one chunk each; the client must have got one before the next is written. With
-        `plain`, the chunks have no extensions, as most servers write them.
+        `plain`, the chunks have no extensions, as most servers write them. With `breaks`, the last
+        chunk is missing.
         """
         note = b"" if "plain" in asked else b";note=1"
         writer.write(
@@ -156,6 +157,9 @@ class ReplicaStandIn:
                         raise ConnectionResetError
                     await asyncio.sleep(0.002)
                 self.release.clear()
+        if "breaks" in asked:
+            writer.transport.abort()
+            return False
         writer.write(b"0\r\nX-Trailer: 1\r\n\r\n")
         return True
 

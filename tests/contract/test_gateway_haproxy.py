@@ -50,13 +50,14 @@ class HaproxyPlaneProcess(GatewayProcess):
         "version 2": "HAProxy does not refuse a version that it does not know",
     }
 
-    def __init__(self, program: Any, **config: Any) -> None:
+    def __init__(self, program: Any, tls: dict[str, str] | None = None, **config: Any) -> None:
         super().__init__(**config)
         self._gateway_port, self.port = self.port, free_port()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        listener = ServiceListener(port=self.port)
+        listener = ServiceListener(port=self.port, **(tls or {}))
+        self.program = program
         self.plane = HaproxyPlane(self.folder, str(self.folder / "haproxy"), listener, program)
         self._routes = msgspec.convert(config["services"], tuple[ServiceRoute, ...])
         self._replicas: dict[str, tuple[ReplicaAddress, ...]] = {}

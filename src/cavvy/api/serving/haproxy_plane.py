@@ -28,7 +28,7 @@ from cavvy.gateway.haproxy.configuration import (
     list_direct,
     write_configuration,
 )
-from cavvy.gateway.haproxy.program import list_arguments
+from cavvy.gateway.haproxy.program import list_arguments, may_use_http2
 from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
 
 _LOCAL = "127.0.0.1"
@@ -54,6 +54,7 @@ class HaproxyPlane:
     def __init__(self, folder: Path, path: str, listener: ServiceListener, program: Path) -> None:
         self._folder, self._listener, self._program = folder, listener, program
         self._path = Path(path)
+        self._http2 = may_use_http2(program)
         self._process: asyncio.subprocess.Process | None = None
         # former processes that finish their requests
         self._former: list[asyncio.subprocess.Process] = []
@@ -209,6 +210,7 @@ class HaproxyPlane:
             gateway_host=_LOCAL,
             gateway_port=gateway_port,
             certificate=self._write_certificate(),
+            http2=self._http2,
             certificates=Path(self._listener.folder) if self._listener.folder else None,
         )
 

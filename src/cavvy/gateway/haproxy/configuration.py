@@ -50,7 +50,8 @@ class HaproxyListener(Struct, frozen=True, kw_only=True):
     socket: Path  # of the runtime API
     gateway_host: str
     gateway_port: int
-    certificate: Path | None = None  # certificate and key in one PEM file: TLS, with HTTP/2
+    certificate: Path | None = None  # certificate and key in one PEM file: TLS
+    http2: bool = True  # with TLS
     certificates: Path | None = None  # a folder with the certificates of single host names
 
 
@@ -127,7 +128,8 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
     more = listener.certificates
     hosts = f" crt {more}" if more is not None and any(more.glob("*.pem")) else ""
     first = listener.certificate
-    tls = f" ssl crt {first}{hosts} alpn h2,http/1.1" if first else ""
+    protocols = "h2,http/1.1" if listener.http2 else "http/1.1"
+    tls = f" ssl crt {first}{hosts} alpn {protocols}" if first else ""
     lines = [
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",

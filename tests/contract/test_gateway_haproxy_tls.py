@@ -1,0 +1,47 @@
+"""HAProxy with TLS: clients may speak HTTP/2."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.certificates import Authority
+from tests.contract.gateway_suite import SERVICE, replicas
+from tests.contract.replica_stand_in import ReplicaStandIn
+from tests.contract.test_gateway_haproxy import HaproxyPlaneProcess
+
+from cavvy.gateway.haproxy.program import find_haproxies, may_use_http2
+
+__all__ = ["replicas"]  # a fixture
+
+
+@pytest.fixture(scope="module", params=find_haproxies(), ids=str)
+def plane(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HaproxyPlaneProcess]:
+    """HAProxy in each version that is installed."""
+    if not shutil.which("curl"):
+        pytest.skip("curl is missing")
+    certificate, key = Authority(tmp_path_factory.mktemp("tls")).issue()
+    tls = {"certificate": str(certificate), "key": str(key)}
+    plane = HaproxyPlaneProcess(request.param, tls, services=(SERVICE,))
+    yield plane
+    plane.remove()
+
+
+def curl(plane: HaproxyPlaneProcess, path: str, *more: str) -> subprocess.CompletedProcess[str]:
+    url = f"https://svc.example:{plane.port}{path}"
+    to = f"svc.example:{plane.port}:127.0.0.1"
+    command = ["curl", "-sk", "--http2", "--resolve", to, *more, url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_http2_clients_see_that_a_response_broke_off(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("svc", replicas[:1])
+    version = curl(plane, "/echo", "-o", "/dev/null", "-w", "%{http_version}")
+    assert version.stdout == ("2" if may_use_http2(plane.program) else "1.1")
+    assert curl(plane, "/chunks?n=2").returncode == 0
+    for path in ("/partial", "/chunks?n=2&breaks=1"):
+        assert curl(plane, path).returncode != 0, path
