@@ -38,7 +38,7 @@ RATED = {
     "hosts": ["rated.example"],
     "rates": [
         {"per_s": 0.01, "burst": 2, "each": "header", "header": "x-user"},
-        {"per_s": 1000, "burst": 1000, "each": "address", "prefix": "/echo"},
+        {"per_s": 0.01, "burst": 2, "each": "address", "prefix": "/by-address"},
     ],
 }
 CANARY = {
@@ -567,6 +567,30 @@ class GatewaySuite:
         assert "requests with the same x-user may be 0.01" in refused.json["error"]["message"]
         assert call(x_user="bob").status == 200, "others are counted apart"
         assert len(replicas[0].seen) == 3
+
+    def test_a_rate_holds_for_each_address_of_a_client(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("rated", replicas[:1])
+        statuses = []
+        for number in range(6):
+            with Talk(plane.port, source=f"127.0.0.{2 + number % 2}") as talk:
+                fields = {"host": "rated.example", "x_user": f"user-{number}"}
+                statuses.append(talk.ask("GET", "/by-address/echo", **fields).status)
+        assert statuses == [200, 200, 200, 200, 429, 429]
+
+    @pytest.mark.parametrize("service", ["svc", "keyed"])
+    def test_a_request_has_one_id_and_the_address_of_its_client(
+        self, plane: Any, replicas: list[ReplicaStandIn], service: str
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas(service, replicas[:1])
+        host = f"{service}.example"
+        reply = ask(plane.port, "GET", "/echo", host=host, x_api_key=KEY)
+        assert reply.headers["x-request-id"] == replicas[0].seen[-1].get("x-request-id")
+        assert replicas[0].seen[-1].get("x-forwarded-for") == "127.0.0.1"
+        refused = ask(plane.port, "GET", "/echo", host="keyed.example")
+        assert refused.headers["x-request-id"] == refused.json["error"]["request_id"]
 
     # models
 

@@ -25,8 +25,10 @@ class Reply:
 class Talk:
     """A connection."""
 
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        plain = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+    def __init__(
+        self, port: int, tls: ssl.SSLContext | None = None, source: str = "127.0.0.1"
+    ) -> None:
+        plain = socket.create_connection(("127.0.0.1", port), TIMEOUT_S, (source, 0))
         self.socket = plain if tls is None else tls.wrap_socket(plain, server_hostname="localhost")
         self._buffer = b""
 

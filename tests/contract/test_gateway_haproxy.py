@@ -51,7 +51,7 @@ class HaproxyPlaneProcess(GatewayProcess):
     }
 
     def __init__(self, program: Any, tls: dict[str, str] | None = None, **config: Any) -> None:
-        super().__init__(**config)
+        super().__init__(behind_proxy=True, **config)
         self._gateway_port, self.port = self.port, free_port()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.certificates import Authority
-from tests.contract.gateway_suite import SERVICE, replicas
+from tests.contract.gateway_suite import KEY, KEYED, SERVICE, replicas
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.contract.test_gateway_haproxy import HaproxyPlaneProcess
 
@@ -24,14 +24,16 @@ def plane(
         pytest.skip("curl is missing")
     certificate, key = Authority(tmp_path_factory.mktemp("tls")).issue()
     tls = {"certificate": str(certificate), "key": str(key)}
-    plane = HaproxyPlaneProcess(request.param, tls, services=(SERVICE,))
+    plane = HaproxyPlaneProcess(request.param, tls, services=(SERVICE, KEYED))
     yield plane
     plane.remove()
 
 
-def curl(plane: HaproxyPlaneProcess, path: str, *more: str) -> subprocess.CompletedProcess[str]:
-    url = f"https://svc.example:{plane.port}{path}"
-    to = f"svc.example:{plane.port}:127.0.0.1"
+def curl(
+    plane: HaproxyPlaneProcess, path: str, *more: str, host: str = "svc.example"
+) -> subprocess.CompletedProcess[str]:
+    url = f"https://{host}:{plane.port}{path}"
+    to = f"{host}:{plane.port}:127.0.0.1"
     command = ["curl", "-sk", "--http2", "--resolve", to, *more, url]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -45,3 +47,14 @@ def test_http2_clients_see_that_a_response_broke_off(
     assert curl(plane, "/chunks?n=2").returncode == 0
     for path in ("/partial", "/chunks?n=2&breaks=1"):
         assert curl(plane, path).returncode != 0, path
+
+
+@pytest.mark.parametrize("service", ["svc", "keyed"])
+def test_replicas_learn_that_clients_use_tls(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn], service: str
+) -> None:
+    """Also the replicas of services whose requests pass the gateway."""
+    plane.set_replicas(service, replicas[:1])
+    key = f"X-API-Key: {KEY}"
+    assert curl(plane, "/echo", "-H", key, host=f"{service}.example").returncode == 0
+    assert replicas[0].seen[-1].get("x-forwarded-proto") == "https"

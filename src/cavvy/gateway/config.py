@@ -168,6 +168,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # the file in which the numbers of requests outlive the process; "": they end with it
     counts: str = ""
     reuse_port: bool = False  # other gateways of this machine may listen on the same port
+    # a proxy passes the requests on, and states each client's address and protocol, and the
+    # request's ID; all programs that can connect to the gateway can state these values
+    behind_proxy: bool = False
     # the gateway exits after this many seconds without a connection to its control socket
     alone_s: Seconds | None = None
     tls: TlsFiles | None = None

@@ -1,6 +1,7 @@
 """The gateway's entry point, which manages the clients' connections and the services."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable
 from itertools import count
@@ -28,6 +29,7 @@ from cavvy.gateway.statistics import ServiceFacts
 
 _EXPIRE_EVERY = 60  # ticks
 _NO_PREFERENCES = Preferences()
+_REQUEST_ID = re.compile(rb"[0-9A-Za-z-]{1,100}")
 
 
 class Door:
@@ -36,6 +38,7 @@ class Door:
         limits: GatewayLimits,
         *,
         secure: bool,
+        behind_proxy: bool,
         start: str,
         calls: DeferredCalls,
         kept: KeptCounts,
@@ -50,6 +53,7 @@ class Door:
         self._models = self._make_models()
         self._connections: set[InboundConnection] = set()
         self._scheme = b"https" if secure else b"http"
+        self._behind_proxy = behind_proxy
         self._start = start.encode() + b"-"  # prefix of request IDs; differs between processes
         self._numbers = count(1)
         self._calls, self._kept = calls, kept
@@ -144,6 +148,18 @@ class Door:
 
     def make_request_id(self) -> bytes:
         return b"%b%x" % (self._start, next(self._numbers))
+
+    def find_request_id(self, head: RequestHead) -> bytes:
+        """Return the ID that the proxy in front of the gateway gave the request, or a new ID."""
+        if self._behind_proxy and _REQUEST_ID.fullmatch(head.request_id):
+            return head.request_id
+        return self.make_request_id()
+
+    def find_client(self, head: RequestHead, address: bytes) -> bytes:
+        """Return the client's address; `address` is the address of the connection's other end."""
+        if self._behind_proxy and head.forwarded_for:
+            return head.forwarded_for.rpartition(b",")[2].strip()
+        return address
 
     def open_request(
         self, connection: InboundConnection, head: RequestHead, now: float
@@ -271,8 +287,9 @@ class Door:
 
     def _write_forwarded(self, connection: InboundConnection, head: RequestHead) -> bytes:
         """Return the header fields that inform the replica about the client's connection."""
-        before = head.forwarded_for
-        return b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (
-            self._scheme,
-            before + b", " + connection.peer if before else connection.peer,
-        )
+        scheme, addresses = self._scheme, head.forwarded_for
+        if self._behind_proxy and addresses:
+            scheme = head.forwarded_proto or scheme
+        else:
+            addresses = addresses + b", " + connection.peer if addresses else connection.peer
+        return b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (scheme, addresses)

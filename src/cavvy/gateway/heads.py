@@ -32,6 +32,7 @@ UNTIL_CLOSE = -2  # the body of a response ends with its connection
 # would take a third of the parsing time.)
 _DROP, _LENGTH, _CODING, _CONNECTION, _UPGRADE, _HOST, _EXPECT = range(7)
 _AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR, _RESIDENCY = range(7, 13)
+_FORWARDED_PROTO, _REQUEST_ID = range(13, 15)
 _STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY})  # other fields are removed
 
 _COMMON = {
@@ -42,14 +43,14 @@ _COMMON = {
     b"transfer-encoding": _CODING,
     b"upgrade": _UPGRADE,
     b"trailer": _DROP,  # trailers are not passed on
-    b"x-request-id": _DROP,  # the gateway sets its own value
+    b"x-request-id": _REQUEST_ID,  # the gateway sets its own value
 }
 _OF_REQUESTS = {
     **_COMMON,
     b"te": _DROP,
     b"proxy-authorization": _DROP,
     b"http2-settings": _DROP,
-    b"x-forwarded-proto": _DROP,
+    b"x-forwarded-proto": _FORWARDED_PROTO,
     b"x-forwarded-host": _DROP,
     b"forwarded": _DROP,
     b"x-real-ip": _DROP,
@@ -61,6 +62,13 @@ _OF_REQUESTS = {
     b"idempotency-key": _IDEMPOTENCY,
     b"prefer": _PREFER,
     b"cavvy-residency": _RESIDENCY,
+}
+# the attribute that stores the value of the last field with the role
+_KEPT = {
+    _UPGRADE: "upgrade",
+    _PREFER: "prefer",
+    _FORWARDED_PROTO: "forwarded_proto",
+    _REQUEST_ID: "request_id",
 }
 # fields that are not passed on -> the attribute that stores the value
 _NEEDED = {
@@ -122,6 +130,8 @@ class RequestHead:
     api_key = b""
     prefer = b""
     forwarded_for = b""
+    forwarded_proto = b""
+    request_id = b""
     places: frozenset[str] = frozenset()  # the request must stay in all of them
 
     def __init__(self, method: bytes, target: bytes, version: int, fields: bytes) -> None:
@@ -249,8 +259,8 @@ def _explain_mismatch(head: bytes) -> HeadError:
 def _keep_value(request: RequestHead, role: int, value: bytes) -> None:
     if role == _CONNECTION:
         request.connection += b"," + value
-    elif role == _UPGRADE:
-        request.upgrade = value
+    elif role in _KEPT:
+        setattr(request, _KEPT[role], value)
     elif role == _EXPECT:
         if value.lower() != b"100-continue":
             raise HeadError(417, "the only supported expectation is 100-continue")
@@ -266,8 +276,6 @@ def _keep_value(request: RequestHead, role: int, value: bytes) -> None:
     elif role == _FORWARDED_FOR:
         before = request.forwarded_for
         request.forwarded_for = before + b", " + value if before else value
-    elif role == _PREFER:
-        request.prefer = value
     elif role == _RESIDENCY:
         request.places |= read_places(value)
     else:

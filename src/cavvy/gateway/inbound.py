@@ -42,6 +42,7 @@ class OpenRequest(Protocol):
 
 class InboundConnection(asyncio.Protocol):
     __slots__ = (
+        "_address",
         "_body",
         "_body_at",
         "_buffer",
@@ -88,7 +89,8 @@ class InboundConnection(asyncio.Protocol):
         self._idle_at = monotonic()
         self._stalled_at = 0.0  # since when the client has read nothing; 0 if it reads
         self.request_id = b""
-        self.peer = b"unknown"  # the client's address
+        self._address = b"unknown"  # of the program that is connected
+        self.peer = self._address  # the client's address
 
     # Methods that the event loop calls
 
@@ -97,7 +99,7 @@ class InboundConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = self.transport.get_extra_info("peername")
         if peer:
-            self.peer = peer[0].encode()
+            self.peer = self._address = peer[0].encode()
         if not self._door.enter(self):
             self._closing = True
             self._refuse(503, AnswerCode.CONNECTIONS, "too many connections", retry_s=1)
@@ -221,7 +223,8 @@ class InboundConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead, rest: bytes) -> None:
         now = monotonic()
-        self.request_id = self._door.make_request_id()
+        self.request_id = self._door.find_request_id(head)
+        self.peer = self._door.find_client(head, self._address)
         self._closing = head.close
         self._started = False
         request = self._door.open_request(self, head, now)

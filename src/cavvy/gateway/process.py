@@ -57,7 +57,7 @@ async def serve(config: GatewayConfig) -> None:
     tls = None if config.tls is None else HostCertificates(config.tls).context
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
     kept = _open_counts(config.counts)
-    door = _make_door(config, tls is not None, calls, kept)
+    door = _make_door(config, calls, kept)
     calls.resume(door.services.get)
     stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     control = ControlSocket(Path(config.control), door, lambda drain_s: _set(stop, drain_s))
@@ -80,9 +80,15 @@ async def serve(config: GatewayConfig) -> None:
         kept.close()
 
 
-def _make_door(config: GatewayConfig, secure: bool, calls: DeferredCalls, kept: KeptCounts) -> Door:
-    start = secrets.token_hex(4)
-    door = Door(config.limits, secure=secure, start=start, calls=calls, kept=kept)
+def _make_door(config: GatewayConfig, calls: DeferredCalls, kept: KeptCounts) -> Door:
+    door = Door(
+        config.limits,
+        secure=config.tls is not None,
+        behind_proxy=config.behind_proxy,
+        start=secrets.token_hex(4),
+        calls=calls,
+        kept=kept,
+    )
     door.set_services(config.services)
     return door
 

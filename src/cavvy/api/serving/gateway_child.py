@@ -156,6 +156,8 @@ class GatewayChild:
             "counts": str(self.counts),
             "services": [msgspec.to_builtins(each) for each in self._routes],
         }
+        if listener.haproxy is not None:
+            config["behind_proxy"] = True
         if listener.shared:
             config |= {"reuse_port": listener.port > 0, "alone_s": _ALONE_S}
         if listener.certificate:
