@@ -95,6 +95,7 @@ def replicas() -> Iterator[list[ReplicaStandIn]]:
 
 # what the gateway itself tells a replica
 _GIVEN = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Request-Id")
+_CLAIMS = ("Forwarded", "X-Real-IP", "X-Forwarded-Prefix", "X-Forwarded-Port", "X-Original-URL")
 
 
 class GatewaySuite:
@@ -155,7 +156,7 @@ class GatewaySuite:
         assert "x-private" in plane.lacks or seen.get("x-private") is None
 
     @pytest.mark.parametrize("between", ["-", "_"])
-    @pytest.mark.parametrize("name", ["Forwarded", "X-Real-IP", *_GIVEN])
+    @pytest.mark.parametrize("name", [*_CLAIMS, *_GIVEN])
     def test_fields_that_only_a_proxy_may_set_do_not_pass(
         self, plane: Any, one: ReplicaStandIn, name: str, between: str
     ) -> None:
@@ -173,6 +174,14 @@ class GatewaySuite:
         ]
         assert "1.2.3.4" not in found
         assert len(found) == (name in _GIVEN)
+
+    def test_a_replica_learns_which_part_of_the_path_was_removed(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("model", replicas[:1])
+        fields = {"host": "any.example", "x_forwarded_prefix": "/other"}
+        assert ask(plane.port, "GET", "/p/model/echo", **fields).json["path"] == "/echo"
+        assert replicas[0].seen[-1].get("x-forwarded-prefix") == "/p/model"
 
     def test_a_chunked_body_arrives_whole(self, plane: Any, one: ReplicaStandIn) -> None:
         with Talk(plane.port) as talk:

@@ -138,6 +138,11 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deferred_bytes: Count = 16 << 20
     deferred_ttl_s: Seconds = 86_400
 
+    @property
+    def removed_prefix(self) -> str:
+        """The beginning of each path that replicas do not get."""
+        return self.prefix if self.strip_prefix else ""
+
 
 class GatewayLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits for each client connection and for all connections together."""

@@ -211,13 +211,8 @@ class Door:
         path after the service's prefix.
         """
         route = service.route
-        key_id = ""
-        if service.guarded:
-            if (admitted := admit_client(connection, service, head, below, now)) is None:
-                return None
-            key_id = admitted
-        if head.length > route.body_max:
-            refuse_size(connection, service, head)
+        key_id = self._admit(connection, service, head, below, now)
+        if key_id is None:
             return None
         if below.startswith(RESULTS) and head.length == 0:
             call_id = below[len(RESULTS) :].decode()
@@ -231,8 +226,8 @@ class Door:
             return None
         preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
         if preferences.respond_async and not head.upgrade:
-            fields = self._write_forwarded(connection, head)
-            return DeferredRequest(self._calls, connection, service, head, key_id, target, fields)
+            about = self._write_forwarded(connection, service, head)
+            return DeferredRequest(self._calls, connection, service, head, key_id, target, about)
         exchange = self._make_exchange(connection, service, head, target, now)
         if key_id:
             exchange.key_id = key_id
@@ -240,6 +235,25 @@ class Door:
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         return exchange
+
+    def _admit(
+        self,
+        connection: InboundConnection,
+        service: ServiceQueue,
+        head: RequestHead,
+        below: bytes,
+        now: float,
+    ) -> str | None:
+        """Return the ID of the request's key, "" if the service needs no key, or None if the request
+        was refused.
+        """
+        key_id: str | None = ""
+        if service.guarded:
+            key_id = admit_client(connection, service, head, below, now)
+        if key_id is not None and head.length > service.route.body_max:
+            refuse_size(connection, service, head)
+            return None
+        return key_id
 
     def _make_exchange(
         self,
@@ -282,14 +296,21 @@ class Door:
             head.fields,
             more,
             connection.request_id,
-            self._write_forwarded(connection, head),
+            self._write_forwarded(connection, service, head),
         )
 
-    def _write_forwarded(self, connection: InboundConnection, head: RequestHead) -> bytes:
-        """Return the header fields that inform the replica about the client's connection."""
+    def _write_forwarded(
+        self, connection: InboundConnection, service: ServiceQueue, head: RequestHead
+    ) -> bytes:
+        """Return the header fields that inform the replica about the client's connection, and about
+        the part of the path that the gateway removed.
+        """
         scheme, addresses = self._scheme, head.forwarded_for
         if self._behind_proxy and addresses:
             scheme = head.forwarded_proto or scheme
         else:
             addresses = addresses + b", " + connection.peer if addresses else connection.peer
-        return b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (scheme, addresses)
+        fields = b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (scheme, addresses)
+        if prefix := service.route.removed_prefix:
+            fields += b"X-Forwarded-Prefix: %b\r\n" % prefix.encode()
+        return fields

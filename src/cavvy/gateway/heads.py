@@ -45,15 +45,34 @@ _COMMON = {
     b"trailer": _DROP,  # trailers are not passed on
     b"x-request-id": _REQUEST_ID,  # the gateway sets its own value
 }
+# fields by which a client could state another address or URL than its own; programs behind a proxy
+# trust these fields
+CLAIMS = (
+    b"forwarded",
+    b"front-end-https",
+    b"x-forwarded-by",
+    b"x-forwarded-host",
+    b"x-forwarded-path",
+    b"x-forwarded-port",
+    b"x-forwarded-prefix",
+    b"x-forwarded-protocol",
+    b"x-forwarded-scheme",
+    b"x-forwarded-server",
+    b"x-forwarded-ssl",
+    b"x-forwarded-uri",
+    b"x-original-host",
+    b"x-original-url",
+    b"x-real-ip",
+    b"x-rewrite-url",
+    b"x-url-scheme",
+)
 _OF_REQUESTS = {
     **_COMMON,
+    **dict.fromkeys(CLAIMS, _DROP),
     b"te": _DROP,
     b"proxy-authorization": _DROP,
     b"http2-settings": _DROP,
     b"x-forwarded-proto": _FORWARDED_PROTO,
-    b"x-forwarded-host": _DROP,
-    b"forwarded": _DROP,
-    b"x-real-ip": _DROP,
     b"x-forwarded-for": _FORWARDED_FOR,
     b"host": _HOST,
     b"expect": _EXPECT,

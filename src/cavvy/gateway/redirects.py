@@ -16,7 +16,7 @@ def keep_below(head: ResponseHead, route: ServiceRoute, host: bytes) -> Response
     its `Location`, unless the location is on another host or is below the prefix already. `host` is
     the request's Host.
     """
-    prefix = route.prefix.encode() if route.strip_prefix else b""
+    prefix = route.removed_prefix.encode()
     found = _LOCATION.search(head.fields) if prefix else None
     if found is None:
         return head

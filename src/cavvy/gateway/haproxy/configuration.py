@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.gateway.heads import CLAIMS
 
 HOLD = "hold"
 _TUNNEL_S = 3600.0
@@ -23,9 +24,7 @@ _DROPPED = (
     "keep-alive",
     "proxy-connection",
     "te",
-    "forwarded",
-    "x-real-ip",
-    "x-forwarded-host",
+    *(each.decode() for each in CLAIMS),
     "x-forwarded-for",
     "x-forwarded-proto",
     "x-request-id",
