@@ -8,7 +8,6 @@ import hashlib
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -600,64 +599,3 @@ class GatewaySuite:
         assert replicas[0].seen[-1].get("x-forwarded-for") == "127.0.0.1"
         refused = ask(plane.port, "GET", "/echo", host="keyed.example")
         assert refused.headers["x-request-id"] == refused.json["error"]["request_id"]
-
-    # models
-
-    def test_the_body_selects_the_service_by_its_model(
-        self, plane: Any, replicas: list[ReplicaStandIn]
-    ) -> None:
-        replicas[0].reset()
-        plane.set_replicas("model", replicas[:1])
-
-        def call(body: bytes, path: str = "/v1/chat/completions", **fields: str) -> Any:
-            return ask(plane.port, "POST", path, body, host="any.example", **fields)
-
-        body = b'{"messages": [{"model": "no"}], "model": "org\\/tiny", "stream": true}'
-        for path in ("/v1/chat/completions", "/v1/completions?a=b", "/v1/embeddings"):
-            reply = call(body, path)
-            assert (reply.status, reply.json["path"]) == (200, path)
-            assert reply.json["size"] == len(body)
-        for wrong in (b"{}", b"not JSON", b'{"model": 1}', b""):
-            error = call(wrong).json["error"]
-            assert (error["type"], error["param"]) == ("invalid_request_error", None)
-        missing = call(b'{"model": "org/other"}')
-        assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
-        assert len(replicas[0].seen) == 3
-        assert ask(plane.port, "POST", "/v1/audio", b"x", host="any.example").status == 404
-
-    def test_keys_hold_for_models_and_for_their_list(
-        self, plane: Any, replicas: list[ReplicaStandIn]
-    ) -> None:
-        plane.set_replicas("keyed-model", replicas[:1])
-        body = b'{"model": "org/private"}'
-
-        def call(**fields: str) -> Any:
-            path = "/v1/completions"
-            return ask(plane.port, "POST", path, body, host="any.example", **fields)
-
-        def names(**fields: str) -> list[str]:
-            listed = ask(plane.port, "GET", "/v1/models", host="any.example", **fields).json
-            return [each["id"] for each in listed["data"]]
-
-        refused = call()
-        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
-        assert names() == ["org/tiny"]
-        assert call(authorization=f"Bearer {KEY}").status == 200
-        assert replicas[0].seen[-1].get("authorization") is None
-        assert names(authorization=f"Bearer {KEY}") == ["org/private", "org/tiny"]
-
-    def test_a_large_body_goes_on_once_its_model_is_known(
-        self, plane: Any, replicas: list[ReplicaStandIn]
-    ) -> None:
-        plane.set_replicas("model", replicas[:1])
-        text = b'{"model": "org/tiny", "input": "' + b"a" * 2_000_000 + b'"}'
-        reply = ask(plane.port, "POST", "/v1/embeddings", text, host="any.example")
-        assert (reply.status, reply.json["size"]) == (200, len(text))
-        for length in (2_000_000, 20_000_000):  # OpenAI's Python client writes `model` late
-            late = b'{"input": "' + b"a" * length + b'", "model": "org/tiny"}'
-            with suppress(ConnectionError):  # the rest of a refused body is not read
-                reply = ask(plane.port, "POST", "/v1/embeddings", late, host="any.example")
-                if length < 16 << 20:
-                    assert (reply.status, reply.json["size"]) == (200, len(late))
-                else:
-                    assert "move `model` to the start" in reply.json["error"]["message"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.contract.gateway_model_suite import ModelSuite
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import (
     CANARY,
@@ -80,7 +81,7 @@ def plane() -> Iterator[Embedded]:
     plane.remove()
 
 
-class TestEmbedded(GatewaySuite):
+class TestEmbedded(GatewaySuite, ModelSuite):
     pass
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.contract.gateway_model_suite import ModelSuite
 from tests.contract.gateway_process import GatewayProcess, describe_replicas, wait_for
 from tests.contract.gateway_suite import (
     CANARY,
@@ -119,7 +120,7 @@ def plane() -> Iterator[HaproxyPlaneProcess]:
     plane.remove()
 
 
-class TestHaproxy(GatewaySuite):
+class TestHaproxy(GatewaySuite, ModelSuite):
     pass
 
 

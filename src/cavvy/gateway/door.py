@@ -244,8 +244,8 @@ class Door:
         below: bytes,
         now: float,
     ) -> str | None:
-        """Return the ID of the request's key, "" if the service needs no key, or None if the request
-        was refused.
+        """Return the ID of the request's key, "" if the service needs no key, or None if the
+        request was refused.
         """
         key_id: str | None = ""
         if service.guarded:

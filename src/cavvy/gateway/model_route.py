@@ -1,4 +1,5 @@
 """The routes of OpenAI's API for all services with models: the body's `model` selects the service.
+The body is JSON, or a form with files.
 
 The gateway looks for `model` in the first `limits.hold_bytes` of a body. If a body has at most
 `limits.model_bytes`, the gateway looks in the whole body, because OpenAI's Python client writes
@@ -8,6 +9,7 @@ The gateway looks for `model` in the first `limits.hold_bytes` of a body. If a b
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import msgspec
 
@@ -23,12 +25,33 @@ if TYPE_CHECKING:
 
 _ROOT = b"/v1/"
 _LIST = b"/v1/models"
-_CALLS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
+_ABOUT = b"/v1/models/"  # and the name of a model
+_CALLS = frozenset(
+    {
+        b"/v1/audio/speech",
+        b"/v1/audio/transcriptions",
+        b"/v1/audio/translations",
+        b"/v1/chat/completions",
+        b"/v1/completions",
+        b"/v1/embeddings",
+        b"/v1/images/edits",
+        b"/v1/images/generations",
+        b"/v1/images/variations",
+        b"/v1/messages",
+        b"/v1/moderations",
+        b"/v1/rerank",
+        b"/v1/responses",
+        b"/v1/score",
+    }
+)
 # bytes of all bodies whose model is unknown; if they hold more, no body is read beyond `hold_bytes`
 _HELD_MAX = 256 << 20
 # A string that is not closed matches up to the end of the body. Otherwise, the search would begin
 # again at each quotation mark inside the string.
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.?)*+)("(\s*:)?)?|[{}\[\]]', re.DOTALL)
+_FORM = re.compile(rb'(?i)multipart/form-data\s*;.*?\bboundary=(?:"([^"]+)"|([^\s;"]+))')
+_MODEL_FIELD = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*name="?model"?(?:;|\r|$)')
+_MOST_FIELDS = 1000  # of a form before `model`
 
 Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "OpenRequest | None"]
 
@@ -39,7 +62,7 @@ def is_model_path(head: RequestHead) -> bool:
     if not head.target.startswith(_ROOT):
         return False
     path = head.target.partition(b"?")[0]
-    if path == _LIST:
+    if path == _LIST or path.startswith(_ABOUT):
         return head.method in (b"GET", b"HEAD")
     return path in _CALLS and head.method == b"POST"
 
@@ -83,7 +106,16 @@ class ModelRoutes:
                 connection.refuse(401, AnswerCode.NO_KEY, message, head)  # the body is not read
                 return None
             return ModelRequest(self, connection, head, now, clock)
-        connection.reply(self._write_list(head, clock), head)
+        rows = {name: _describe(name) for name in self._list_names(head, clock)}
+        path = head.target.partition(b"?")[0]
+        name = unquote(path[len(_ABOUT) :])
+        if path == _LIST:
+            listed = {"object": "list", "data": list(rows.values())}
+            connection.reply(msgspec.json.encode(listed), head)
+        elif name in rows:
+            connection.reply(msgspec.json.encode(rows[name]), head)
+        else:
+            connection.refuse(404, AnswerCode.NO_MODEL, _say_missing(name), head)
         return None
 
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
@@ -106,13 +138,13 @@ class ModelRoutes:
             return True
         return max(size, length) <= limits.model_bytes and self.held_bytes <= _HELD_MAX
 
-    def _write_list(self, head: RequestHead, clock: float) -> bytes:
-        rows = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
+    def _list_names(self, head: RequestHead, clock: float) -> list[str]:
+        """Return the models that the request's key may use."""
+        return [
+            name
             for name, services in sorted(self._services.items())
             if any(_may_call(each, head, clock) for each in services)
         ]
-        return msgspec.json.encode({"object": "list", "data": rows})
 
 
 class ModelRequest:
@@ -152,11 +184,12 @@ class ModelRequest:
                 self._refuse_late(first)
             return True
         body, self._searched = b"".join(self._held), True
-        name = read_model(body, done)
+        form = _FORM.match(self.head.get_header(b"content-type"))
+        name = read_form(body, form[1] or form[2]) if form else read_model(body, done)
         if name is not None:
             return self._select(name, body, done)
         if done:
-            wrong = "the body is not JSON with a string `model`"
+            wrong = "the body is neither JSON with a string `model` nor a form with `model`"
             self._refuse(400, AnswerCode.BAD_REQUEST, wrong)
         elif not self._routes.may_hold(self._size, self.head.length):
             self._refuse_late(first)
@@ -175,8 +208,7 @@ class ModelRequest:
         found = self._routes.find(name, self.head, self._clock)
         if len(found) == 1:
             return self._pass_on(found[0], body, done)
-        why = "several services have" if found else "no service has"
-        self._refuse(404, AnswerCode.NO_MODEL, f"{why} the model {name!r}; see /v1/models")
+        self._refuse(404, AnswerCode.NO_MODEL, _say_missing(name, several=bool(found)))
         return True
 
     def _pass_on(self, service: "ServiceQueue", body: bytes, done: bool) -> bool:
@@ -225,6 +257,25 @@ def read_model(body: bytes, whole: bool) -> str | None:
                 return None
         named = depth == 1 and bool(token[3]) and token[1] == b"model"
     return None
+
+
+def read_form(body: bytes, boundary: bytes) -> str | None:
+    """Return the field `model` of a form, of which perhaps only the beginning has arrived."""
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary, _MOST_FIELDS + 1)
+    for part in parts[1:-1]:
+        head, _, value = part.partition(b"\r\n\r\n")
+        if _MODEL_FIELD.search(head):
+            return value.decode(errors="replace")
+    return None
+
+
+def _describe(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
+
+
+def _say_missing(name: str, *, several: bool = False) -> str:
+    why = "several services have" if several else "no service has"
+    return f"{why} the model {name!r}; see /v1/models"
 
 
 def _may_call(service: "ServiceQueue", head: RequestHead, clock: float) -> bool:

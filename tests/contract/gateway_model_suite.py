@@ -1,0 +1,101 @@
+"""What both data planes promise to clients of OpenAI's API, and to programs in browsers."""
+
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.contract.gateway_suite import KEY
+from tests.contract.http_talk import ask
+from tests.contract.replica_stand_in import ReplicaStandIn
+
+FORM = (
+    b'--a-b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n%b\r\n'
+    b'--a-b\r\ncontent-disposition: form-data; name="model"\r\n\r\norg/tiny\r\n--a-b--\r\n'
+)
+
+
+class ModelSuite:
+    def test_the_body_selects_the_service_by_its_model(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("model", replicas[:1])
+
+        def call(body: bytes, path: str = "/v1/chat/completions", **fields: str) -> Any:
+            return ask(plane.port, "POST", path, body, host="any.example", **fields)
+
+        body = b'{"messages": [{"model": "no"}], "model": "org\\/tiny", "stream": true}'
+        for path in ("/v1/chat/completions", "/v1/completions?a=b", "/v1/responses"):
+            reply = call(body, path)
+            assert (reply.status, reply.json["path"]) == (200, path)
+            assert reply.json["size"] == len(body)
+        for wrong in (b"{}", b"not JSON", b'{"model": 1}', b""):
+            error = call(wrong).json["error"]
+            assert (error["type"], error["param"]) == ("invalid_request_error", None)
+        missing = call(b'{"model": "org/other"}')
+        assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
+        assert len(replicas[0].seen) == 3
+        assert ask(plane.port, "POST", "/v1/other", b"x", host="any.example").status == 404
+
+    def test_keys_hold_for_models_and_for_their_list(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("keyed-model", replicas[:1])
+        body = b'{"model": "org/private"}'
+
+        def call(**fields: str) -> Any:
+            path = "/v1/completions"
+            return ask(plane.port, "POST", path, body, host="any.example", **fields)
+
+        def names(**fields: str) -> list[str]:
+            listed = ask(plane.port, "GET", "/v1/models", host="any.example", **fields).json
+            return [each["id"] for each in listed["data"]]
+
+        refused = call()
+        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
+        assert names() == ["org/tiny"]
+        assert call(authorization=f"Bearer {KEY}").status == 200
+        assert replicas[0].seen[-1].get("authorization") is None
+        assert names(authorization=f"Bearer {KEY}") == ["org/private", "org/tiny"]
+
+    def test_a_large_body_goes_on_once_its_model_is_known(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("model", replicas[:1])
+        text = b'{"model": "org/tiny", "input": "' + b"a" * 2_000_000 + b'"}'
+        reply = ask(plane.port, "POST", "/v1/embeddings", text, host="any.example")
+        assert (reply.status, reply.json["size"]) == (200, len(text))
+        for length in (2_000_000, 20_000_000):  # OpenAI's Python client writes `model` late
+            late = b'{"input": "' + b"a" * length + b'", "model": "org/tiny"}'
+            with suppress(ConnectionError):  # the rest of a refused body is not read
+                reply = ask(plane.port, "POST", "/v1/embeddings", late, host="any.example")
+                if length < 16 << 20:
+                    assert (reply.status, reply.json["size"]) == (200, len(late))
+                else:
+                    assert "move `model` to the start" in reply.json["error"]["message"]
+
+    @pytest.mark.parametrize("size", [10, 500_000])
+    def test_a_form_selects_the_service_by_its_model(
+        self, plane: Any, replicas: list[ReplicaStandIn], size: int
+    ) -> None:
+        plane.set_replicas("model", replicas[:1])
+        path = "/v1/audio/transcriptions"
+        body = FORM % (b'\r\nname="model"\r\n\r\nother' * (size // 10))
+        kind = "Multipart/Form-Data; charset=utf-8; boundary=a-b"
+        reply = ask(plane.port, "POST", path, body, host="any.example", content_type=kind)
+        assert (reply.status, reply.json["path"], reply.json["size"]) == (200, path, len(body))
+        cut = body[: body.index(b"org/tiny") + 3]
+        refused = ask(plane.port, "POST", path, cut, host="any.example", content_type=kind)
+        assert (refused.status, refused.json["error"]["code"]) == (400, "bad-request")
+
+    def test_a_model_describes_itself_to_those_who_may_use_it(self, plane: Any) -> None:
+        def describe(name: str, **fields: str) -> Any:
+            return ask(plane.port, "GET", f"/v1/models/{name}", host="any.example", **fields)
+
+        for name in ("org/tiny", quote("org/tiny", safe="")):
+            assert describe(name).json["id"] == "org/tiny"
+        for name in ("org/private", "missing", ""):
+            refused = describe(name)
+            assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
+        assert describe("org/private", x_api_key=KEY).json["object"] == "model"
