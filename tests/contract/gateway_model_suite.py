@@ -5,14 +5,22 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.contract.gateway_process import wait_for
 from tests.contract.gateway_suite import KEY
-from tests.contract.http_talk import ask
+from tests.contract.http_talk import Talk, ask
 from tests.contract.replica_stand_in import ReplicaStandIn
 
 FORM = (
     b'--a-b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n%b\r\n'
     b'--a-b\r\ncontent-disposition: form-data; name="model"\r\n\r\norg/tiny\r\n--a-b--\r\n'
 )
+PAGE = {"origin": "https://page.example"}
+PREFLIGHT = {
+    **PAGE,
+    "access_control_request_method": "POST",
+    "access_control_request_headers": "authorization,content-type",
+}
+ANY = "access-control-allow-origin"
 
 
 class ModelSuite:
@@ -99,3 +107,47 @@ class ModelSuite:
             refused = describe(name)
             assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
         assert describe("org/private", x_api_key=KEY).json["object"] == "model"
+
+    def test_a_page_of_another_origin_may_call_a_service_with_keys(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        """The browser asks without a key first."""
+        replicas[0].reset()
+        plane.set_replicas("keyed", replicas[:1])
+        with Talk(plane.port) as talk:
+            asked = talk.ask("OPTIONS", "/echo", host="keyed.example", **PREFLIGHT)
+            assert (asked.status, asked.headers[ANY]) == (204, "*")
+            assert asked.headers["access-control-allow-methods"] == "POST"
+            assert asked.headers["access-control-allow-headers"] == "authorization,content-type"
+            assert replicas[0].seen == [], "no request without a key reaches a replica"
+            called = talk.ask("POST", "/echo", b"x", host="keyed.example", x_api_key=KEY, **PAGE)
+            assert (called.status, called.headers[ANY]) == (200, "*")
+            assert replicas[0].seen[-1].get("origin") == PAGE["origin"]
+            own = talk.ask("GET", "/own-origin", host="keyed.example", x_api_key=KEY, **PAGE)
+            assert own.headers[ANY] == "https://own.example", "the program's own permission"
+            refused = talk.ask("POST", "/echo", host="keyed.example", x_api_key="no", **PAGE)
+            assert (refused.status, refused.headers[ANY]) == (401, "*")
+            later = {"host": "keyed.example", "x_api_key": KEY, "prefer": "respond-async"}
+            accepted = talk.ask("POST", "/echo", b"x", **later, **PAGE)
+            assert (accepted.status, accepted.headers[ANY]) == (202, "*")
+            wait_for(lambda: len(replicas[0].seen) == 3)
+            plain = talk.ask("GET", "/echo", host="keyed.example", x_api_key=KEY)
+            assert ANY not in plain.headers, "no page sent the request"
+            assert talk.ask("OPTIONS", "/echo", host="keyed.example").status == 401
+
+    def test_a_service_without_keys_answers_pages_itself(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("svc", replicas[:1])
+        for method, fields in (("OPTIONS", PREFLIGHT), ("GET", PAGE)):
+            reply = ask(plane.port, method, "/echo", **fields)
+            assert (reply.status, reply.json["method"]) == (200, method)
+            assert ANY not in reply.headers
+        missing = ask(plane.port, "GET", "/echo", host="unknown.example", **PAGE)
+        assert ANY not in missing.headers
+
+    def test_pages_may_call_models_if_all_of_them_need_a_key(self, plane: Any) -> None:
+        for path in ("/v1/chat/completions", "/v1/models", "/v1/models/org%2Ftiny"):
+            asked = ask(plane.port, "OPTIONS", path, host="any.example", **PREFLIGHT)
+            assert asked.status == 404, "org/tiny needs no key"

@@ -112,7 +112,8 @@ class ReplicaStandIn:
             self.aborted += not whole
 
     def _find(self, path: str) -> "Act":
-        return getattr(self, f"_do_{path.strip('/').split('/')[-1] or 'echo'}", self._do_echo)
+        name = path.strip("/").split("/")[-1].replace("-", "_")
+        return getattr(self, f"_do_{name or 'echo'}", self._do_echo)
 
     async def _do_echo(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
         said = {
@@ -126,6 +127,13 @@ class ReplicaStandIn:
         body = json.dumps(said).encode()
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         writer.write(head.encode() + b"\r\n\r\n" + (b"" if request.method == "HEAD" else body))
+        return True
+
+    async def _do_own_origin(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\naccess-control-Allow-Origin: https://own.example\r\n"
+            b"Content-Length: 2\r\n\r\nok"
+        )
         return True
 
     async def _do_hold(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:

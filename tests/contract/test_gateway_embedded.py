@@ -551,3 +551,23 @@ def test_another_service_gets_neither_the_requests_nor_the_keys_of_a_model(
         assert ask(plane.port, "GET", "/v1/completions/x", host="any.example").status == 200
     finally:
         plane.set_services(*SERVICES)
+
+
+def test_pages_call_models_that_all_need_keys(replicas: list[ReplicaStandIn]) -> None:
+    plane = GatewayProcess(services=[KEYED_MODEL])
+    try:
+        plane.set_replicas("keyed-model", replicas[:1])
+        origin = {"host": "any.example", "origin": "https://page.example"}
+        asked = {**origin, "access_control_request_method": "POST"}
+        body = b'{"model": "org/private"}'
+        with Talk(plane.port) as talk:
+            for path in ("/v1/chat/completions", "/v1/models", "/v1/models/org%2Fprivate"):
+                assert talk.ask("OPTIONS", path, **asked).status == 204
+            replies = [talk.ask("GET", "/v1/models", **origin)]
+            for key in (KEY, "wrong"):
+                fields = {**origin, "authorization": f"Bearer {key}"}
+                replies.append(talk.ask("POST", "/v1/completions", body, **fields))
+        assert [reply.status for reply in replies] == [200, 200, 401]
+        assert {reply.headers["access-control-allow-origin"] for reply in replies} == {"*"}
+    finally:
+        plane.remove()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cavvy.gateway.config import RateLimit
 from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.other_origins import is_preflight
 from cavvy.gateway.own_answers import AnswerCode
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def admit_client(
     key_id = ""
     if service.keys:
         key = service.keys.find(head, time.time())
+        if key is None and is_preflight(head):
+            connection.permit(head)
+            return None
         if key is None:
             service.refuse()
             connection.refuse(401, AnswerCode.NO_KEY, "the service needs one of its keys", head)

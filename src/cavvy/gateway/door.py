@@ -248,6 +248,7 @@ class Door:
         request was refused.
         """
         key_id: str | None = ""
+        connection.shares = bool(service.keys and head.origin)
         if service.guarded:
             key_id = admit_client(connection, service, head, below, now)
         if key_id is not None and head.length > service.route.body_max:

@@ -32,8 +32,9 @@ UNTIL_CLOSE = -2  # the body of a response ends with its connection
 # would take a third of the parsing time.)
 _DROP, _LENGTH, _CODING, _CONNECTION, _UPGRADE, _HOST, _EXPECT = range(7)
 _AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR, _RESIDENCY = range(7, 13)
-_FORWARDED_PROTO, _REQUEST_ID = range(13, 15)
-_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY})  # other fields are removed
+_FORWARDED_PROTO, _REQUEST_ID, _ORIGIN = range(13, 16)
+# fields with other roles are removed
+_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY, _ORIGIN})
 
 _COMMON = {
     b"connection": _CONNECTION,
@@ -75,6 +76,7 @@ _OF_REQUESTS = {
     b"x-forwarded-proto": _FORWARDED_PROTO,
     b"x-forwarded-for": _FORWARDED_FOR,
     b"host": _HOST,
+    b"origin": _ORIGIN,
     b"expect": _EXPECT,
     b"authorization": _AUTHORIZATION,
     b"x-api-key": _API_KEY,
@@ -88,6 +90,7 @@ _KEPT = {
     _PREFER: "prefer",
     _FORWARDED_PROTO: "forwarded_proto",
     _REQUEST_ID: "request_id",
+    _ORIGIN: "origin",
 }
 # fields that are not passed on -> the attribute that stores the value
 _NEEDED = {
@@ -151,6 +154,7 @@ class RequestHead:
     forwarded_for = b""
     forwarded_proto = b""
     request_id = b""
+    origin = b""  # of the page whose program sends the request
     places: frozenset[str] = frozenset()  # the request must stay in all of them
 
     def __init__(self, method: bytes, target: bytes, version: int, fields: bytes) -> None:

@@ -13,6 +13,7 @@ from cavvy.gateway.heads import (
     RequestHead,
     ResponseHead,
 )
+from cavvy.gateway.other_origins import share, write_permission
 from cavvy.gateway.own_answers import AnswerCode, write_answer
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class InboundConnection(asyncio.Protocol):
         "_tunnel",
         "peer",
         "request_id",
+        "shares",
         "transport",
     )
 
@@ -89,6 +91,7 @@ class InboundConnection(asyncio.Protocol):
         self._idle_at = monotonic()
         self._stalled_at = 0.0  # since when the client has read nothing; 0 if it reads
         self.request_id = b""
+        self.shares = False  # pages of other origins may read the response
         self._address = b"unknown"  # of the program that is connected
         self.peer = self._address  # the client's address
 
@@ -223,6 +226,7 @@ class InboundConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead, rest: bytes) -> None:
         now = monotonic()
+        self.shares = False
         self.request_id = self._door.find_request_id(head)
         self.peer = self._door.find_client(head, self._address)
         self._closing = head.close
@@ -290,8 +294,9 @@ class InboundConnection(asyncio.Protocol):
             framing += request.price
         if self._chunked and (payload or done):
             payload = self._frame(payload, done)
+        fields = share(head.fields) if self.shares else head.fields
         self.transport.write(
-            b"%bX-Request-Id: %b\r\n%b\r\n%b" % (head.fields, self.request_id, framing, payload)
+            b"%bX-Request-Id: %b\r\n%b\r\n%b" % (fields, self.request_id, framing, payload)
         )
 
     def send(self, payload: bytes, done: bool) -> None:
@@ -368,23 +373,27 @@ class InboundConnection(asyncio.Protocol):
 
     def reply(self, body: bytes, head: RequestHead) -> None:
         """Send the gateway's own JSON response to a request that was not opened."""
+        fields = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+        self._reply(fields % len(body), b"" if head.method == b"HEAD" else body, head)
+
+    def permit(self, head: RequestHead) -> None:
+        """Let pages of other origins send the request for which this preflight asks."""
+        self.shares = False  # the permission is written already
+        self._reply(write_permission(head), b"", head)
+
+    def _reply(self, fields: bytes, body: bytes, head: RequestHead) -> None:
         if head.length:
             self._closing = True
         close = b"Connection: close\r\n" if self._closing else b""
+        fields = share(fields) if self.shares else fields
         self.transport.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-            b"X-Request-Id: %b\r\n%b\r\n%b"
-            % (len(body), self.request_id, close, b"" if head.method == b"HEAD" else body)
+            b"%bX-Request-Id: %b\r\n%b\r\n%b" % (fields, self.request_id, close, body)
         )
-        self._idle_at = monotonic()
-        if head.length:
-            self._linger()
-        elif self._closing:
-            self.transport.close()
+        self._end_unopened(head)
 
     def answer_bytes(self, data: bytes) -> None:
         """Send a whole response, with its Content-Length."""
-        self.transport.write(data)
+        self.transport.write(share(data) if self.shares else data)
         self.end()
 
     def cut(self) -> None:
@@ -441,6 +450,9 @@ class InboundConnection(asyncio.Protocol):
         if head.length:
             self._closing = True
         self._write_own(status, code, message, retry_s, head)
+        self._end_unopened(head)
+
+    def _end_unopened(self, head: RequestHead) -> None:
         self._idle_at = monotonic()
         if head.length:
             self._linger()
@@ -454,6 +466,7 @@ class InboundConnection(asyncio.Protocol):
         ignored.
         """
         self.request_id = self._door.make_request_id()
+        self.shares = False
         self._closing = True
         self._write_own(status, code, message, retry_s, None)
         self._linger()
@@ -480,17 +493,16 @@ class InboundConnection(asyncio.Protocol):
         head: RequestHead | None,
     ) -> None:
         self._started = True
-        self.transport.write(
-            write_answer(
-                status,
-                code,
-                message,
-                self.request_id.decode(),
-                retry_s=retry_s,
-                close=self._closing,
-                without_body=head is not None and head.method == b"HEAD",
-            )
+        data = write_answer(
+            status,
+            code,
+            message,
+            self.request_id.decode(),
+            retry_s=retry_s,
+            close=self._closing,
+            without_body=head is not None and head.method == b"HEAD",
         )
+        self.transport.write(share(data) if self.shares else data)
 
     def _linger(self) -> None:
         """Close the connection, but continue reading for a while: a reset would destroy the

@@ -17,6 +17,7 @@ from cavvy.domain.values import Struct
 from cavvy.gateway.client_keys import read_secret
 from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.other_origins import is_preflight
 from cavvy.gateway.own_answers import AnswerCode
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def is_model_path(head: RequestHead) -> bool:
         return False
     path = head.target.partition(b"?")[0]
     if path == _LIST or path.startswith(_ABOUT):
-        return head.method in (b"GET", b"HEAD")
-    return path in _CALLS and head.method == b"POST"
+        return head.method in (b"GET", b"HEAD", b"OPTIONS")
+    return path in _CALLS and head.method in (b"POST", b"OPTIONS")
 
 
 class _Body(Struct, frozen=True):
@@ -90,6 +91,8 @@ class ModelRoutes:
         # services without keys first, since each client may call these
         every = {id(each): each for found in self._services.values() for each in found}
         self._callable = sorted(every.values(), key=lambda each: bool(each.keys))
+        # whether pages of any origin may call the routes
+        self._shares = bool(every) and all(each.keys for each in every.values())
 
     def answer(
         self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
@@ -100,6 +103,12 @@ class ModelRoutes:
         """
         if not is_model_path(head):
             return False
+        connection.shares = self._shares and bool(head.origin)
+        if head.method == b"OPTIONS":
+            if not (self._shares and is_preflight(head)):
+                return False
+            connection.permit(head)
+            return None
         if head.method == b"POST":
             if self._callable and not any(_may_call(each, head, clock) for each in self._callable):
                 message = "requests for models need a key of the service that serves the model"
