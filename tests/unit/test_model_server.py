@@ -4,6 +4,8 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -130,12 +132,42 @@ def test_no_request_has_an_input_without_a_datatype(tmp_path: Path) -> None:
         OnnxModel(path, 1).infer({"inputs": [asked]})
 
 
+def test_a_head_request_gets_no_body(url: str) -> None:
+    with closing(HTTPConnection(url.removeprefix("http://"), timeout=30)) as connection:
+        for path, status in (("/v2/health/ready", 200), ("/v2/models/tiny", 200), ("/none", 404)):
+            for method in ("HEAD", "GET"):
+                connection.request(method, path)
+                answer = connection.getresponse()
+                length = 0 if method == "HEAD" else int(answer.headers["Content-Length"])
+                assert (answer.status, len(answer.read())) == (status, length)
+
+
+@pytest.mark.parametrize(
+    "end", [b"0\r\n\r\n", b"0\r\nX-Sum: 1\r\n\r\n", b"-1\r\n", b"40000001\r\n"]
+)
+def test_a_chunked_body_is_read(url: str, end: bytes) -> None:
+    body = json.dumps(tensor()).encode()
+    valid = end.startswith(b"0")
+    with closing(HTTPConnection(url.removeprefix("http://"), timeout=30)) as connection:
+        for _ in range(2 if valid else 1):
+            connection.putrequest("POST", "/v2/models/tiny/infer")
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders()
+            for piece in (body[:7], body[7:]):
+                connection.send(b"%X;a=b\r\n%b\r\n" % (len(piece), piece))
+            connection.send(end)
+            answer = connection.getresponse()
+            assert answer.status == (200 if valid else 411)
+            assert ("outputs" if valid else "error") in json.loads(answer.read())
+
+
 @pytest.mark.parametrize(
     "head",
     [
         "GET /v2 HTTP/1.1\r\nContent-Length: 25",
         "GET /v2 HTTP/1.1\r\nTransfer-Encoding: chunked",
-        "POST /v2/models/tiny/infer HTTP/1.1\r\nTransfer-Encoding: chunked",
+        "POST /v2/models/tiny/infer HTTP/1.1\r\nTransfer-Encoding: gzip, chunked",
+        "POST /v2/models/tiny/infer HTTP/1.1\r\nContent-Length: 9\r\nTransfer-Encoding: chunked",
     ],
 )
 def test_a_body_that_is_not_read_is_no_request(url: str, head: str) -> None:

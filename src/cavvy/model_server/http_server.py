@@ -5,6 +5,7 @@ prediction API of TensorFlow Serving, which is version 1 of KServe's protocol.
 from __future__ import annotations
 
 import json
+import re
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .inference import CountedModel
 
 _MOST_BYTES = 1 << 30  # of a body
+_LINE_BYTES = 65_536
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[\t ]*(?:;.*)?\r\n")
 
 
 class ModelServer(ThreadingHTTPServer):
@@ -56,6 +59,9 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         else:
             self._refuse(404, f"there is no {path}; this server has {self._model()}")
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_POST(self) -> None:
         served, path = self.server.served, self.path.partition("?")[0]
         body = self._read_body()
@@ -93,14 +99,35 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
     def _read_body(self) -> bytes | None:
         """Return the body of a request, or None if the request was refused."""
         length = self.headers.get("Content-Length", "")
-        chunked = "Transfer-Encoding" in self.headers
-        if chunked or not length.isdecimal() or int(length) > _MOST_BYTES:
+        coding = self.headers.get("Transfer-Encoding", "").lower()
+        if coding == "chunked" and not length:
+            body = self._read_chunks()
+        elif coding or not length.isdecimal() or int(length) > _MOST_BYTES:
+            body = None
+        else:
+            return self.rfile.read(int(length))
+        if body is None:
             self.close_connection = True
             self._refuse(
-                411 if chunked or not length else 413, "a body with a Content-Length is needed"
+                413 if length else 411,
+                f"the body must have a Content-Length or chunks, and at most {_MOST_BYTES} bytes",
             )
-            return None
-        return self.rfile.read(int(length))
+        return body
+
+    def _read_chunks(self) -> bytes | None:
+        """Return a body of chunks, or None if the body is not valid or too large."""
+        body = bytearray()
+        while found := _CHUNK.fullmatch(self.rfile.readline(_LINE_BYTES)):
+            size = int(found[1], 16)
+            if not size:
+                while self.rfile.readline(_LINE_BYTES).strip():
+                    pass  # a trailer
+                return bytes(body)
+            if len(body) + size > _MOST_BYTES:
+                return None
+            body += self.rfile.read(size)
+            self.rfile.readline(_LINE_BYTES)
+        return None
 
     def _refuse(self, status: int, message: str) -> None:
         self._answer(status, {"error": message})
@@ -115,7 +142,8 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
         self.wfile.flush()
 
     def log_message(self, *arguments: Any) -> None:
