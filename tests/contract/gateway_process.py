@@ -17,6 +17,8 @@ from tests.waits import START_S
 
 
 class GatewayProcess:
+    lacks: dict[str, str] = {}  # noqa: RUF012  # what the plane cannot do, and why
+
     def __init__(self, **config: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cavvy-gw-"))
         self.config = {

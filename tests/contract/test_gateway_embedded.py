@@ -68,8 +68,6 @@ SERVICES = (
 
 
 class Embedded(GatewayProcess):
-    lacks: dict[str, str] = {}  # noqa: RUF012  # nothing
-
     def count_waiting(self, service: str) -> int:
         return self.facts(service)["backlog"]
 

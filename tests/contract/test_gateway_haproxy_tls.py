@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from tests.certificates import Authority
 from tests.contract.gateway_suite import KEY, KEYED, SERVICE, replicas
+from tests.contract.haproxy_process import HaproxyPlaneProcess
 from tests.contract.replica_stand_in import ReplicaStandIn
-from tests.contract.test_gateway_haproxy import HaproxyPlaneProcess
 
 from cavvy.gateway.haproxy.program import find_haproxies, may_use_http2
 

@@ -93,8 +93,8 @@ def test_haproxy_sets_no_limit_to_the_wait_for_a_first_replica() -> None:
     )
     text = write_configuration(listener, (), GatewayLimits())
     hold = text.partition(f"backend {HOLD}\n")[2].partition("\n\n")[0]
-    assert "timeout server 86400s" in hold
-    assert "timeout tunnel 86400s" in hold
+    assert "timeout server 86400000ms" in hold
+    assert "timeout tunnel 86400000ms" in hold
 
 
 def test_joined_requests_cannot_be_separated_by_affinity() -> None:

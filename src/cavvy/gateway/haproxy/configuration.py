@@ -7,6 +7,7 @@ canary or affinity by body are always passed to the gateway, because HAProxy can
 features. Requests that must stay in a place are always passed to the gateway.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -93,6 +94,10 @@ def write_configuration(
     return "\n".join(parts)
 
 
+def _write_time(seconds: float) -> str:
+    return f"{math.ceil(seconds * 1000)}ms"  # HAProxy accepts no fractions
+
+
 def _write_global(listener: HaproxyListener, limits: GatewayLimits) -> str:
     errors = "".join(
         f"    http-error status {status} content-type application/json lf-string "
@@ -116,10 +121,10 @@ defaults
     retry-on conn-failure empty-response
     unique-id-format %pid-%Ts-%rt
     timeout connect 5s
-    timeout http-request {limits.head_s:g}s
-    timeout http-keep-alive {limits.idle_s:g}s
-    timeout client {limits.stall_s:g}s
-    timeout server {limits.stall_s:g}s
+    timeout http-request {_write_time(limits.head_s)}
+    timeout http-keep-alive {_write_time(limits.idle_s)}
+    timeout client {_write_time(limits.stall_s)}
+    timeout server {_write_time(limits.stall_s)}
 {errors}"""
 
 
@@ -176,8 +181,8 @@ def _write_hold(listener: HaproxyListener) -> str:
     """
     return f"""\
 backend {HOLD}
-    timeout server {_HOLD_S:g}s
-    timeout tunnel {_HOLD_S:g}s
+    timeout server {_write_time(_HOLD_S)}
+    timeout tunnel {_write_time(_HOLD_S)}
     {_write_scheme(listener)}
     server {HOLD} {listener.gateway_host}:{listener.gateway_port}
 """
@@ -204,8 +209,8 @@ backend {name_backend(service.name)}
     {_write_scheme(listener)}
     {balance}
     http-reuse safe
-    timeout server {service.response_s:g}s
-    timeout queue {service.wait_s:g}s
-    timeout tunnel {service.silence_s or _TUNNEL_S:g}s
+    timeout server {_write_time(service.response_s)}
+    timeout queue {_write_time(service.wait_s)}
+    timeout tunnel {_write_time(service.silence_s or _TUNNEL_S)}
     server {HOLD} {listener.gateway_host}:{listener.gateway_port} backup
 """
