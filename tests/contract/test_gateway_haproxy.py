@@ -92,6 +92,8 @@ def test_a_503_of_a_replica_is_not_taken_for_one_of_haproxy(
     reply = ask(plane.port, "POST", "/echo", b"x")
     assert (reply.status, reply.json["error"]["code"]) == (502, "replica-lost")
     assert reply.headers["x-request-id"] == reply.json["error"]["request_id"]
+    assert reply.json["error"]["message"] == "no replica accepted the request"
+    assert (reply.json["error"]["type"], reply.json["error"]["param"]) == ("server_error", None)
     assert "x-cavvy-lost" not in reply.headers
 
 

@@ -157,6 +157,7 @@ def test_an_invalid_response_is_refused_at_once_with_the_reason(
     assert reply.status == 502
     error = reply.json["error"]
     assert error["code"] == "replica-answer-invalid"
+    assert error["type"] == "server_error"
     if "reasons" not in plane.lacks:
         assert error["message"] == f"the replica's response cannot be passed on: {what}"
 

@@ -72,15 +72,7 @@ def write_answer(
     without_body: bool = False,
 ) -> bytes:
     """Return the bytes of a response. `without_body` is set for responses to HEAD."""
-    fields: dict[str, str | None] = {
-        "code": code.value,
-        "message": message,
-        "request_id": request_id,
-    }
-    if status >= 400:
-        usual = "server_error" if status >= 500 else "invalid_request_error"
-        fields |= {"type": _TYPES.get(status, usual), "param": None}
-    body = msgspec.json.encode({"error" if status >= 400 else "call": fields})
+    body = write_body(status, code, message, request_id)
     head = [
         f"HTTP/1.1 {status} {_PHRASES[status]}",
         "Content-Type: application/json",
@@ -96,3 +88,15 @@ def write_answer(
     if close:
         head.append("Connection: close")
     return "\r\n".join([*head, "", ""]).encode() + (b"" if without_body else body)
+
+
+def write_body(status: int, code: AnswerCode, message: str, request_id: str) -> bytes:
+    fields: dict[str, str | None] = {
+        "code": code.value,
+        "message": message,
+        "request_id": request_id,
+    }
+    if status >= 400:
+        usual = "server_error" if status >= 500 else "invalid_request_error"
+        fields |= {"type": _TYPES.get(status, usual), "param": None}
+    return msgspec.json.encode({"error" if status >= 400 else "call": fields})

@@ -14,6 +14,7 @@ from pathlib import Path
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.heads import CLAIMS
+from cavvy.gateway.own_answers import AnswerCode, write_body
 
 HOLD = "hold"
 _TUNNEL_S = 3600.0
@@ -32,13 +33,14 @@ _DROPPED = (
 )
 _HELD = ("prefer", "cavvy-residency")  # request fields that only the gateway can handle
 _LOST = "X-Cavvy-Lost"  # marks HAProxy's own 503, which becomes a 502
-_ERRORS = {  # HAProxy's own answers
-    400: "bad-request",
-    408: "request-too-slow",
-    413: "body-too-large",
-    502: "replica-answer-invalid",
-    503: "replica-lost",
-    504: "replica-silent",
+_ERRORS = {  # HAProxy's own answers, except to requests that are not valid HTTP
+    400: (AnswerCode.BAD_REQUEST, "the request is not valid HTTP"),
+    408: (AnswerCode.SLOW, "the request took too long to arrive"),
+    413: (AnswerCode.TOO_LARGE, "the body of the request is too large"),
+    500: (AnswerCode.LOST, "HAProxy cannot pass the request on"),
+    502: (AnswerCode.INVALID, "the response of the replica is not valid HTTP, or is missing"),
+    503: (AnswerCode.LOST, "no replica accepted the request"),
+    504: (AnswerCode.SILENT, "the replica took too long to answer"),
 }
 
 
@@ -101,9 +103,9 @@ def _write_time(seconds: float) -> str:
 def _write_global(listener: HaproxyListener, limits: GatewayLimits) -> str:
     errors = "".join(
         f"    http-error status {status} content-type application/json lf-string "
-        f'\'{{"error":{{"code":"{code}","message":"","request_id":"%[unique-id]"}}}}\''
+        f"'{write_body(status, code, message, '%[unique-id]').decode()}'"
         f"{f' hdr {_LOST} 1' if status == 503 else ''}\n"
-        for status, code in _ERRORS.items()
+        for status, (code, message) in _ERRORS.items()
     )
     return f"""\
 global
