@@ -3,6 +3,7 @@ answered when its poll times out.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -50,11 +51,12 @@ class ChangeNotifier:
                 if not future.done():
                     future.set_result(None)
 
-    def listen(self, keys: Iterable[str]) -> "ChangeListener":
-        """Create a listener for these keys. Enter the listener before you read the state; otherwise
-        the listener could miss a change between the read and the wait.
+    def listen(self, keys: Iterable[str], limit_s: float = math.inf) -> "ChangeListener":
+        """Create a listener for these keys, whose waits together take at most `limit_s`. Enter the
+        listener before you read the state; otherwise the listener could miss a change between the
+        read and the wait.
         """
-        return ChangeListener(self, tuple(keys))
+        return ChangeListener(self, tuple(keys), limit_s)
 
     def close(self) -> None:
         """Wake all listeners. The server calls this method when it stops."""
@@ -75,11 +77,16 @@ class ChangeNotifier:
 
 
 class ChangeListener:
-    """Waits for changes on behalf of one request. Use a ChangeListener as a context manager."""
+    """Waits for changes on behalf of one request. Use a ChangeListener as a context manager.
 
-    def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
+    Frequent changes that are of no interest to the request do not extend its limit.
+    """
+
+    def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...], limit_s: float) -> None:
         self._watch, self._keys = watch, keys
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + limit_s
+        self._future: asyncio.Future[None] = self._loop.create_future()
 
     def __enter__(self) -> "ChangeListener":
         self._watch._add(self._keys, self._future)
@@ -88,10 +95,15 @@ class ChangeListener:
     def __exit__(self, *_: object) -> None:
         self._watch._drop(self._keys, self._future)
 
-    async def wait(self, seconds: float) -> bool:
-        """Wait for a change. Returns False if no change happened within `seconds`, or if the server
-        stops.
+    @property
+    def left_s(self) -> float:
+        return self._until - self._loop.time()
+
+    async def wait(self, seconds: float = math.inf) -> bool:
+        """Wait for a change. Returns False if no change happened within `seconds` or before the
+        listener's limit, or if the server stops.
         """
+        seconds = min(seconds, self.left_s)
         if self._watch.closed or seconds <= 0:
             return False
         try:
@@ -100,6 +112,6 @@ class ChangeListener:
         except TimeoutError:
             return False
         self._watch._drop(self._keys, self._future)
-        self._future = asyncio.get_running_loop().create_future()
+        self._future = self._loop.create_future()
         self._watch._add(self._keys, self._future)
         return not self._watch.closed

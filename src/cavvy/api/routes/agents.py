@@ -285,9 +285,9 @@ async def exec_output(
     data = await read_bytes(request, _LOG_LIMIT)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper, data)
-    with app_state.watch.listen([exec_id]) as listener:
+    with app_state.watch.listen([exec_id], _ROOM_S) as listener:
         while data and app_state.execs.full(exec_id):
-            if not await listener.wait(_ROOM_S):
+            if not await listener.wait():
                 raise ApiProblem("output-waits", "the user has not read the earlier output yet")
     # After a restart, the server does not know earlier commands. The output of unknown commands is
     # ignored without an error, because no client reads the output.
@@ -323,10 +323,10 @@ async def exec_input(
     app_state = await enter(request, gang, rank)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper)
-    with app_state.watch.listen([exec_id]) as listener:
+    with app_state.watch.listen([exec_id], min(wait_s, _LONGEST_WAIT_S)) as listener:
         while True:
             data, end = app_state.execs.input_of(exec_id, gang, rank, offset)
-            if data or end or not await listener.wait(min(wait_s, _LONGEST_WAIT_S)):
+            if data or end or not await listener.wait():
                 return reply(ExecInput(data=b64encode(data).decode(), end=end))
 
 

@@ -94,7 +94,7 @@ async def output(
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper)
     job = await _find(app_state, project, name)
-    with app_state.watch.listen([exec_id, job.id]) as listener:
+    with app_state.watch.listen([exec_id, job.id], wait_s) as listener:
         while True:
             found = app_state.execs.get(exec_id, job.id)
             if found.problem:
@@ -111,7 +111,7 @@ async def output(
             if found.gang not in open_gangs:
                 app_state.execs.end_with(job.id)
                 continue
-            if not await _wait(app_state, listener, found, wait_s):
+            if not await _wait(app_state, listener, found):
                 break
     headers = {} if found.exit_code is None else {"Cavvy-Exit-Code": str(found.exit_code)}
     return Response(data, 200, headers, "application/octet-stream")
@@ -146,9 +146,9 @@ async def give(
         return await app_state.peers.pass_on(request, keeper, data)
     job = await _find(app_state, project, name)
     found = app_state.execs.get(exec_id, job.id)
-    with app_state.watch.listen([exec_id]) as listener:
+    with app_state.watch.listen([exec_id], _ROOM_S) as listener:
         while (wanted := app_state.execs.put_input(found, offset, data, end)) < offset + len(data):
-            if found.exit_code is not None or wanted < offset or not await listener.wait(_ROOM_S):
+            if found.exit_code is not None or wanted < offset or not await listener.wait():
                 break
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
 
@@ -165,20 +165,16 @@ async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wir
     return exec_id
 
 
-async def _wait(
-    app_state: AppState, listener: ChangeListener, found: JobExec, wait_s: float
-) -> bool:
+async def _wait(app_state: AppState, listener: ChangeListener, found: JobExec) -> bool:
     """Wait for output. Repeat the command's announcement to the other servers until the agent has
     received the command. The announcement is repeated because signals can be lost and the agent can
     reconnect to a different server. Returns False if no output arrived.
     """
-    left = wait_s
-    while not found.taken and app_state.peers.exist and left > _ANNOUNCE_S:
+    while not found.taken and app_state.peers.exist and listener.left_s > _ANNOUNCE_S:
         if await listener.wait(_ANNOUNCE_S):
             return True
-        left -= _ANNOUNCE_S
         app_state.peers.announce(found.id, found.gang, found.rank)
-    return await listener.wait(left)
+    return await listener.wait()
 
 
 async def _find(app_state: AppState, project: str, name: str) -> JobRecord:

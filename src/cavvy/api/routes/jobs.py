@@ -183,17 +183,15 @@ async def events(
 ) -> Response:
     app_state = app_state_of(request)
     job = await find_job(app_state, project, name)
-    with app_state.watch.listen([job.id]) as listener:
+    with app_state.watch.listen([job.id], wait_s) as listener:
         found = await app_state.store.events(job.id, after, _EVENTS_AT_ONCE)
         over = job.phase in JOB_ENDS
-        while not found and not over and await listener.wait(wait_s):
+        while not found and not over and await listener.wait():
             job = await app_state.store.job(job.id)
             found, over = (
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            # the job changed without a new event: wait a little longer for the event
-            wait_s = min(wait_s, 1.0)
     last = found[-1].id if found else after
     return reply(
         wire.EventPage(

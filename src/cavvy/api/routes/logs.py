@@ -70,11 +70,11 @@ async def logs(
         attempt, offset = await app_state.use_logs(
             False, _find_start, app_state, job, rank, attempt, since
         )
-    with app_state.watch.listen([job.id]) as listener:
+    with app_state.watch.listen([job.id], wait_s) as listener:
         while True:
             chunk = await _piece(app_state, job, rank, attempt, offset, tail_bytes, only)
             news = chunk.data or chunk.over or chunk.attempt != (attempt or 0)
-            if news or not await listener.wait(wait_s):
+            if news or not await listener.wait():
                 break
             job = await app_state.store.job(job.id)
     headers = {
