@@ -7,6 +7,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 
 CPU_TASK = TaskSpec(name="t", run="true")
@@ -28,22 +29,31 @@ def make_offer(count: int, kind: str = "cpu", region: str = "a", shared: bool = 
 
 def test_a_task_without_accelerators_gets_the_share_without_any() -> None:
     offers = [make_offer(2, "L4"), make_offer(0), make_offer(1, "L4")]
-    assert smallest_shares(CPU_TASK, offers) == [make_offer(0)]
+    assert smallest_shares(CPU_TASK, offers, ()) == [make_offer(0)]
 
 
 def test_a_task_with_accelerators_gets_the_fewest_of_each_kind() -> None:
     offers = [make_offer(2, "L4"), make_offer(3, "T4"), make_offer(4, "L4")]
-    assert smallest_shares(GPU_TASK, offers) == [make_offer(2, "L4"), make_offer(3, "T4")]
+    assert smallest_shares(GPU_TASK, offers, ()) == [make_offer(2, "L4"), make_offer(3, "T4")]
 
 
 def test_hosts_are_separate_and_whole_machines_stay_as_they_are() -> None:
     rented = [make_offer(n, "L4", shared=False) for n in (1, 2)]
     offers = [*rented, make_offer(1, "L4", "b"), make_offer(1, "L4", "a")]
-    assert smallest_shares(GPU_TASK, offers) == [
+    assert smallest_shares(GPU_TASK, offers, ()) == [
         *rented,
         make_offer(1, "L4", "a"),
         make_offer(1, "L4", "b"),
     ]
+
+
+def test_the_offers_of_a_group_are_for_several_nodes() -> None:
+    hosts = [Host(name=f"p/{n}", cpus=8, memory_mib=1024, group="p/a") for n in "xy"]
+    group = make_offer(1, "L4")
+    own = [replace(group, zone=zone) for zone in "xy"]
+    assert smallest_shares(GPU_TASK, [group, *own], hosts) == own
+    pair = replace(GPU_TASK, nodes=2)
+    assert smallest_shares(pair, [group, *own], hosts) == [group, *own]
 
 
 @given(
@@ -52,7 +62,7 @@ def test_hosts_are_separate_and_whole_machines_stay_as_they_are() -> None:
     )
 )
 def test_every_host_keeps_an_offer(offers: list[Offer]) -> None:
-    kept = smallest_shares(CPU_TASK, offers)
+    kept = smallest_shares(CPU_TASK, offers, ())
     assert {offer.region for offer in kept} == {offer.region for offer in offers}
     assert len(kept) == len({offer.region for offer in offers})
 

@@ -176,7 +176,7 @@ def _able(
     task, able, reasons = job.task, [], []
     policies = market.policies.find(task.project)
     verdicts: dict[str, Sequence[Objection]] = {}
-    for offer in smallest_shares(task, offers):
+    for offer in smallest_shares(task, offers, market.hosts):
         verdict = verdicts.get(offer.provider)
         if verdict is None:
             verdict = verdicts[offer.provider] = objections(task, offer.account)

@@ -8,19 +8,24 @@ from itertools import groupby
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
-from cavvy.scheduler.packing import AllocationOwner, allocate_across
+from cavvy.scheduler.packing import AllocationOwner, allocate_across, host_of, hosts_of
 
 
-def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
+def smallest_shares(
+    task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Host]
+) -> list[Offer]:
     """For each shared host, keep only the offer with the fewest devices. Offers of machines that
     are not shared hosts are all kept.
 
     A shared host has one offer for each number of devices. If all offers were kept, a task that
-    needs two devices could receive eight devices.
+    needs two devices could receive eight devices. The offers of a group of `hosts` are left out for
+    a task with one node, because each host of the group has its own offers.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
     for offer in offers:
+        if offer.shared and task.nodes == 1 and _is_group(offer, hosts):
+            continue
         (shared if offer.shared else kept).append(offer)
 
     def place(offer: Offer) -> tuple[str, ...]:
@@ -32,6 +37,10 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
     ):
         kept.append(next(group))
     return kept
+
+
+def _is_group(offer: Offer, hosts: Sequence[Host]) -> bool:
+    return host_of(offer, hosts) is None and bool(hosts_of(offer, hosts))
 
 
 def fits_empty(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> bool:

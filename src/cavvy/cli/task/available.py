@@ -170,7 +170,7 @@ def _add(
     live.offers += answer.offers
     live.usable |= list_usable(provider, answer)
     matches = match_offers(answer.offers, task.resources)
-    wanted = smallest_shares(task, matches.offers)
+    wanted = smallest_shares(task, matches.offers, answer.hosts)
     spare = matches.matched - len(wanted)
     live.matches.append(
         replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
