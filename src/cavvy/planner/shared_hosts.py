@@ -11,9 +11,7 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.scheduler.packing import AllocationOwner, allocate_across, host_of, hosts_of
 
 
-def smallest_shares(
-    task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Host]
-) -> list[Offer]:
+def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Host]) -> list[Offer]:
     """For each shared host, keep only the offer with the fewest devices. Offers of machines that
     are not shared hosts are all kept.
 
