@@ -231,3 +231,12 @@ def test_an_unknown_format_suggests_a_known_one(tmp_path: Path) -> None:
     done = export("sagemakr", MINIMAL, tmp_path)
     assert done.exit_code == 2
     assert "sagemaker" in done.output
+
+
+@pytest.mark.parametrize("name", ["zzz", "local"])
+def test_an_error_lists_only_what_has_a_job_format(name: str, tmp_path: Path) -> None:
+    done = export(name, MINIMAL, tmp_path)
+    assert done.exit_code == 2
+    listed = done.output.partition("expected one of ")[2].strip().split(", ")
+    assert {"slurm", "sagemaker", "dockerfile"} <= set(listed)
+    assert not {"aws", "local"} & set(listed)

@@ -180,3 +180,14 @@ def test_a_task_in_plain_words() -> None:
 def test_one_cpu_is_no_cpus(cpu: str, said: str) -> None:
     rows = dict(describe_task(parse_task(f"run: x\nresources: {{cpu: {cpu}}}")))
     assert rows["on"] == f"1 node with {said}"
+
+
+@pytest.mark.parametrize(
+    ("window", "starts"),
+    [
+        ("off-peak Europe/Berlin", "when it is cheapest in off-peak Europe/Berlin"),
+        ("Mon-Fri 20:00-08:00", "when it is cheapest in Mon-Fri 20:00-08:00 (UTC)"),
+    ],
+)
+def test_a_window_names_its_time_zone_once(window: str, starts: str) -> None:
+    assert dict(describe_task(parse_task(f"run: x\nwindow: {window}")))["starts"] == starts

@@ -113,7 +113,9 @@ async def _export(name: str, task: "TaskSpec", ask: bool) -> str:
             exports = ability(provider, EXPORTS_TASKS)
             if exports is None:
                 raise CommandFailure(
-                    f"{name} has no job format, so Cavvy cannot export tasks for it", exit_code=2
+                    f"{name} has no job format, so Cavvy cannot export tasks for it",
+                    _list_exports(),
+                    exit_code=2,
                 )
             offer = await _choose(provider, task) if ask and name in known.providers else None
             return exports.export(task, offer, task.nodes)
@@ -131,7 +133,16 @@ def _suggest_provider(name: str, installed: Collection[str]) -> str:
 
     known = sorted({*installed, *list_formats(), "dockerfile"})
     close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else _list_exports()
+
+
+def _list_exports() -> str:
+    from cavvy.providers import registry
+    from cavvy.providers.abilities import EXPORTS_TASKS
+    from cavvy.providers.formats.index import list_formats
+
+    able = (each.name for each in registry.manifests() if EXPORTS_TASKS in each.abilities)
+    return f"expected one of {', '.join(sorted({*able, *list_formats(), 'dockerfile'}))}"
 
 
 async def _choose(provider: "Provider", task: "TaskSpec") -> "Offer":

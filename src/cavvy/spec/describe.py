@@ -13,6 +13,7 @@ from cavvy.domain.tasks import (
     JobLimits,
     ResourceSpec,
     SpotPolicy,
+    StartWindow,
     TaskSpec,
     Transfer,
     Volume,
@@ -239,12 +240,13 @@ def _checkpoint(task: TaskSpec) -> str:
     return f"{task.checkpoint.path}{every}; kept when a node is lost"
 
 
+def _window(window: StartWindow) -> str:
+    zone = window.time_zone
+    return window.text if window.text.endswith(zone) else f"{window.text} ({zone})"
+
+
 def _start(task: TaskSpec) -> str:
-    window = (
-        f"when it is cheapest in {task.window.text} ({task.window.time_zone})"
-        if task.window
-        else ""
-    )
+    window = f"when it is cheapest in {_window(task.window)}" if task.window else ""
     if task.schedule is None:
         return window
     zone = f"repeatedly: {task.schedule.cron} ({task.schedule.time_zone})"
