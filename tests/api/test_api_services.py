@@ -194,6 +194,8 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
         assert key not in (await api.http.get(f"{SERVICE}/keys")).text
         assert (await api.http.delete(f"{SERVICE}/keys/{key_id}")).status_code == 204
         assert await call(Authorization=f"Bearer {key}") == 401
+    wrong = await api.http.delete(f"{SERVICE}/keys/xx")
+    assert wrong.json()["message"] == "key: 'xx' may contain only 0-9 and a-f"
     gone = await api.http.delete(f"{SERVICE}/keys/{key_id}")
     assert gone.json()["code"] == "service-key-not-found"
     stored = await api.app_state.store.services.get("default", "chat")

@@ -115,6 +115,11 @@ def test_the_source_and_the_date_of_each_price_are_shown(planned: Path) -> None:
     assert f"prices: a test, {TODAY}\n" in shown
 
 
+def test_the_plan_of_a_service_names_the_command_that_starts_it(planned: Path) -> None:
+    shown = run(planned, "resources: {gpu: L4}\nservice: {port: 80}\n").stdout
+    assert "`cavvy serve` can use none" in shown
+
+
 def test_every_offer_is_accounted_for(planned: Path) -> None:
     found = plan_of(planned, "resources: {gpu: [L4, H100]}\nlimits: {duration: 2h}\n" + WORK)
     assert found["considered"] == 5

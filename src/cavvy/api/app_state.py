@@ -1,6 +1,6 @@
 """The objects that routes use, opened once when the server starts."""
 
-from asyncio import to_thread
+from asyncio import Lock, to_thread
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -68,6 +68,8 @@ class AppState(Struct, kw_only=True):
         default_factory=set
     )  # (project, hash) of the working-folder snapshots whose blobs are known to be complete
     hook_limits: HookLimits = field(default_factory=HookLimits)
+    # held while a thread parses a long task file; parallel threads would parse no faster
+    parsing: Lock = field(default_factory=Lock)
     # number of waiting order requests, keyed by gang
     polling: Counter[str] = field(default_factory=Counter)
 

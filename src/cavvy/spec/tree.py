@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from yaml.error import MarkedYAMLError
     from yaml.events import AliasEvent, Event, ScalarEvent
 
+# The server reads every text within these limits in about a second. Every use of an alias counts.
 MAX_CHARACTERS = 1 << 20
+MAX_NODES = 30_000
+# the same limits without libyaml, which takes six times as long
+MAX_CHARACTERS_WITHOUT_LIBYAML = 1 << 18
+MAX_NODES_WITHOUT_LIBYAML = 10_000
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # maximum nodes; every use of an alias counts
 
 
 class ScalarNode(Struct, frozen=True, kw_only=True):
@@ -72,11 +76,10 @@ def compose_all(
     of a duplicate key is used, and the key is added to `repeated`. With `repeated`, a tab between
     words is an error.
     """
-    if len(text) > MAX_CHARACTERS:
+    most = MAX_CHARACTERS if repeated is None else MAX_CHARACTERS_WITHOUT_LIBYAML
+    if len(text) > most:
         notes.outside(
-            notes.file,
-            f"the file has {len(text):,} characters",
-            expected=f"at most {MAX_CHARACTERS:,}",
+            notes.file, f"the file has {len(text):,} characters", expected=f"at most {most:,}"
         )
         return ()
     if not _readable(text, notes):
@@ -196,6 +199,7 @@ class _Composer:
         self._events = events
         self._notes = notes
         self._repeated = repeated
+        self._most = MAX_NODES if repeated is None else MAX_NODES_WITHOUT_LIBYAML
         self._anchors: dict[str, tuple[Node, int, int]] = {}
         self._open: set[str] = set()
         self._count = 0
@@ -222,11 +226,11 @@ class _Composer:
         from yaml import events
 
         self._count += 1
-        if self._count > MAX_NODES:
+        if self._count > self._most:
             self._fail(
                 event,
-                f"the file has more than {MAX_NODES:,} values once its aliases are followed",
-                "use fewer aliases",
+                f"the file has more than {self._most:,} values once its aliases are followed",
+                "shorten the file, or use fewer aliases",
             )
         if self._characters > MAX_CHARACTERS:
             self._fail(

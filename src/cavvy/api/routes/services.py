@@ -141,7 +141,7 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     service."""
     now, text = app_state.now(), submission.read_text(ask)
     origin = submission.read_origin(ask, text)
-    task = submission.read_task(project, ask, text, origin, now, serves=True)
+    task = await submission.read_task(app_state, project, ask, text, origin, now, serves=True)
     if objection := object_to_service(task):
         raise ApiProblem("invalid-task", f"{ask.path}: {objection}")
     await submission.check_secrets(app_state, task)

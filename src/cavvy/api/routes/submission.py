@@ -5,6 +5,7 @@ import re
 from asyncio import to_thread
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 import msgspec
 
@@ -49,6 +50,7 @@ from cavvy.store.objects.sizes import BUCKETS
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
+_SHORT = 5_000  # characters of a task that is parsed in the event loop, in less than 0.1 s
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 
@@ -70,7 +72,7 @@ async def submit_task(
     origin = read_origin(ask, text)
     if key is not None and not _is_of_now(key, now):
         return await _made_before(app_state, project, key, origin), False
-    task = read_task(project, ask, text, origin, now)
+    task = await read_task(app_state, project, ask, text, origin, now)
     jobs = app_state.control_plane.jobs
     job_id = key or jobs.make_id()
     announce(job_id, task)
@@ -197,7 +199,8 @@ def read_text(ask: wire.SubmitRequest) -> str:
     )
 
 
-def read_task(
+async def read_task(
+    app_state: AppState,
     project: str,
     ask: wire.SubmitRequest,
     text: str,
@@ -208,7 +211,12 @@ def read_task(
 ) -> TaskSpec:
     """Parse the submitted task, or service if `serves` is set. Raises SpecError, ApiProblem."""
     options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides, serves=serves)
-    task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
+    parse = partial(parse_task, text, file=ask.path, params=ask.params, now=now, options=options)
+    if len(text) + len(origin.overrides) + len(str(ask.params)) <= _SHORT:
+        task = parse()
+    else:
+        async with app_state.parsing:
+            task = await to_thread(parse)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
             "invalid-request",
