@@ -1,5 +1,7 @@
 """What stores know of budgets, and how the keeper of budgets uses it."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
@@ -81,5 +83,25 @@ def test_what_no_pass_renews_is_not_extrapolated() -> None:
         await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
         await clock.sleep_until(after(11 * 3600))
         assert await keeper.find_block(job) == ""
+
+    run_virtual(play())
+
+
+def test_spending_before_the_month_does_not_count_although_it_is_posted_later() -> None:
+    async def play() -> None:
+        month_end = datetime(2026, 4, 1, tzinfo=UTC)
+        store = MemoryStore()
+        await store.budgets.put(_BUDGET)
+        job = await run_job(store, "j1")
+        (attempt,) = await store.attempts("j1")
+        until = (month_end - NOW).total_seconds() - 3600
+        charge = make_charge(attempt, 1000 * int(until), until=until)
+        await store.commit(AtomicWrite(charges=[charge]))
+        keeper = BudgetKeeper(store, VirtualClock(month_end + timedelta(seconds=100)))
+        # the provider has been silent for 3700 s, of which 100 s are in this month
+        spent = charge.amount.micros + 3_700_000
+        allowance = await keeper.find_allowance(job, Money(spent), _RATE)
+        assert allowance is not None
+        assert allowance.most == Money(spent + 1_000_000 - 100_000)
 
     run_virtual(play())

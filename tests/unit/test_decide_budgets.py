@@ -19,7 +19,9 @@ from cavvy.control.decide.budgets import (
 )
 from cavvy.costs.forecast import forecast_month
 from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.postings import month_of
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -37,7 +39,10 @@ def seen(rate: int, spent: int = 0, posted: int = 0, ago: timedelta = timedelta(
 
 def state(posted: int, running: dict[str, SeenSpending], **fields: object) -> BudgetState:
     made = budget(**fields)
-    return BudgetState(budget=made, limit=made.limit, posted=Money(posted), running=running)
+    month = month_of(NOW)
+    return BudgetState(
+        budget=made, month=month, limit=made.limit, posted=Money(posted), running=running
+    )
 
 
 def test_a_budget_counts_the_entries_of_the_projects_below_its_own() -> None:
@@ -81,6 +86,27 @@ def test_a_service_is_stopped_so_early_that_its_replicas_can_drain() -> None:
 def test_spending_since_the_last_entry_counts() -> None:
     running = {"a": seen(100, spent=50, posted=20, ago=HOUR), "b": seen(0, spent=5, posted=9)}
     assert state(500, running).spent(NOW) == Money(500 + 50 - 20 + 100)
+
+
+def test_spending_since_the_last_entry_counts_in_its_own_month() -> None:
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    running = {
+        "silent": SeenSpending(
+            at=december - HOUR,
+            spent=Money(900),
+            rate=HourlyRate(100),
+            posted=Money(400),
+            posted_until=december - 5 * HOUR,
+        )
+    }
+    november = state(500, running)
+    in_november = [november.spent(december + ahead) for ahead in (-HOUR, 0 * HOUR, HOUR)]
+    assert in_november == [Money(500 + 500), Money(500 + 600), Money(500 + 583)]
+    in_december = replace(november, month=december, posted=Money(0))
+    assert [in_december.spent(december + ahead) for ahead in (0 * HOUR, HOUR)] == [
+        Money(0),
+        Money(117),  # a sixth of 700
+    ]
 
 
 def test_no_new_paid_work_starts_at_the_lower_of_the_two_shares() -> None:

@@ -85,10 +85,10 @@ class BudgetKeeper:
         until now.
         """
         now, known = self._clock.now(), self._seen.get(job.id)
-        posted = spent if known is None else known.posted
-        self._seen[job.id] = SeenSpending(at=now, spent=spent, rate=rate, posted=posted)
         if known is None:
+            known = SeenSpending(at=now, spent=spent, rate=rate, posted=spent)
             self.expire()
+        self._seen[job.id] = replace(known, at=now, spent=spent, rate=rate)
         await self._refresh()
         return find_allowance(self._covering(job), job.id, now)
 
@@ -148,14 +148,16 @@ class BudgetKeeper:
         budgets = await self._store.budgets.list()
         self._parents = await read_parents(self._store) if budgets else {}
         live = await self._read_live() if budgets else []
-        posted = {job.id: job.spent for job in live}
         rates = await self._store.budgets.charged_rates() if live else {}
+        known = {job.id: _by_charges(job, rates.get(job.id), now) for job in live}
         # The ledger is read after the jobs' sums, so that no spending is missing from both.
-        self._states = [await self._read_state(each, live, rates, now) for each in budgets]
+        self._states = [await self._read_state(each, live, known, now) for each in budgets]
         self._seen = {
-            job_id: replace(seen, posted=posted[job_id])
+            job_id: replace(
+                seen, posted=known[job_id].posted, posted_until=known[job_id].posted_until
+            )
             for job_id, seen in self._seen.items()
-            if job_id in posted
+            if job_id in known
         }
 
     async def _read_live(self) -> list[JobSummary]:
@@ -172,7 +174,7 @@ class BudgetKeeper:
         self,
         budget: SpendingBudget,
         live: Sequence[JobSummary],
-        rates: Mapping[str, ChargedRate],
+        known: Mapping[str, SeenSpending],
         now: datetime,
     ) -> BudgetState:
         this = month_of(now)
@@ -181,10 +183,11 @@ class BudgetKeeper:
             last = await self._sum(budget, month_of(this - timedelta(days=1)))
         return BudgetState(
             budget=budget,
+            month=this,
             limit=month_limit(budget, last, now),
             posted=await self._sum(budget, this),
             running={
-                job.id: _by_charges(job, rates.get(job.id), now)
+                job.id: known[job.id]
                 for job in live
                 if budget.covers(self._line(job.project), job.user, job.tags)
             },
@@ -225,6 +228,7 @@ def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> 
         spent=job.spent,
         rate=HourlyRate() if charged is None else charged.rate,
         posted=job.spent,
+        posted_until=None if charged is None else charged.until,
     )
 
 

@@ -4,41 +4,48 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.postings import month_of
+from cavvy.domain.postings import month_of, next_month, share_of
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import Struct, replace
 
 
 class SeenSpending(Struct, frozen=True, kw_only=True):
     """The amount that a running job had spent at a given time, and its hourly rate at that time.
-    `posted` is the part of the amount that the ledger already contains.
+    `posted` is the part of the amount that the ledger already contains, and `posted_until` is the
+    end of that part, or None if the ledger contains no charges of the job's nodes.
     """
 
     at: datetime
     spent: Money
     rate: HourlyRate
     posted: Money = Money()
+    posted_until: datetime | None = None
 
-    def unposted(self, now: datetime) -> int:
-        """Return the micro-dollars that the job has spent by now and that the ledger does not
-        contain yet."""
+    def unposted(self, now: datetime, month: datetime) -> int:
+        """Return the micro-dollars that the job has spent by now, in the given month, and that the
+        ledger does not contain yet. The job is assumed to have spent these evenly since
+        `posted_until`.
+        """
         reached = self.spent.micros + self.rate.over(now - self.at).micros
-        return max(0, reached - self.posted.micros)
+        since = month if self.posted_until is None else self.posted_until
+        more = max(0, reached - self.posted.micros)
+        return share_of(more, since, now, month, next_month(month))
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
-    """A budget in the current month: its amount, the spending in the ledger, and the running jobs
-    by ID.
+    """A budget in the current month: when the month begins, the budget's amount, the spending in
+    the ledger, and the running jobs by ID.
     """
 
     budget: SpendingBudget
+    month: datetime
     limit: Money
     posted: Money
     running: Mapping[str, SeenSpending] = {}
 
     def spent(self, now: datetime) -> Money:
-        """Return the amount that has been spent by now."""
-        more = sum(each.unposted(now) for each in self.running.values())
+        """Return the amount that has been spent in the month by now."""
+        more = sum(each.unposted(now, self.month) for each in self.running.values())
         return Money(self.posted.micros + more)
 
     def part(self, percent: int) -> Money:
