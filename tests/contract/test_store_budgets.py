@@ -38,6 +38,7 @@ async def test_rates_are_those_of_the_newest_charges_of_open_attempts(store: Sto
         make_charge(attempt, 60_000, since=60, until=120, rate=_RATE.times(2)),
         make_charge(attempt, 5, until=120, kind=ChargeKind.DISK, rate=HourlyRate(7)),
         make_charge(attempt, 5, until=120, kind=ChargeKind.MINIMUM, rate=HourlyRate(9)),
+        make_charge(attempt, 5, until=130, kind=ChargeKind.TRAFFIC, rate=HourlyRate()),
         make_charge(attempt, 60_000, rank=1),  # a node that has ended
     ]
     await store.commit(AtomicWrite(charges=charges))

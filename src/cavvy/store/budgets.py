@@ -23,11 +23,13 @@ _SWAP = "UPDATE budgets SET document = ? WHERE name = ? AND document = ?"
 _DELETE = "DELETE FROM budgets WHERE name = ?"
 _CLAIM = insert_into("budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING")
 _BY_TIME = (ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS)
-# The CROSS JOIN makes SQLite begin with the few open attempts.
+# The CROSS JOIN makes SQLite begin with the few open attempts. Charges for traffic are ignored,
+# because they end at the last message of the node's agent, which may be later than the last poll.
 _RATES = (
     "SELECT c.job_id, MAX(c.until), CAST(SUM(c.rate) AS BIGINT) FROM attempts a CROSS JOIN charges "
     f"c WHERE a.phase <> '{AttemptPhase.ENDED}' AND c.attempt_id = a.id AND c.kind IN (?, ?, ?) "
-    "AND c.until = (SELECT MAX(n.until) FROM charges n WHERE n.attempt_id = a.id) GROUP BY c.job_id"
+    "AND c.until = (SELECT MAX(n.until) FROM charges n WHERE n.attempt_id = a.id AND n.kind IN "
+    "(?, ?, ?)) GROUP BY c.job_id"
 )
 
 
@@ -75,7 +77,7 @@ class SqlBudgets:
         return await self._write(lambda session: session.run(_CLAIM, values).rowcount) > 0
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
-        values = tuple(str(each) for each in _BY_TIME)
+        values = 2 * tuple(str(each) for each in _BY_TIME)
         rows = await self._read(lambda session: session.run(_RATES, values).fetchall())
         return {
             job_id: ChargedRate(job_id=job_id, until=to_time(until), rate=HourlyRate(rate))
