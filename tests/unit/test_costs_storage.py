@@ -146,6 +146,16 @@ def test_a_changed_price_of_a_volume_holds_from_its_report_on() -> None:
     assert list_charges(bill) == [(at(0), at(8), 80_000), (at(8), at(10), 40_000)]
 
 
+def test_a_price_seen_after_the_clock_was_set_back_holds_from_the_last_report_on() -> None:
+    bill = begin_bill(replace(volume(1, []), created_at=at(0)), SUBJECT, at(0))
+    bill = observe(observe(bill, 2), 6, micros=144_000)
+    bill = observe(bill, 4, micros=216_000)
+    assert list_charges(observe(bill, 8, micros=216_000)) == [
+        (at(0), at(6), 60_000),
+        (at(6), at(8), 60_000),
+    ]
+
+
 def test_a_volume_of_a_fixed_size_has_one_price() -> None:
     bill = begin_bill(replace(volume(1, []), created_at=at(0)), SUBJECT, at(0))
     assert list_charges(observe(bill, 1, micros=7_200_000, up_to_gib=128)) == [

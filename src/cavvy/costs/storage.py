@@ -35,10 +35,12 @@ def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: dateti
 def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> VolumeBill:
     """Return the bill, updated by the provider's current report. A changed size, type or price of
     the volume applies from `now` on. If the bill contains no price yet, the reported price also
-    applies to the time before `now`.
+    applies to the time before `now`. If the clock was set back, the time of the last report is used
+    instead of `now`.
     """
     gangs = tuple(dict.fromkeys((*bill.gangs, *volume.used_by)))
-    bill = replace(bill, seen_at=max(now, bill.seen_at), gangs=gangs)
+    now = max(now, bill.seen_at)
+    bill = replace(bill, seen_at=now, gangs=gangs)
     price = volume.price
     if price is None:
         return bill
