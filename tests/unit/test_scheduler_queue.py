@@ -306,6 +306,11 @@ def test_a_group_takes_no_gang_of_one_and_none_that_is_too_large() -> None:
     assert placed(plan_jobs([waiting_job(job("1", nodes=4), GROUP)], capacity)) == []
 
 
+def test_a_gang_of_one_that_waits_for_a_group_holds_up_no_host() -> None:
+    jobs = [waiting_job(job("1", cpus=4), GROUP), waiting_job(job("2"), ALONE)]
+    assert placed(plan_jobs(jobs, QueueCapacity(hosts=farm("a")))) == ["2"]
+
+
 def test_nothing_is_placed_on_a_host_that_is_not_ready() -> None:
     capacity = QueueCapacity(hosts=farm("a", "b", a=False))
     assert placed(plan_jobs([waiting_job(job("1"), ALONE)], capacity)) == []
