@@ -236,7 +236,7 @@ def test_what_a_provider_refuses_is_counted_with_its_reason(planned: Path) -> No
     (rejected,) = found["rejected"]
     assert rejected["field"] == "resources.disk.type"
     assert rejected["reason"].startswith("local: ")
-    assert str(found["message"]).startswith("No offer: the offers that fit are refused by local: ")
+    assert str(found["message"]).startswith("No offer: some offers fit, but are refused by local: ")
     assert str(found["message"]).endswith("; change resources.disk.type")
 
 
@@ -500,7 +500,7 @@ def test_only_offers_of_providers_with_a_driver_are_suggested(planned: Path) -> 
         "$0.50/h: printf '[providers.aws]\\nregions = \"us-east-1\"\\n' "
         f">> {file} && cavvy check aws"
     )
-    assert "no driver" in hint("resources: {gpu: L4, providers: nodriver}\n")
+    assert "no provider that Cavvy can use" in hint("resources: {gpu: L4, providers: nodriver}\n")
     assert "nearest misses" in hint("resources: {gpu: L4:7}\n")
     assert "did you mean" in hint("resources: {gpu: L4, providers: nodrivr}\n")
     file.write_text("[providers.aws]\n")

@@ -134,7 +134,7 @@ def test_what_a_provider_refuses_is_nearer_than_a_constraint() -> None:
         reason="local: it has no choice of disks", count=1, field="resources.disk.type"
     )
     assert say_no_offer(make_task(), explain([near], EMPTY, refused=[refused])) == (
-        "No offer: the offers that fit are refused by local: it has no choice of disks; change "
+        "No offer: some offers fit, but are refused by local: it has no choice of disks; change "
         "resources.disk.type"
     )
 

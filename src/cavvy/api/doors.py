@@ -223,8 +223,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._abort_later()
 
     def _limit_reading(self) -> None:
-        """Let the kernel discard the data that a peer without a token still sends. Without this
-        method, the server would read and decrypt the data until the peer closes its TLS connection.
+        """Let the kernel discard the data that a peer without a token still sends. Otherwise, the
+        server itself would have to read and decrypt this data until the peer closes its TLS
+        connection.
         """
         if isinstance(self.place, socket.socket) and not self._proven:
             with contextlib.suppress(OSError):  # the connection is already closed

@@ -379,7 +379,9 @@ class _Word:
 
 
 def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, AuditMiddleware]":
-    """Return two applications with a token check: one without and one with the audit log."""
+    """Return two applications that check the token. The first writes no audit log, and the second
+    does.
+    """
     from cavvy.api.app import make_app
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware

@@ -279,8 +279,9 @@ def _meets_accelerators(offer: Offer, need: ResourceSpec, constraint: Constraint
 def memory_bounds(
     need: ResourceSpec, memory_mib: int, cpus: float
 ) -> tuple[int, int | None, int | None]:
-    """Return a node's memory, and the required minimum and maximum. If memory is required per CPU
-    but the number of CPUs is unknown, the node's memory is returned as 0.
+    """Return a node's memory, and the required minimum and maximum. If the memory is required per
+    CPU and the node's number of CPUs is unknown, the result has 0 as the node's memory, so the node
+    does not fit.
     """
     if need.memory_per_cpu_mib is None:
         return memory_mib, need.memory_min_mib, need.memory_max_mib

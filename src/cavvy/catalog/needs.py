@@ -193,7 +193,8 @@ def _part(piece: str) -> float:
         part = 0
     if not 0 < part < 1:
         raise NeedError(
-            f"{piece!r} is not a part of an accelerator", "a part is between 0 and 1, such as 0.5"
+            f"{piece!r} is not a fraction of an accelerator",
+            "a fraction is between 0 and 1, such as 0.5",
         )
     return part
 

@@ -87,8 +87,8 @@ def list_places_around(wanted: str) -> frozenset[str]:
 
 
 def list_places_within(wanted: str) -> frozenset[str]:
-    """Return the wanted place and the places that contain it. If the wanted place is an area, also
-    return the area's countries, because a country may contain a location in the area.
+    """Return the wanted place and the places that contain it. If the wanted place is an area, the
+    result also contains its countries: a location in one of these countries is in the area.
     """
     wish = wished_place(wanted)
     countries = {each for each, area in _areas().items() if area == wish}

@@ -102,9 +102,9 @@ class GangOperator:
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
-        """Return the charges that must be written now. The charges of a warm gang are returned
-        together with the attempt's row, so that the write fails if a job has meanwhile taken over
-        the gang.
+        """Return the charges that must be written now. For a warm gang, the result also contains
+        the attempt's row: if a job takes over the gang before the charges are written, the write
+        then fails.
         """
         if not is_accrual_due(attempt, self._look(attempt)):
             return RowChanges()

@@ -31,9 +31,9 @@ def forecast_month(spent: Money, daily: Sequence[int], now: datetime) -> Spendin
     month and the micro-dollars spent on each day in `daily`. Returns None if fewer than two days
     are given.
 
-    For mean m and standard deviation s of the days, and d remaining days (with fractions): expected
-    = spent + m d, and the interval is expected ± 1.2816 s √d, where the lower bound is at least
-    `spent`.
+    The days have the mean m and the standard deviation s, and d days remain (not always a whole
+    number). Then expected = spent + m d, and the interval is expected ± 1.2816 s √d. Its lower
+    bound is at least `spent`.
     """
     if len(daily) < 2:
         return None

@@ -45,7 +45,9 @@ class CredentialBook:
         return bool(self._held)
 
     def holds(self, account: str) -> bool:
-        """Return whether the account has a credential or is the installation's own account."""
+        """Return whether an account can be used. The installation's own account can always be used;
+        a project's account must have a credential.
+        """
         provider, project = split_account(account)
         return not project or (project, provider) in self._held
 

@@ -94,7 +94,8 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     },
     AttemptPhase.BOOTING: {
         AttemptPhase.RUNNING: "every rank reported that its work is running",
-        AttemptPhase.KEPT: "the work ended before its start was noticed, and its nodes are kept",
+        AttemptPhase.KEPT: "the work ended before the server noticed its start, and the task "
+        "keeps the nodes",
         AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or the attempt is no "
         "longer needed",
     },

@@ -49,9 +49,10 @@ class QuantityUnit(StrEnum):
 
 
 class LedgerSubject(Struct, frozen=True, kw_only=True):
-    """The subject of entries: an attempt of a job on one kind of machine, a volume between jobs, or
-    a replica's work for a service's key. A subject never changes, so a job's later names or tags do
-    not change what was charged. Text fields that do not apply to the kind of subject are empty.
+    """What an entry of the ledger is about. There are three kinds: an attempt of a job, on one kind
+    of machine; a volume that no job uses; and the work of a replica for one key of its service. A
+    subject never changes, so a job's later names or tags do not change what was charged. Text
+    fields that do not apply to the kind of subject are empty.
     """
 
     id: str  # the number of the attempt, if the subject is an attempt

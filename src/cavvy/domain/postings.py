@@ -69,7 +69,7 @@ def _posting(
     sign: int = 1,
     less: Charge | None = None,
 ) -> LedgerPosting:
-    """Return a posting of `charge` or, with `less`, of the difference between the charges."""
+    """Return a posting of `charge`. If `less` is given, its quantity and amount are subtracted."""
     sent = charge.kind is ChargeKind.TRAFFIC
     quantity = _quantity(charge) - (0 if less is None else _quantity(less))
     amount = charge.amount.micros - (0 if less is None else less.amount.micros)

@@ -25,8 +25,8 @@ RequestWork = Mapping[str, Mapping[str, Mapping[str, KeyWork]]]
 
 
 def merge_work(parts: Iterable[RequestWork]) -> RequestWork:
-    """Return the union of the gateways' reports. If two reports have the same epoch, one of the two
-    is older, so the larger count of each key is used.
+    """Return the union of the gateways' reports. Two reports with the same epoch come from the same
+    gateway. Its counts only grow, so the larger count of each key is the newer one and is used.
     """
     found: dict[str, dict[str, dict[str, KeyWork]]] = {}
     for part in parts:

@@ -17,8 +17,8 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
     `timed` is their number. For the `timed` requests, `logs` is the sum of the natural logarithms
     of the latencies, and `squares` is the sum of the squared logarithms. Successive `timed`
     requests are combined into groups of GROUP requests; `groups` is the number of these groups.
-    `means` is the sum of the mean logarithms of the groups, and `mean_squares` is the sum of the
-    squared means.
+    Each group has a mean logarithm; `means` is the sum of these means, and `mean_squares` is the
+    sum of their squares.
     """
 
     requests: int = 0

@@ -156,9 +156,10 @@ class ServiceUpdate(Struct, frozen=True, kw_only=True):
 class QueueTerms(Struct, frozen=True, kw_only=True):
     """The settings for sending queued calls. A call is sent `attempts` times at most. The pause
     after the first failure is `backoff`; it doubles with each failure. Results are stored for the
-    time `keep`. `at_once` limits the calls that are sent at the same time. 0 means twice the number
-    of requests that all replicas can process at the same time (in full batches, if requests are
-    joined). The queue accepts no more calls when it contains `waiting` calls.
+    time `keep`. `at_once` limits the calls that are sent at the same time. If it is 0, the limit is
+    twice the number of requests that all replicas can process at the same time. If the gateway
+    joins requests, full batches are assumed. The queue accepts no more calls when it contains
+    `waiting` calls.
     """
 
     attempts: int = 5
@@ -265,7 +266,8 @@ class ReplicaState(StrEnum):
 # For each state, the states that may follow, with the reason for each.
 REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     ReplicaState.ORDERED: {
-        ReplicaState.STARTING: "the provider accepted the launch, or its node was found",
+        ReplicaState.STARTING: "the provider accepted the launch, or the provider listed a node "
+        "of the launch",
         ReplicaState.ENDING: "the launch failed or is no longer needed; a node that may exist is "
         "removed",
     },
@@ -304,7 +306,7 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 
 class ReplicaLoss(StrEnum):
-    """Whether a spot market lost a replica's node, or refused to launch the node."""
+    """What happened to a replica on spot: its node was reclaimed, or its launch was refused."""
 
     LOST = "lost"  # the replica's node was reclaimed
     REFUSED = "refused"  # there was no capacity for the replica

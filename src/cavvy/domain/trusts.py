@@ -48,11 +48,12 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
 
     An ID token must have the `audience` and all `claims`. In the value of a claim, `*` matches any
     characters. A program that presents the token becomes the service account `account`. A person
-    who presents the token becomes the account that the claim `account_claim` names, and `accounts`
-    states who gets an account. `groups` are the roles that people have while the claim
-    `groups_claim` contains the group. `scopes` and `project` limit the tokens that this server
-    issues; `lifetime` is the validity of the tokens and of the roles. `client_id` is the public
-    client that terminals use to sign in; without it, terminals cannot sign in.
+    who presents the token is signed in to the account whose name is in the claim `account_claim`;
+    `accounts` states which people get an account at their first sign-in. `groups` are the roles
+    that people have while the claim `groups_claim` contains the group. `scopes` and `project` limit
+    the tokens that this server issues; `lifetime` is the validity of the tokens and of the roles.
+    `client_id` is the public client that terminals use to sign in; without it, terminals cannot
+    sign in.
     """
 
     name: str
@@ -134,10 +135,11 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 
 
 def limits_users(trust: IssuerTrust) -> bool:
-    """Return whether the claims limit a trust to certain users of its issuer. For the
-    SHARED_ISSUERS, one of the claims that distinguish the issuer's users must have a fixed value,
-    or a value that is fixed up to a slash. For an issuer that is not in SHARED_ISSUERS, a trust is
-    limited if any claim has a fixed part.
+    """Return whether the claims limit a trust to certain users of its issuer. An issuer in
+    SHARED_ISSUERS serves users of many organisations, and some claims tell them apart. For such an
+    issuer, at least one of these claims must have a fixed value, or a value that is fixed up to a
+    slash. For an issuer that is not in SHARED_ISSUERS, a trust is limited if any claim has a fixed
+    part.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:

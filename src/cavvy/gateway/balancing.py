@@ -3,9 +3,9 @@
 Without affinity, the request is sent to the replica with the fewest requests in flight among the
 nearest replicas (the lowest tier) that have room. A replica's load is the number of its requests in
 flight plus FARTHER for each tier, so that one comparison of loads also chooses the tier. With
-affinity, the request is sent to the first replica, clockwise from the key, whose load is at most
-`load_factor` times the mean load. The method is consistent hashing with bounded loads (Mirrokni,
-Thorup and Zadimoghaddam, 2016).
+affinity, replicas and keys are points of a circle. From the point of the request's key, the gateway
+goes clockwise to the first replica whose load is at most `load_factor` times the mean load. The
+method is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016).
 """
 
 import math

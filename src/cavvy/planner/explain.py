@@ -124,7 +124,7 @@ def say_no_offer(task: TaskSpec, found: Explanation) -> str:
     if refused and not limits:
         whom = " and ".join(rejection.reason for rejection in refused)
         fields = ", ".join(dict.fromkeys(rejection.field for rejection in refused))
-        return f"No offer: the offers that fit are refused by {whom}; change {fields}"
+        return f"No offer: some offers fit, but are refused by {whom}; change {fields}"
     if prices and not limits and task.resources.max_rate is not None:
         nearest = min(prices, key=lambda miss: (miss.offer.rate, miss.offer.key))
         rates = (

@@ -31,8 +31,8 @@ Amounts = Mapping[str, float]  # amount of each resource of a host
 
 
 class HostWaits:
-    """The earlier jobs that wait for a part of a shared host, and the amounts that each job
-    requests on each host.
+    """Records which earlier jobs wait for a part of a shared host, and how much each of them
+    requests.
     """
 
     def __init__(self, hosts: Iterable[Host]) -> None:
@@ -55,11 +55,11 @@ class HostWaits:
     def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
         """Return whether a job with the allocations `mine` could delay one of the waiting jobs.
 
-        The job delays no waiting job if every host of the job meets the following condition.
-        Whichever gangs and waiting jobs occupy the host later, each further waiting job that fits
-        on the host without `mine` must also fit with `mine`. The condition ensures that every
-        waiting job starts at the same time and on the same host as it would without the job that
-        has the allocations `mine`.
+        The check is made for each host of the job. Any of the running gangs and waiting jobs may
+        occupy the host later. In each such case, every further waiting job that fits on the host
+        without `mine` must also fit with `mine`. The condition ensures that every waiting job
+        starts at the same time and on the same host as it would without the job that has the
+        allocations `mine`.
         """
         return any(
             _may_delay_on(

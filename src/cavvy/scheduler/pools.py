@@ -2,11 +2,11 @@
 a node used for one offer of the pool reduces the capacity of all its offers. The module does no
 I/O.
 
-An offer's capacity is the number of nodes that would be available if only this offer were used. A
-node of an offer with the capacity c uses the share 1/c of the pool. The capacity of each other
-offer in the pool shrinks by this share. The result is exact if each node size is a multiple of all
-smaller node sizes; otherwise, the result is slightly too low until the provider next reports its
-capacity.
+An offer's capacity is the number of nodes that jobs can get of this offer while they use no other
+offer of the pool. A node of an offer with the capacity c uses the share 1/c of the pool. The
+capacity of each other offer in the pool shrinks by this share. The result is exact if each node
+size is a multiple of all smaller node sizes; otherwise, the result is slightly too low until the
+provider next reports its capacity.
 """
 
 from collections.abc import Mapping, MutableMapping

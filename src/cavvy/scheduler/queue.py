@@ -178,9 +178,9 @@ class JobScheduler:
         )
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """Return the names of the resources that a job waits for if the job needs this offer. The
-        resource is the offer or its shared host. For a group of hosts, the result also contains
-        every host that the job does not avoid.
+        """Return what a job waits for if it needs this offer: the names of the offer or, if the
+        offer is a part of a shared host, of the host. For a group of hosts, the result also
+        contains every host that the job does not avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}

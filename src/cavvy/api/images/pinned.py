@@ -46,8 +46,8 @@ class ImageVerifier:
         pinned = replace(task, image=image, image_signers=tuple(signers))
         if refusal := explain_signatures(policies, pinned):
             told = (
-                "; Cavvy does not verify the keyless signatures of this image (with a certificate "
-                "of Fulcio): sign the image with a key"
+                "; this image has keyless signatures (with a certificate of Fulcio), which Cavvy "
+                "does not verify: sign the image with a key"
             )
             raise ApiProblem("policy-refused", f"{refusal}{told if keyless else ''}", _HINT)
         return pinned

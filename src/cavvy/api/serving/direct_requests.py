@@ -3,8 +3,9 @@
 HAProxy counts requests separately for each HAProxy server. The names of HAProxy servers differ
 between HAProxy processes, and a process loses its counts when it ends. This module stores the
 counts in a file, by service, replica and HAProxy server. The module estimates the total duration of
-the requests: their number multiplied by the recent mean duration that HAProxy reports. The estimate
-is at most the time since the last reading.
+the requests: their number multiplied by the recent mean duration that HAProxy reports. The
+estimated duration of the requests on one HAProxy server is at most the time since its counts were
+last read.
 """
 
 from collections.abc import Iterable, Mapping

@@ -163,8 +163,8 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 def record_plan(
     job: JobRecord, recommendation: Recommendation, offer: Offer | None, now: datetime
 ) -> JobRecord:
-    """Return the job with the policy's decision recorded. The time of the decision is the time when
-    its mode or offer last changed.
+    """Return the job with the policy's decision recorded. The recorded time changes only if the
+    mode or the offer changes.
     """
     plan = PlanState(
         at=now,

@@ -117,8 +117,8 @@ def name_later(
 
 
 def is_settled(restored_at: datetime, now: datetime, unknown: int, silent: int) -> bool:
-    """Return whether a restored database can be treated like any other database again: for some
-    time, all providers have answered and reported no unknown gang.
+    """Return whether the server can stop treating the database as restored from a backup. For some
+    time, all providers must have answered, and must not have reported an unknown gang.
     """
     return not unknown and not silent and now - restored_at >= QUIET
 

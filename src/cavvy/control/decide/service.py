@@ -214,7 +214,9 @@ def order_replica(
 
 
 def bind_last(service: StoredService, places: tuple[str, ...]) -> StoredService:
-    """Return the service after binding its last ordered replica to all these places."""
+    """Return the service with a restriction for the replica that was ordered last: it may run only
+    in `places`.
+    """
     *others, last = service.replicas
     return replace(service, replicas=(*others, replace(last, bound_to=places)))
 
@@ -531,8 +533,8 @@ def _limit(
 def _add_needed(
     placement: Mapping[str, int], replicas: list[ServiceReplica], needed: frozenset[str]
 ) -> dict[str, int]:
-    """Return the wanted number of replicas in each market, raised to the number of replicas that
-    must be kept in this market.
+    """Return the wanted number of replicas in each market. The number is at least the number of
+    replicas that must be kept in the market.
     """
     held = Counter(market_of(each) for each in replicas if each.id in needed)
     return {name: max(placement.get(name, 0), held[name]) for name in (*placement, *held)}

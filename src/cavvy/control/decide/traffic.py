@@ -155,8 +155,8 @@ def observe(
 
 
 def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> ServiceTraffic:
-    """Return the counts to subtract from the counts in `traffic`: `before`, or zeros if the gateway
-    has been restarted since `before`.
+    """The counts in `traffic` grow; return what must be subtracted from them to get the counts
+    since `before`. The result is `before`, or zeros if the gateway has been restarted since.
     """
     if (
         before is None

@@ -114,9 +114,9 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
 
 
 def remember_former(service: StoredService) -> CandidateRevision | None:
-    """Return the revision to which a failed rolling update returns. The result is the serving
-    revision if one of its replicas is ready, otherwise the revision that an earlier update has not
-    replaced yet.
+    """Return the revision to which a failed rolling update returns. If a replica of the serving
+    revision is ready, the result is the serving revision. Otherwise, it is the revision that served
+    before, if its replicas still run.
     """
     if not _is_ready(service):
         return service.former

@@ -2,9 +2,9 @@
 
 A request that is not a CloudEvent causes one call, whose ID is derived from the delivery. Each
 CloudEvent causes one call, whose ID is derived from the event's source and ID. All calls are sent
-as events in binary mode, even if the event arrived in structured mode. The CloudEvents SDK 2.2.0
-for Python reads every request with an event's headers as binary mode, regardless of the
-Content-Type.
+as events in binary mode, even if the event arrived in structured mode. Version 2.2.0 of the
+CloudEvents SDK for Python assumes binary mode whenever a request has the headers of an event, even
+if its Content-Type is that of structured mode.
 """
 
 import hashlib

@@ -67,9 +67,9 @@ class SteeredMarket(Struct, frozen=True):
     run_time_ratio: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """Return the cost in dollars of a spot gang for the amount of work that the reference
-        machine does in an hour. If the market has no spot, the result is so high that the market is
-        never chosen.
+        """Return what it costs to do an hour's work of the reference machine on spot in this
+        market, in dollars for the whole gang. If the market has no spot, the result is so high that
+        the market is never chosen.
         """
         return _usd(self.spot, nodes) * self.run_time_ratio
 

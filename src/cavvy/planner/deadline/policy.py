@@ -81,9 +81,9 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Reject a change from on-demand to waiting for spot if `question.core` would choose on-demand
-    again after a wait of one hour or ten launch times, whichever is longer. A shorter wait would
-    save less than the cost of the additional launch.
+    """Reject a change from on-demand to waiting for spot if the wait would be too short to pay for
+    the additional launch. The wait must last at least one hour, and at least as long as ten
+    launches: the core must not choose on-demand again at this time.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
