@@ -144,9 +144,7 @@ class ServiceQueue:
         return fields
 
     def may_stay(self, places: frozenset[str]) -> bool:
-        """Return whether the rules of the service's route permit a request to require all of
-        `places`.
-        """
+        """Return whether the service's route permits requests that require all of `places`."""
         return self.route.places is None or places.issubset(self.route.places)
 
     def refuse(self) -> None:

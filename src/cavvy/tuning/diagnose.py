@@ -310,9 +310,7 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """Return how much rare, long waits for data cost: the mean wait of a step minus `usual`, in
-        seconds. Returns 0 without such waits.
-        """
+        """Return the cost of rare waits for data: the mean wait minus `usual`, in seconds."""
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
@@ -415,8 +413,8 @@ class Diagnoser:
         )
         text += f", {share:.0%} of it at {line}" if line else ", for a save"
         fix = (
-            "do this work less often. If the work is a save: a single `run.batches` over all "
-            "epochs saves checkpoints in the background"
+            "do this work less often. If it is a save: one `run.batches` over all epochs saves "
+            "checkpoints in the background"
         )
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
@@ -510,10 +508,7 @@ class Diagnoser:
                 )
         elif "larger" in self._seconds:
             gain, scale = self._gain(self._base, "larger"), self._by_passes()
-            text = (
-                f"a step has {self._passes} passes; with {self._fewer} passes, it takes "
-                f"{gain.mean * 1e3:.1f} ms less"
-            )
+            text = f"a step has {self._passes} passes; {self._fewer} save {gain.mean * 1e3:.1f} ms"
             lost = compare(
                 *([each * scale for each in self._seconds[mode]] for mode in (self._base, "larger"))
             )

@@ -77,9 +77,7 @@ async def no_losses(attempt: Attempt) -> None:
 
 
 async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
-    """The default for `egress`: return None for the price and None for the date of the price,
-    because both are unknown.
-    """
+    """The default for `egress`: return None for the price and for its date, which are unknown."""
     return None, None
 
 

@@ -38,9 +38,7 @@ class WrongValue(ValueError):
 
 
 class ValueKind(Protocol):
-    """A kind of value that a field can have. It checks and converts the field's node in the parsed
-    file.
-    """
+    """A kind of value that a field can have; checks and converts nodes of the parsed file."""
 
     @property
     def words(self) -> str:
