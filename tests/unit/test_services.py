@@ -164,7 +164,7 @@ def test_batches_are_read_and_described() -> None:
     text = "run: serve\nservice: {port: 1, batch: 8}\n"
     assert read(text).batch == BatchRule(most=8)
     (task,) = parse_file(text).tasks
-    assert "8 instances at most" in dict(describe_task(task))["batches"]
+    assert "at most 8 instances" in dict(describe_task(task))["batches"]
 
 
 def test_a_service_without_a_port_has_the_usual_one() -> None:

@@ -93,7 +93,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
     nodes = [node for node in nodes if not node.pool]
     usable = [node for node in nodes if not node.why_not]
     names = {node.name for node in nodes}
-    facts = [("nodes", f"{len({node.name for node in usable})} of {len(names)} nodes are usable")]
+    facts = [("nodes", f"{len({node.name for node in usable})} of {len(names)} usable")]
     gpus = [
         (identify_gpu(node.product)[0], node.shape.gpus, max(0, node.free.gpus))
         for node in usable
