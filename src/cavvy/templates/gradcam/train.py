@@ -213,8 +213,8 @@ def main() -> None:
             file = FOLDER / f"{method}.png"
             Image.fromarray(pixels).resize((pixels.shape[1] * 4, pixels.shape[0] * 4)).save(file)
             print(
-                f"{method}: {np.mean(inside):.2f} of the heat is in the digit's box, which covers "
-                f"0.25 of the picture: {file}"
+                f"{method}: {np.mean(inside):.2f} of the heat map's sum is in the digit's box, "
+                f"which covers 0.25 of the picture: {file}"
             )
     run.close()
 

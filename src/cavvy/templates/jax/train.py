@@ -89,7 +89,8 @@ def main() -> None:
                 (FOLDER / "half.pickle").replace(kept)
     right = float((answer(layers, images[:360]).argmax(1) == labels[:360]).mean())
     print(
-        f"accuracy {right:.4f} on 360 held-out images, on {len(devices)} of {devices[0].platform}"
+        f"accuracy {right:.4f} on 360 held-out images; number of {devices[0].platform} devices: "
+        f"{len(devices)}"
     )
 
 
