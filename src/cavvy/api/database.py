@@ -179,9 +179,9 @@ async def join_servers(
 
 @asynccontextmanager
 async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
-    """Exclude all servers from the database, for a command that changes the whole database. The
-    fence permits writes only while no server can have joined the database. Raises StoreError, or
-    StateDirError if a server uses the database.
+    """Exclude all servers from the database, for a command that changes the whole database. A write
+    through the fence succeeds only while this command certainly has the database to itself. Raises
+    StoreError, or StateDirError if a server uses the database.
     """
     me = Replica(
         id=secrets.token_hex(16),

@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class HandshakeQueue:
-    """Accepted connections that wait for their handshake, grouped by address. All addresses have
-    the same share: if too many connections wait, the newest connection of the address with the most
-    connections is closed.
+    """Accepted connections that wait for their handshake, grouped by address. If too many
+    connections wait, the queue closes the newest connection of the address with the most waiting
+    connections. Therefore one address cannot fill the queue.
     """
 
     def __init__(self, most: int) -> None:

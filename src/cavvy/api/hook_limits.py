@@ -63,8 +63,8 @@ class HookLimits:
 
     def _keys(self, address: str, webhook: str) -> Sequence[tuple[str, str]]:
         """Return the keys under which a request is counted: one for the webhook, and one for the
-        sender's address. If there are too many addresses, all further addresses share the same
-        keys.
+        sender's address. If too many addresses are counted, the requests of all further addresses
+        are counted together.
         """
         known = (address, "") in self._wrong or len(self._wrong) < _MOST_KEYS
         return ((address, webhook), (address, "")) if known else (("", "-"), ("", ""))

@@ -121,8 +121,9 @@ def _list_rates(
 
 
 def list_monthly_rates(micros: int, since: datetime, until: datetime) -> Rates:
-    """Return the hourly rates for this price in micro-dollars a month, each with the time from
-    which it applies.
+    """Convert a price in micro-dollars per month to one hourly rate for each month, because months
+    have different numbers of hours. Each rate is returned with the time from which the rate
+    applies.
     """
     rates, at = [], since
     while True:

@@ -38,7 +38,8 @@ def choose_least(loads: Sequence[int], start: int) -> int:
     """Return the position of the replica with the lowest load, or -1 if all replicas are FULL.
 
     If several replicas have the lowest load, the search begins at position `start` and chooses the
-    first of these replicas. A caller that increases `start` distributes its requests evenly.
+    first of these replicas. If the caller increases `start` with each request, equally loaded
+    replicas take turns.
     """
     if len(loads) == 1:
         return 0 if loads[0] < FULL else -1

@@ -55,9 +55,9 @@ _OF_WHOLE = frozenset(
 
 
 class BatchPart:
-    """The contribution of a request to a batch. Requests with the same `group` can be joined. If a
-    batch was refused, the batch is halved: the requests of one half have the same `half`, and only
-    these requests are joined.
+    """The contribution of a request to a batch. Requests with the same `group` can be joined. After
+    a batch was refused, its requests are split into two halves, and `half` identifies a request's
+    half. Only requests of the same half are joined again.
     """
 
     __slots__ = ("body", "group", "half", "instances", "request_id")

@@ -1,7 +1,8 @@
 """Decides how many waiting requests a replica gets as one batch, and how long to wait for more.
 
-The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` fits a and b to the
-past batches of one replica. A larger batch shares b among more requests, so the module decides as
+The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` estimates the slope
+a and the constant b from the past batches of one replica. A larger batch shares b among more
+requests, so the module decides as
 follows:
 
     size    the longest run of the waiting requests, oldest first, that has at most `max` instances
@@ -120,8 +121,8 @@ def _bound_size(slope: float, base: float, most: int, most_s: float) -> int:
 def average_fits(
     replicas: Iterable[BatchTimes], instances: float, most: int, most_s: float
 ) -> BatchFit | None:
-    """Return the mean of the replicas' models for requests with `instances` instances each, or None
-    if no model is known.
+    """Return the mean of the replicas' models of batch time, or None if no replica has a model yet.
+    The result counts requests, and assumes that each request has `instances` instances.
     """
     fits = [each.fit() for each in replicas if each.known]
     if not fits:

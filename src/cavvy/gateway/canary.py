@@ -106,8 +106,8 @@ class CanarySplit:
 
     def narrow(self, loads: Sequence[int]) -> Sequence[int]:
         """Return the replicas' loads, from which the caller chooses a replica. The canary's share
-        decides which revision gets the request; if that revision has a replica with room, the loads
-        of the other revision's replicas are set to FULL.
+        decides which revision gets the request. If that revision has a free replica, the other
+        revision's replicas get the load FULL, so that the caller does not choose them.
         """
         if not self._turns:
             percent = self.share.percent

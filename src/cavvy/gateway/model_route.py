@@ -139,8 +139,8 @@ class ModelRoutes:
         return own or [each for each in found if not each.keys]
 
     def may_hold(self, size: int, length: int) -> bool:
-        """Return whether more may be read of a body of which `size` bytes have arrived. `length` is
-        the length in the request's head.
+        """Return whether the gateway may read more of a request's body. `size` is the number of
+        bytes that have arrived, and `length` is the length in the request's head.
         """
         limits = self.limits
         if size < limits.hold_bytes:
@@ -157,7 +157,9 @@ class ModelRoutes:
 
 
 class ModelRequest:
-    """A request whose service is unknown until its body names a model."""
+    """A request that Cavvy can assign to a service only after it has read the `model` in the
+    request's body.
+    """
 
     held_bytes = 0  # the connection never stops reading: `may_hold` limits what is held
 

@@ -137,8 +137,8 @@ async def _tick_until(
     door: Door, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
 ) -> None:
     """Serve until the process is stopped, or until no server has been connected for `alone_s`
-    seconds. While no server was connected, another server may have moved the replicas, so the
-    requests that wait in this gateway could fail.
+    seconds. A gateway without a connected server does not learn that replicas have moved, so its
+    waiting requests could fail.
     """
     linked_at = monotonic()
     while not stop.done():

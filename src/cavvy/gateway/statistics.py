@@ -1,5 +1,5 @@
-"""The statistics of a service: counters that only grow. A reader computes the difference between
-two readings.
+"""The statistics of a service: counters that only grow. To measure a period, a program subtracts a
+counter's value at the start of the period from the counter's value at the end.
 
 The autoscaler reads the counters over the control socket. Times are in seconds of a monotonic
 clock.

@@ -1,11 +1,10 @@
 """Divides a replica's time among its requests.
 
 At each moment, the requests in flight share the replica equally. The shares of all requests thus
-add up to the time in which the replica had at least one request. `_virtual` is the share of an
-imaginary request that is always in flight: it grows by dt / n, where n is the number of requests in
-flight. The share of a request is computed in constant time: it is the value of `_virtual` at the
-end of the request minus the value at its start. In a batch, a request with k instances counts as k
-requests.
+add up to the time in which the replica had at least one request. `_virtual` is a running total: in
+a time dt with n requests in flight, `_virtual` grows by dt / n. A request's share is the growth of
+`_virtual` between the request's start and its end, so computing a share takes constant time. In a
+batch, a request with k instances counts as k requests.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Instances and predictions: the prediction API of TensorFlow Serving in its row format, which is
 version 1 of KServe's protocol.
 
-An instance is one row of each input: the value itself if the model has one input, or an object with
-the values by the names of the inputs. A prediction is one row of each output, in the same form as
-an instance.
+An instance contains one row of values for each input of the model. If the model has one input, the
+instance is the row itself; otherwise the instance is an object that maps the inputs' names to rows.
+A prediction is one row of each output, in the same form as an instance.
 """
 
 from __future__ import annotations

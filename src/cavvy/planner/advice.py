@@ -261,8 +261,9 @@ def _is_starved(run: ObservedRun) -> bool:
 
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cost of the run without its first half hour; `limits.idle` would have stopped the
-    run at that point. If only some nodes are idle, return only the cost of the idle nodes.
+    """Return the cost that `limits.idle` would have saved: the cost after the run's first half
+    hour, when this limit would have stopped the run. If only some nodes are idle, return only the
+    cost of the idle nodes.
     """
     if not run.offer.accelerator_count or not _is_long(run):
         return None

@@ -106,8 +106,8 @@ class TaskLimiter:
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
         """Return whether the estimated time or cost of the whole work is within the task's limit
-        for the whole work. If the result is true, lost work is the only reason why the remaining
-        work exceeds the remaining limit.
+        for the whole work. If the result is true, the remaining work exceeds the remaining limit
+        only because the job lost some of its work.
 
         Cavvy does not end a job early if this method returns true, because the job may still finish
         within the limit. Cavvy stops the job when the job reaches the limit.

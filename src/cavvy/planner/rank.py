@@ -290,7 +290,7 @@ def _spot_notes(task: TaskSpec, per_hour: float, every: timedelta | None) -> tup
     if every is None:
         return (f"{between}; without a checkpoint, the work restarts from the beginning each time",)
     if task.checkpoint is not None and task.checkpoint.every is None:
-        return (f"{between}; this assumes a checkpoint every {format_duration(every)}",)
+        return (f"{between}; the estimate assumes a checkpoint every {format_duration(every)}",)
     return (between,)
 
 

@@ -35,8 +35,7 @@ class InterruptedRun(Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
-    """Return the interval between checkpoints at which the expected loss of time is lowest, by
-    Daly's estimate: sqrt(2·cost·mtbf)·(1 + ...) - cost.
+    """Return the interval between checkpoints at which a run is expected to lose the least time.
 
     `cost` is the time to write one checkpoint, `mtbf` the mean time between failures. If cost >=
     2·mtbf, the result is mtbf. Raises ValueError if `cost` or `mtbf` is not positive. Source: Daly
@@ -84,9 +83,10 @@ def disturb(
     and is preempted `per_hour` times an hour, or None if the work is not expected to finish.
 
     Each attempt needs the time `start` before the work continues. A preemption loses the work since
-    the last checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and
-    writing its checkpoint) has exp(λs) - 1 expected failures and takes (1/λ + start)(exp(λs) - 1)
-    in expectation (Daly 2006, equation 13).
+    the last checkpoint, or all work if `every` is None. λ is the rate of preemptions. A segment is
+    the work up to the next checkpoint, and the writing of this checkpoint; s is the length of a
+    segment. The expected number of preemptions of a segment is exp(λs) - 1. The expected time of a
+    segment is (1/λ + start)(exp(λs) - 1) (Daly 2006, equation 13).
     """
     run, rate = run_time.total_seconds(), per_hour / 3600
     if run == 0 or rate == 0:

@@ -17,8 +17,8 @@ def explain_misplaced(
 
     An offer for a whole region can use volumes in any zone of the region, because the provider
     starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
-    volumes. The offers of a provider in `blind` are rejected, because a volume that already exists
-    could otherwise be created a second time.
+    volumes. If `blind` contains the offer's provider, the offer is rejected, because Cavvy could
+    otherwise create a volume that already exists elsewhere.
     """
     bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
     first = ""

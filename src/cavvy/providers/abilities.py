@@ -172,8 +172,8 @@ class RelaysAgents(Protocol):
     plane.
 
     The provider creates the tunnels, mailboxes or streams that its nodes need. The provider passes
-    each request to `ProviderContext.server_address` unchanged. The provider writes the address of
-    the relay on the agent's node into each agent's configuration.
+    each request to `ProviderContext.server_address` unchanged. Each agent's configuration, which
+    the provider writes, contains the address of the relay on that agent's node.
     """
 
     async def relay(self) -> None:

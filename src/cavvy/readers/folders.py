@@ -70,8 +70,8 @@ class LitData:
 
 
 def _own(value: Any) -> Any:
-    """Copy bytes that are views of a chunk's memory. The copies stay valid when the chunk is freed,
-    and can be sent to another process.
+    """Replace views of a chunk's memory with copies of their bytes. The copies stay valid when the
+    chunk is freed, and can be sent to another process.
     """
     if isinstance(value, memoryview):
         return bytes(value)

@@ -108,10 +108,10 @@ def _read(encoding: str, data: bytes) -> Any:
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
     """Decode an array. If the column does not fix the type or the shape, each value stores its type
-    or shape before its data. The type is one byte: its two low bits are the kind (0: unsigned, 1:
-    signed, 2: float), and its other bits are the number of bits per value. The shape starts with a
-    byte: its two low bits are the binary logarithm of the number of bytes per size, and its other
-    bits are the number of dimensions. The sizes follow.
+    or shape before its data. The type is one byte. The byte's two low bits are the kind of number:
+    0 is unsigned, 1 is signed, 2 is float. The same byte without these two bits is the number of
+    bits per value. The shape starts with one byte. Its upper six bits are the number of dimensions.
+    Its two low bits are a number k: each size takes 2^k bytes. The sizes follow.
     """
     place = 0
     if not dtype:

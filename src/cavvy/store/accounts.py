@@ -181,7 +181,10 @@ def move_project(session: DatabaseSession, former: Project, parent: str | None) 
     above = parent
     while above is not None:
         if above == former.name:
-            raise NameConflict(f"{parent} is {former.name} or below it")
+            raise NameConflict(
+                f"project {former.name} cannot move below {parent}, because "
+                f"{parent} is this project itself or a project below it"
+            )
         above = parents.get(above)
     session.run("UPDATE projects SET parent = ? WHERE name = ?", (parent, former.name))
 
@@ -201,9 +204,9 @@ def revoke_role(session: DatabaseSession, binding: RoleBinding) -> None:
 
 
 def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str, tuple[str, ...]]:
-    """Return the SQL condition that limits rows to the project with this name, or to the projects
-    in a collection, and the parameters of the condition. If `wanted` is None, the condition is
-    always true.
+    """Return an SQL condition on `column`, and the parameters of the condition. The condition
+    limits rows to the project named `wanted`, or to the projects in the collection `wanted`. If
+    `wanted` is None, the condition is always true.
     """
     if wanted is None:
         return "TRUE", ()

@@ -330,8 +330,8 @@ class Store(Protocol):
         """Return the job's charges, sorted by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """Return the sum of the project's entries in the ledger, without entries before `since` if
-        `since` is given.
+        """Return the sum of the project's entries in the ledger. If `since` is given, only entries
+        at `since` or later are counted.
         """
 
     async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
@@ -367,8 +367,9 @@ class Store(Protocol):
         the newest `keep` checkpoints of the job are kept.
 
         If the checkpoint is already the newest checkpoint (same attempt and manifest), nothing
-        changes. Raises RowNotFound if the project does not have this job, and StaleVersion if an
-        attempt newer than `on_behalf` has begun.
+        changes. `on_behalf` is the number of the attempt that made the checkpoint. Raises
+        RowNotFound if the project does not have this job. Raises StaleVersion if the job has begun
+        an attempt after the attempt `on_behalf`.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
@@ -385,8 +386,9 @@ class Store(Protocol):
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        """Return the sums of all observations at `since` or later, except prices. The result has
-        one sum for each market and kind, sorted by market and then by kind.
+        """Return the sums of the observations that were made at `since` or later. Observations of
+        prices are left out. The result has one sum for each market and kind, sorted by market and
+        then by kind.
         """
 
     async def forget_observations(self, before: datetime) -> None: ...

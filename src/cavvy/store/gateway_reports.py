@@ -52,8 +52,9 @@ class GatewayReports:
         ]
 
     async def delete(self, service: str) -> None:
-        """Delete the reports of all servers on a service that no longer exists. Raises
-        StoreError."""
+        """Delete all reports on a service that no longer exists, whichever servers wrote the
+        reports. Raises StoreError.
+        """
         sql = "DELETE FROM gateway_reports WHERE service = ?"
         await self._workers.do(lambda session: session.run(sql, (service,)).rowcount)
 

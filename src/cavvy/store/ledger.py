@@ -105,9 +105,9 @@ def append_entries(
 def post_discounts(
     session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
 ) -> int:
-    """For each subject, post the discounts of a month minus the amounts that were posted before.
-    Posted discounts that `spread` no longer contains are reversed. Returns the number of new
-    entries.
+    """Post each subject's discounts for a month. If a discount was posted earlier, only the
+    difference from the earlier amount is posted. Posted discounts that `spread` no longer contains
+    are reversed. Returns the number of new entries.
     """
     posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
     before = {(name, subject): int(amount) for name, subject, amount in posted}
@@ -225,8 +225,8 @@ _ENTRY_COLUMNS = RowCodec(LedgerEntry, "ledger", only=ENTRIES.columns)
 
 def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
     """Return the sums of the entries in the period for each combination of values of the dimensions
-    `by`, the largest sum first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON)
-    or tag:NAME.
+    `by`, the largest sum first. Each item of `by` is a key of DIMENSIONS, the constant MONTH, the
+    constant TAGS (all tags as JSON), or `tag:NAME` (one tag).
     """
     groups: dict[tuple[str, ...], _GroupTotal] = defaultdict(_GroupTotal)
     for month, window in _windows(session, which, by):

@@ -40,7 +40,7 @@ class SqlServices:
 
     async def snapshots(self) -> set[str]:
         """Return the snapshots of the revisions that are on trial or can still be restored. The
-        snapshots are stored only inside the services' documents, so each document is decoded.
+        method decodes the document of every service, because snapshots are stored nowhere else.
         """
         tried = [part for each in await self.list() for part in (each.candidate, each.former)]
         found = [None if each is None else each.origin.snapshot for each in tried]

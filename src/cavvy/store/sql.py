@@ -205,7 +205,9 @@ class SqlStore:
         return await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def _change_or(self, nothing: StoreError, sql: str, *values: object) -> None:
-        """Run a statement; if it changes no row, roll back and raise `nothing`."""
+        """Run a statement. If the statement changes no row, roll back and raise the error
+        `nothing`.
+        """
         await self._write(lambda session: session.change_or(nothing, sql, values))
 
     async def installation(self) -> str:

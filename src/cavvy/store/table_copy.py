@@ -82,8 +82,9 @@ def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[Tabl
     for before, after in zip(sent, arrived, strict=True):
         if before != after:
             raise HashMismatch(
-                f"the copy of the table {before.table} ({before.rows} rows) has {after.rows} rows "
-                f"or other values in {target.driver.shown}; nothing was written"
+                f"the copy of the table {before.table} in {target.driver.shown} differs from the "
+                f"original (original: {before.rows} rows, copy: {after.rows} rows); nothing was "
+                "written"
             )
     return sent
 

@@ -201,8 +201,8 @@ def _list_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """Apply `Module._apply` to fake parameters, whose data cannot be replaced in place. If the data
-    type changes, a new parameter replaces the old one.
+    """Apply `Module._apply` to fake parameters, whose data cannot be replaced in place. If `fn`
+    changes the data type of a parameter, a new parameter object replaces it in the module.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:

@@ -29,10 +29,11 @@ _LIBRARIES = ("-packages", os.path.dirname(os.__file__), "<frozen")
 def find_ranks(process: Any) -> list[int]:
     """Return the rank numbers that a process received, or [] if the process is not a rank.
 
-    A rank number is an integer whose name is `rank` or `gpu`, or ends with `_rank`. The integer is
-    an argument of the process's function or, if a subclass of `Process` overrides `run`, an
-    attribute of the process. A process that only produces data can also have a rank number, and can
-    run forever. Therefore a process is a rank only if its code trains: see `_trains`.
+    A rank number is an integer whose name is `rank` or `gpu`, or ends with `_rank`. A rank number
+    is an argument of the function that the process runs. If a subclass of `Process` overrides
+    `run`, a rank number can also be an attribute of the process. A process that only produces data
+    can also have a rank number, and can run forever. Therefore a process is a rank only if its code
+    trains: see `_trains`.
     """
     overrides = type(process).run is not BaseProcess.run
     named = {**_bind(process), **(vars(process) if overrides else {})}.items()

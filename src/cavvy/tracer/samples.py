@@ -81,7 +81,9 @@ def _count_mapped(module: torch.nn.Module, tensor: torch.Tensor) -> int:
 
 
 def _find_mapped(tensor: torch.Tensor) -> int:
-    """Return the product of the sizes of the dimensions of a tensor over which `vmap` maps."""
+    """Return how many slices of a tensor `vmap` maps over. Nested calls of `vmap` multiply the
+    sizes of their mapped dimensions.
+    """
     size = 1
     while _functorch.is_functorch_wrapped_tensor(tensor):
         inner = _functorch.get_unwrapped(tensor)

@@ -506,7 +506,9 @@ async def _note_roles(
     account: str,
     change: Callable[[frozenset[Role]], frozenset[Role]],
 ) -> None:
-    """Note for the audit log the account's own roles in a project before and after a change."""
+    """Record, for the audit log, which roles the account itself has in a project before and after a
+    change.
+    """
     bindings = await app_state_of(request).store.roles(project)
     own = (each for each in bindings if each.account == account and not each.trust)
     had = frozenset(each.role for each in own)

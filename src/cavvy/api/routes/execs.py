@@ -165,10 +165,12 @@ async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wir
     return exec_id
 
 
-async def _wait(app_state: AppState, listener: ChangeListener, found: JobExec) -> bool:
-    """Wait for output. Repeat the command's announcement to the other servers until the agent has
-    received the command. The announcement is repeated because signals can be lost and the agent can
-    reconnect to a different server. Returns False if no output arrived.
+async def _wait(
+    app_state: AppState, listener: ChangeListener, found: JobExec, wait_s: float
+) -> bool:
+    """Wait for output. Until the agent has received the command, announce the command to the other
+    servers again and again. The announcement is repeated because signals can be lost and the agent
+    can reconnect to a different server. Returns False if no output arrived.
     """
     while not found.taken and app_state.peers.exist and listener.left_s > _ANNOUNCE_S:
         if await listener.wait(_ANNOUNCE_S):

@@ -138,8 +138,8 @@ async def _check_policies(app_state: AppState, former: Project, ask: wire.Projec
 
 
 async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMove) -> None:
-    """Raise ApiProblem if additional budgets would count the project's spending, including this
-    month's, and the caller has not accepted these budgets.
+    """Raise ApiProblem if the move changes which budgets count the project's spending, unless the
+    caller has accepted this change. The change also affects this month's spending.
     """
     app_state = app_state_of(request)
     parents = {each.name: each.parent for each in await app_state.store.projects()}

@@ -236,7 +236,7 @@ class GatewayFront:
                 await self._shared.close()
 
     async def _open(self) -> GatewayLink:
-        """Return a gateway that has received all services."""
+        """Return the link to a gateway process, after this process has received all services."""
         async with self._ending:
             known = list_routes(self._stored(), self._caller.hash_key)
             link = await self._child.reach(known)

@@ -134,7 +134,9 @@ class HaproxyRuntime:
                 self._note(backend, [row for row in rows if row["pxname"] == backend])
 
     def take_served(self) -> Mapping[str, Mapping[str, ServerRequests]]:
-        """Return the counts of servers, by service, that were read since the last call."""
+        """Return the counts of requests that were read from HAProxy since the last call. The outer
+        key is the service, and the inner key is the server.
+        """
         with self._lock:
             found, self._served = self._served, {}
         return found

@@ -114,8 +114,9 @@ class _Dice:
 
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
-    """Draw how many hours spot stays available or unavailable: choose two adjacent recorded
-    lengths, and draw a number between them from the uniform distribution.
+    """Return a random spell length in hours: choose two adjacent recorded lengths at random, and
+    then a random length between the two. A spell is a period in which spot stays available, or
+    stays unavailable.
     """
     chance, sums = dice.roll(), spells.sums
     index = next(i for i, longer in enumerate(sums.longer) if longer <= chance)

@@ -242,9 +242,9 @@ def _name(offer: Offer) -> str:
 
 
 def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> list[SteeredMarket]:
-    """Return the `most` markets with the cheapest spot, the market with the cheapest on-demand
-    offer, and the job's current and last market. The number of markets is limited because a policy
-    compares all pairs of markets.
+    """Return the markets with the cheapest spot (as many as `most` says), the market with the
+    cheapest on-demand offer, and the job's current and last market. The number of markets is
+    limited because a policy compares all pairs of markets.
     """
 
     def by_spot(place: SteeredMarket) -> tuple[float, str]:

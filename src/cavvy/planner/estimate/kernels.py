@@ -222,9 +222,9 @@ def _padded(size: float, step: int) -> float:
 
 def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
     """Return the shape as a matrix product (groups, rows, columns, inner length) for another batch
-    size. In most matrix products, the batch size scales the number of groups. In a product with
-    parameters, the batch size scales the number of rows. In a product that computes the gradient of
-    parameters, the batch size scales the inner length.
+    size. In most matrix products, the batch size scales the number of groups. If one of the two
+    matrices contains the model's parameters, the batch size scales the number of rows. In a product
+    that computes the gradient of parameters, the batch size scales the inner length.
     """
     groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
     if kernel.kind == "matmul" and kernel.fixed_result:

@@ -47,7 +47,8 @@ class StepSettings(Struct, frozen=True, kw_only=True):
 def optimizer_costs(profile: WorkProfile, run: StepSettings) -> tuple[float, float]:
     """Return the bytes of the optimizer's state, and the bytes that a step of the optimizer reads
     and writes. An unknown optimizer is treated as AdamW. If the trace ran the optimizer of the
-    script, the state has the traced size. A step reads and writes the difference to the table.
+    script, the state has the traced size. Each byte by which the traced state exceeds the state in
+    `OPTIMIZERS` is read once and written once in a step.
     """
     name = (run.optimizer or profile.optimizer).lower().replace("_", "")
     each, moved = OPTIMIZERS.get(name, OPTIMIZERS["adamw"])

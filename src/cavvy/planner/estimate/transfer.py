@@ -45,8 +45,9 @@ def carry(
     """Return the expected rate on `count` accelerators of kind `device`. The rate follows the power
     law rate = c · FLOPs^a · bandwidth^b · count^n, whose constants are fitted to `measured`.
 
-    The prior gives arithmetic and memory traffic about the same weight. Only measurements on
-    several kinds of accelerators change the weights. Raises ValueError without measurements.
+    The default exponents in `ExponentPrior` give FLOP/s and memory bandwidth about the same weight.
+    Only measurements on several kinds of accelerators change the weights. Raises ValueError without
+    measurements.
     """
     if not measured:
         raise ValueError("nothing was measured")

@@ -189,12 +189,12 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
-        """Return whether a start on spot pays off if spot has been available for `age` hours. If
-        spot becomes unavailable before the work ends, another launch follows; the expected savings
-        must cover the larger part of the expected price of this launch.
+        """Return whether a start on spot pays off if spot has been available for `age` hours. The
+        expected savings must reach `_PAID_BACK` times the price of another launch, times the
+        probability that spot becomes unavailable before the work ends.
 
-        The savings need to cover only a part of the price of another launch, because a start also
-        shows whether spot lasts in this market. The spell lengths have a light prior, so that a few
+        `_PAID_BACK` is less than 1 because a start on spot has a second benefit: the policy learns
+        how long spot lasts in this market. The spell lengths have a light prior, so that a few
         observed short periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)

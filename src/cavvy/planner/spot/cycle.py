@@ -13,14 +13,15 @@ A spell is a period with spot or a period without spot. At a given price of slac
 one spell do not depend on the other spells, so the best thresholds follow from the lengths of
 spells alone:
 
-* When spot becomes unavailable, idle for at most `patience` hours and then run on demand. The
-  choice of `patience` is a ski-rental problem with known probabilities.
+* When spot becomes unavailable, idle for at most `patience` hours and then run on demand. The best
+  `patience` solves the ski-rental problem (rent again, or buy) with known probabilities of the
+  spells' lengths.
 * When spot becomes available again while the job runs on demand, change to spot after spot has been
   available for `trust` hours.
 
 The price of slack is chosen so that the thresholds `patience` and `trust` use exactly the available
-slack in the remaining time (dual ascent on this single constraint). The price of slack is computed
-again for each decision.
+slack in the remaining time (dual ascent on this single constraint). Each decision first computes
+the price of an hour of slack again.
 """
 
 from collections.abc import Callable
@@ -110,9 +111,9 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 
 
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
-    """Return the lowest price of slack at which at most `slack` hours are needed; SCARCE if the
-    search finds none. `need` returns the hours of slack that are needed at a price. The higher the
-    price of slack, the fewer hours of slack are needed.
+    """Return the lowest price of an hour of slack at which the job uses at most `slack` hours of
+    slack, or SCARCE if the search finds no price. `need` returns the hours of slack that are needed
+    at a price. The higher the price of slack, the fewer hours of slack are needed.
 
     `guess` is the result of an earlier search. `guess` does not change the result, but makes the
     search unnecessary if the final bounds of the earlier search still hold.

@@ -1,5 +1,5 @@
-"""The facts that a deadline policy remembers about each market, and the amounts of time on which
-the policy bases its decisions. `auto` and `roam` use this module.
+"""The observations that a deadline policy remembers about each market (`MarketMemory`), and the
+job's remaining work, time and slack (`TimeLeft`). `auto` and `roam` use this module.
 """
 
 from cavvy.planner.spot.spells import NOTHING_SEEN
@@ -64,8 +64,8 @@ class MarketMemory:
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
         """Return a copy of the memory, as if this quote were observed at this time. The quote may
-        be an assumption, so the quote sets the state and the state's age, but does not add a
-        finished period to the records.
+        be an assumption. Therefore the copy adopts the quote's state and the time since when this
+        state lasts, but does not record a finished spell.
         """
         self._now, up = now, self._read(quote)
         if self._started and up == self.up and quote.since_s != UNSEEN:

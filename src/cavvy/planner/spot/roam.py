@@ -1,12 +1,12 @@
 """Decides how long to wait for spot in one market before moving to another market. `auto` uses this
 module for a job that has several markets and enough slack to finish on spot only.
 
-Costs are compared with the cost of working on spot in the current market. An additional idle hour
-costs the price of slack, and a launch costs its loading time. A move to another market costs the
-copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience (how long
-to wait) is the solution of a ski-rental problem over the periods without spot. The price of slack
-is the lowest price at which the remaining cycles of the job are expected to use no more slack than
-the job has.
+Costs are compared with the cost of working on spot in the current market. One more idle hour costs
+the price of one hour of slack, and a launch costs its loading time. A move to another market costs
+the copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience (how
+long to wait) is the solution of a ski-rental problem over the periods without spot. The price of
+slack is the lowest price at which the remaining cycles of the job are expected to use no more slack
+than the job has.
 """
 
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ def plan_course(
 
 
 class _SlackOfCourse:
-    """The hours of slack that the rest of the work is expected to need if it runs only on spot, and
-    the hours of slack that are left.
+    """Compares two amounts of slack in hours: the slack that is left, and the slack that the job is
+    expected to use up if it runs only on spot.
     """
 
     def __init__(self, field: RoamingView, moment: TimeLeft, leave: float) -> None:
@@ -110,7 +110,9 @@ class _SlackOfCourse:
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack
 
     def price(self, guess: float) -> float:
-        """Return the lowest price of slack at which the available slack covers the need."""
+        """Return the lowest price of an hour of slack at which the job needs no more slack than it
+        has.
+        """
         return find_price(self._need, self._slack, guess)
 
     def _need(self, price: float) -> float:

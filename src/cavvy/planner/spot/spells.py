@@ -63,8 +63,8 @@ class _Sums:
         return corners[bisect_left(slopes, ratio)]
 
     def _find_corners(self, first: int) -> tuple[list[int], list[float]]:
-        """Return the corners of the lower convex hull of `waited` as a function of `longer`, and
-        the slopes between the corners.
+        """Return the corners of the lower convex hull of the points (`longer`, `waited`), and the
+        slopes between adjacent corners.
         """
         waited, longer = self.waited, self.longer
         corners, slopes = [first], list[float]()
@@ -104,8 +104,8 @@ class SpellLengths:
         return SpellLengths(weighted)
 
     def trusting_seen(self) -> "SpellLengths":
-        """Return the spells with a lighter prior, which weighs as much as one observed spell. A few
-        observed spells of a market outweigh the lighter prior.
+        """Return spell lengths in which the prior weighs only as much as one observed spell, so
+        that a few observed spells outweigh the prior.
         """
         if self._seen is None:
             seen = [each for each in self._weighted if each not in _IN_PRIOR]
@@ -126,8 +126,9 @@ class SpellLengths:
         return (sums.mean - passed) / longer
 
     def within(self, age: float, hours: float) -> tuple[float, float]:
-        """For a spell of this age, return the mean of min(remaining length, hours), and the
-        probability that the spell lasts for more than `hours` more hours.
+        """Return two numbers about a spell that has lasted `age` hours. The first is the mean of
+        the spell's remaining length, cut off at `hours`. The second is the probability that the
+        remaining length exceeds `hours`.
         """
         waited, longer = self._reached(age)
         if longer <= 0:

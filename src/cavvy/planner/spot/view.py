@@ -55,8 +55,8 @@ class JobTerms(Struct, frozen=True, kw_only=True):
     `overhead_s` is the time from a launch until the job continues where it stopped: boot, setup,
     and loading the checkpoint. The nodes are billed during `overhead_s`, although no work is done.
     `move_usd[i][j]` is the price of copying the checkpoint from market i to market j. A preempted
-    gang repeats at most `again_s` of its work. `spare_share` is the longest possible delay of the
-    rest of the work, as a share of that work.
+    gang repeats at most `again_s` of its work. The time reserved for delays is `spare_share` times
+    the remaining work.
     """
 
     work_s: float

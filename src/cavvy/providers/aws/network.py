@@ -63,9 +63,10 @@ class GangNetworks:
     async def list_subnets(
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Sequence[Json]:
-        """Return the subnet `named` or, without one, the subnets of `vpc` in these zones, sorted by
-        free addresses (most first). If `vpc` is None, use the default subnets or, if none exist,
-        the subnets of the region's only VPC.
+        """Return the subnets that are in these zones, sorted by free addresses (most first). If
+        `named` is not None, only the subnet with this ID is considered; otherwise the subnets of
+        `vpc` are considered. If `vpc` is None, use the default subnets or, if none exist, the
+        subnets of the region's only VPC.
 
         Raises NoCapacity if these zones have no subnet. Raises Refused if the region has no subnet,
         or if it has several VPCs and none of them is the default.

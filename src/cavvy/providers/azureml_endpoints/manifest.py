@@ -33,11 +33,12 @@ MANIFEST = Manifest(
     project_key="cavvy.providers.azure.project_key",
     only_services=True,
     visibility_delay=timedelta(minutes=1),
-    rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, "
-    "workspaces/environments/versions/read and write, workspaces/onlineEndpoints/read, write, "
-    "delete and score/action, and workspaces/onlineEndpoints/deployments/read and write (the role "
-    "AzureML Data Scientist contains these actions), and locations/vmSizes/read and "
-    "locations/mfeOperationsStatus/read",
+    rights="the role AzureML Data Scientist, and two actions of "
+    "Microsoft.MachineLearningServices: locations/vmSizes/read and "
+    "locations/mfeOperationsStatus/read; instead of the role, these actions suffice: "
+    "workspaces/read; workspaces/computes/read; workspaces/environments/versions/read and "
+    "write; workspaces/onlineEndpoints/read, write, delete and score/action; "
+    "workspaces/onlineEndpoints/deployments/read and write",
     unsupported={
         **list_unsupported_of_endpoints("Azure", container=CONTRACT, api=_API),
         Feature.SPOT: f"endpoints cannot use low-priority machines ({_API})",

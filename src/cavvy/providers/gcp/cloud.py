@@ -168,7 +168,11 @@ class GcpCloud:
             found.append(machine)
         if lost:
             regions = {each.rpartition("-")[0] for each in lost}
-            fault = CloudFault(0, "UNREACHABLE", f"Google does not reach {', '.join(lost)}")
+            fault = CloudFault(
+                0,
+                "UNREACHABLE",
+                f"Google reported that it cannot reach its zones {', '.join(lost)}",
+            )
             raise SilentRegions(found, dict.fromkeys(sorted(regions), fault))
         return found
 

@@ -34,7 +34,7 @@ def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
     yet.
     """
     if mode is HostIsolation.NONE:
-        return "side by side, not separated"
+        return "jobs run side by side on the machine, without separation"
     if mode is HostIsolation.ONE_PROJECT:
         return "one project at a time"
     if obstacle is None:

@@ -1,8 +1,9 @@
 """Records on disk: small JSON files, written atomically.
 
 `write` is for a record that must exist before a node is bought or started. `note` is for a record
-of a past event or a removal. If the disk is full, `note` keeps the record in memory, where `read`
-finds it; a later successful `note` writes the record to disk.
+of something that has already happened, such as the end of a gang or the start of its removal. If
+the disk is full, `note` keeps the record in memory, where `read` finds it; a later successful
+`note` writes the record to disk.
 """
 
 import errno

@@ -75,8 +75,8 @@ class IbmPrices:
 
 
 def _read_metrics(profile: str, metrics: Sequence[Json]) -> Sequence[tuple[Purchase, Decimal]]:
-    """Return the prices in USD per hour for accounts in the USA, by purchase option. A price of 0
-    means that another metric is billed.
+    """Return the prices in USD per hour for accounts in the USA, by purchase option. Metrics with
+    the price 0 are left out, because IBM bills another metric in their place.
     """
     by_id = {str(each.get("metric_id")): each for each in metrics}
     priced = {purchase: by_id.get(start + profile, {}) for purchase, start in _METRICS.items()}

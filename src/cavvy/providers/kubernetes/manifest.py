@@ -115,8 +115,8 @@ MANIFEST = Manifest(
         text(
             "pod",
             "Fields of every pod, merged as in a strategic merge patch: YAML such as `{spec: "
-            "{hostIPC: true}}`, or the path of a YAML file. A task can add its own fields with "
-            "`resources.options`.",
+            "{hostIPC: true}}`, or the path of a YAML file. A task can add fields to its own pods "
+            "with `resources.options`.",
         ),
         text("runtime_class", "The runtime class of pods, such as `nvidia`."),
         text("scheduler", "The scheduler of pods. The default is the cluster's default scheduler."),

@@ -148,8 +148,8 @@ class LocalGangStore(Struct):
             ]
 
     def is_separated(self) -> bool:
-        """Return whether the work of every gang that has not ended is separated from other jobs'
-        work. A gang that was started without separation stays without separation. Raises TryAgain.
+        """Return whether every gang that has not ended runs separated from other jobs. A gang that
+        was started without separation stays without separation. Raises TryAgain.
         """
         with self._alone(), _as_try_again():
             intents = [

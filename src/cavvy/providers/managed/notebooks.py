@@ -59,8 +59,8 @@ class NotebookEnds:
         return replace(first, state=job.state, started_at=job.started_at or first.started_at)
 
     def find(self, job: str) -> ServiceJob | None:
-        """Return a notebook that the service no longer reports, or None if the notebook was never
-        observed as off.
+        """Return the recorded end of a notebook that the service no longer reports, or None if no
+        end was recorded.
         """
         off = self._off.get(job)
         return None if off is None else replace(off, state=JobState.ENDED)

@@ -180,9 +180,8 @@ class PaperspaceCloud:
 
     async def _read_templates(self) -> Sequence[Json]:
         """Return the templates from which machines can boot: the template in the setting `template`
-        or, if this setting is unset, Paperspace's Ubuntu templates. The team's own templates are
-        requested even if this setting is unset, because Paperspace checks the API key only for this
-        request.
+        or, if this setting is unset, Paperspace's Ubuntu templates. The method always requests the
+        team's own templates, because Paperspace checks the API key only in that request.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")
         wanted = str(self.account.settings.get("template") or "")

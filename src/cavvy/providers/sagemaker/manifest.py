@@ -65,8 +65,9 @@ MANIFEST = Manifest(
     },
     options={
         "image": "the image for this task; see the setting `image`",
-        "hyperparameters": "names and values that SageMaker shows, and writes to "
-        "/opt/ml/input/config/hyperparameters.json, in addition to the task's `params`",
+        "hyperparameters": "names and values to pass as hyperparameters, in addition to the "
+        "task's `params`; SageMaker shows them, and writes them to "
+        "/opt/ml/input/config/hyperparameters.json",
         "channels": "S3 URIs by channel; SageMaker copies the objects to "
         "/opt/ml/input/data/CHANNEL before the work starts",
         "input_mode": "how SageMaker provides channels: `File` copies all objects before the work "

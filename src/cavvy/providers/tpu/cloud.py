@@ -141,7 +141,11 @@ class TpuCloud:
         ]
         if lost:
             regions = sorted({each.rpartition("-")[0] for each in lost})
-            fault = CloudFault(0, "UNREACHABLE", f"Google does not reach {', '.join(lost)}")
+            fault = CloudFault(
+                0,
+                "UNREACHABLE",
+                f"Google reported that it cannot reach its zones {', '.join(lost)}",
+            )
             raise SilentRegions(found, dict.fromkeys(regions, fault))
         return found
 

@@ -2,8 +2,9 @@
 https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
 
 Google runs a script on a new instance only from Cloud Storage, so the setting `script` names a
-short script in Cloud Storage. The short script runs the script in the instance's metadata:
-https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata (2026-11-23)
+short script in Cloud Storage. The short script then runs Cavvy's own script, which is in the
+instance's metadata: https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata
+(2026-11-23)
 """
 
 import asyncio

@@ -122,7 +122,7 @@ class VmMachines:
             }
 
     def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
-        """Return the provider error for a fault of a call that names no machine; see `ask_all`."""
+        """Convert the fault of a request without a machine into a provider error; see `ask_all`."""
         if isinstance(fault, Refused):
             return fault
         error = read_fault(self.cloud, fault, what)
@@ -195,7 +195,7 @@ class VmMachines:
 
     @property
     def boots_free(self) -> bool:
-        """Whether the cloud does not bill a machine's boot."""
+        """Whether the cloud starts to bill a machine only after the machine has booted."""
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:

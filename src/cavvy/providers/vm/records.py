@@ -3,8 +3,8 @@ gang's machines are found by their names.
 
 A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK identifies the installation. Each launch
 of a gang has its own LAUNCH, so that machines of an abandoned launch are not mistaken for machines
-of the next launch. COUNT is the number of the gang's nodes. COUNT shows whether all machines of the
-gang exist. If a gang's name is too long for the cloud, GANG is a hash of the name.
+of the next launch. COUNT is the gang's number of nodes, which shows whether machines of the gang
+are missing. If a gang's name is too long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib

@@ -125,8 +125,9 @@ def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> l
 
 
 def find_busy_s(load: RequestTrace, concurrency: int) -> float:
-    """Return the total working time of replicas in seconds, if each request starts on arrival and
-    only as many replicas work as the requests in flight need.
+    """Return the total working time of the replicas of an ideal service, in seconds. An ideal
+    service starts each request on arrival and never uses more replicas than the requests in flight
+    need.
     """
     changes = [(at, 1) for at in load.arrivals_s]
     changes += [(at + work, -1) for at, work in zip(load.arrivals_s, load.services_s, strict=True)]

@@ -1,9 +1,9 @@
 """Runs one service over one trace: with the production autoscaler, or with the rule of another
 system.
 
-A service without any ready replica at the start begins with a cold start. Under every rule, a
-service that starts warm begins with the number of replicas that serves the load of its first five
-minutes at 80 % utilisation.
+A service without any ready replica at the start begins with a cold start. If a service starts warm,
+every rule begins with the same number of replicas: the number at which the first five minutes' load
+uses 80 % of their capacity.
 """
 
 from bisect import bisect_right

@@ -2,12 +2,12 @@
 programming for one or several markets.
 
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
-Prices are constant between two cuts. Therefore, for each stay that starts between two cuts, there
-is a stay that starts at a cut and has the same work and the same cost. So the program considers
-only stays that start at a cut. A stay may end at any time. The state at a cut consists of the stay
-that is running then, and the amount of work done. A launch is modelled as a loss of work equal to
-the overhead, and a stay regains this work while its gang loads. A stay that ends before it has
-regained the lost work only adds cost. Therefore the model never underestimates the cost of a state.
+Prices are constant between two cuts. Therefore a stay that starts between two cuts could also start
+at a cut, with the same work and the same cost, so only stays that start at a cut are considered. A
+stay may end at any time. The state at a cut is the running stay and the amount of work done. A
+launch is modelled as a loss of work equal to the overhead, and a stay regains this work while its
+gang loads. A stay that ends while its gang still loads does no work and only adds cost. Therefore
+the model never underestimates the cost of a state.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -67,8 +67,8 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
 
 class _Search:
     """The lowest cost of each state: `idle[m][p]` if the job idles with its checkpoint in market m,
-    and `runs[m, spot][p]` if a gang runs in market m. Index p means that p - overhead units of work
-    are done. p - overhead is negative while the first gang is still loading.
+    and `runs[m, spot][p]` if a gang runs in market m. Index p stands for p minus `overhead` units
+    of finished work, a negative amount while the first gang is still loading.
     """
 
     def __init__(self, terms: JobTerms, unit: int) -> None:
@@ -122,9 +122,8 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """Return, for each index, the minimum over this index and the `length` indices before it. The
-    function needs few steps, because each step doubles the number of indices over which the minimum
-    is taken.
+    """Return an array of minima: element i is the lowest of the elements i - `length` to i of
+    `level`. Each step doubles the number of compared indices.
     """
     width = 1
     while width < length + 1:

@@ -19,7 +19,8 @@ matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # This makes the files of equal p
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
     """Plot the total cost divided by the total optimum. The x axis is the slack as a share of the
-    work; each overhead has its own panel. Without optima, the mean cost in dollars is plotted.
+    work; each overhead has its own panel. If the optimum (the lowest possible cost) was not
+    computed, the mean cost in dollars is plotted instead.
     """
     points = _score_points(results)
     overheads = sorted({key[0] for key in points})

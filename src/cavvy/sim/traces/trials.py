@@ -267,8 +267,8 @@ def _read(markets: TraceMarkets) -> list[MarketSeries]:
 
 
 def _extent(markets: TraceMarkets) -> tuple[float, float]:
-    """Return two values in seconds: the length of the longest tick, and the length of the shortest
-    record.
+    """Return two values in seconds: the longest time step among the markets' records, and the
+    duration of the shortest record.
     """
     series = _read(markets)
     return max(one.gap_s for one in series), min(one.length_s for one in series)

@@ -21,10 +21,10 @@ from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 
 class XmlBucket(SignedStorage):
-    """A bucket with an XML interface. `endpoint` is the root of the service's URLs,
-    such as https://s3.eu-west-1.amazonaws.com. `in_host` states whether the bucket's name is part
-    of the host; `regional` states whether the endpoint belongs to one of Amazon's regions, which
-    may differ from the bucket's region.
+    """A bucket with an XML interface. `endpoint` is the root of the service's URLs, such as
+    https://s3.eu-west-1.amazonaws.com. `in_host` states whether the bucket's name is part of the
+    host. `regional` states whether `endpoint` is the endpoint of one Amazon region; the bucket may
+    be in a different region.
     """
 
     bills_parts: ClassVar = True

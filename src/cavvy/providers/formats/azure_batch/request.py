@@ -160,7 +160,7 @@ def make_pool(job: AzureBatchRequest) -> dict[str, Any]:
 
 
 def _describe_pool(vm_size: str, image: str) -> dict[str, Any]:
-    """Return the fields of a pool that do not depend on the number of machines."""
+    """Return the part of a pool's description that is the same for every number of machines."""
     return {
         "vmSize": vm_size,
         "virtualMachineConfiguration": {

@@ -389,8 +389,8 @@ class HostFleet:
         return look
 
     async def _is_dead(self, link: HostLink) -> bool:
-        """Return whether a host counts as dead: this server has been unable to reach the host for
-        too long, and no answering host can reach the host.
+        """Return whether to treat a host as dead. A dead host has been unreachable from this server
+        for too long, and other hosts cannot reach the dead host either.
         """
         if link.up or link.silent_s < self._lost_after_s or not link.let_in:
             return False

@@ -159,8 +159,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Fill the local folder `root` with copies of the files that a host's supervisor has read.
-    Cavvy reads the host's hardware from these copies with the code that reads this machine's
+    """Fill the local folder `root` with copies of the files that a host's supervisor has read. With
+    these copies of the host's files, the code that detects local hardware detects the host's
     hardware.
     """
     for link, target in facts.links.items():
