@@ -107,7 +107,9 @@ class TestGcp(RestContract):
             account.api.unreachable = others[:1]
             (seen,) = await provider.gangs(gang.name)
             assert seen.state is GangState.RUNNING
-            with pytest.raises(PartlyUnknown, match=f"cannot reach its zones {others[0]}") as caught:
+            with pytest.raises(
+                PartlyUnknown, match=f"cannot reach its zones {others[0]}"
+            ) as caught:
                 await provider.gangs()
             assert caught.value.seen == [seen]
             account.api.unreachable = [each for each in ZONES if each.startswith(region)]

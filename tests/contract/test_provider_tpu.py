@@ -280,7 +280,9 @@ class TestTpu(RestContract):
             await provider.launch(gang)
             await account.settle()
             account.api.unreachable = ["europe-west4-b"]
-            with pytest.raises(PartlyUnknown, match="cannot reach its zones europe-west4-b") as caught:
+            with pytest.raises(
+                PartlyUnknown, match="cannot reach its zones europe-west4-b"
+            ) as caught:
                 await provider.gangs()
             assert [each.name for each in caught.value.seen] == [gang.name]
             account.api.unreachable = []

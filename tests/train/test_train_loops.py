@@ -59,9 +59,13 @@ def test_all_optimizers_of_a_step_use_the_same_loss_scale(found: Found) -> None:
 
 def test_ranks_that_would_read_other_samples_end_with_an_error(found: Found) -> None:
     for sampler, data, epochs in found("other orders"):
-        assert "the order of samples of rank 1 differs from that of rank 0" in sampler
-        assert "the number of samples of rank 1 differs from that of rank 0" in data
-        assert "the last sample of rank 1 differs from that of rank 0" in epochs
+        assert (
+            "the order of samples of rank 1 differs from the order of samples of rank 0" in sampler
+        )
+        assert (
+            "the number of samples of rank 1 differs from the number of samples of rank 0" in data
+        )
+        assert "the last sample of rank 1 differs from the last sample of rank 0" in epochs
 
 
 def test_a_checkpoint_is_refused_if_a_part_of_it_would_be_lost(found: Found) -> None:

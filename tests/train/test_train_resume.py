@@ -149,7 +149,7 @@ def test_a_notice_that_is_shorter_than_the_last_save_is_said_and_saved_at_once(
     short = [each for each in said if "the machine is reclaimed in" in each]
     assert [
         f"a save takes {takes:.1f} s" in each
-        and "the checkpoint of step 2 stays the newest" in each
+        and "the newest checkpoint is the checkpoint of step 2" in each
         for each in short
     ] == [True] * warned
 

@@ -79,12 +79,12 @@ def test_ranks_that_take_different_branches_of_a_model_stay_equal(found: Found) 
     [
         (
             "skipped batch",
-            "rank 1 skipped batch 3 after 2 steps and rank 0 is at batch 3 after 2 steps",
+            "rank 1 skipped batch 3 after 2 steps, but rank 0 is at batch 3 after 2 steps",
             2,
         ),
         (
             "skipped step",
-            "rank 1 is at batch 4 after 2 steps and rank 0 is at batch 4 after 3 steps",
+            "rank 1 is at batch 4 after 2 steps, but rank 0 is at batch 4 after 3 steps",
             None,
         ),
         ("learning rate", "rank 1: the copy of parameter 'one.weight' differs", 5),

@@ -80,7 +80,7 @@ def gpu_price() -> ProviderSetting:
 
 def node_price() -> ProviderSetting:
     """Return the setting for the price of a cluster's node without accelerators."""
-    held = "a whole node, and proportionally less for a part of its CPUs"
+    held = "a whole node; for a part of a node's CPUs, they pay the same part of the price"
     return _price(
         "price_usd_node_hr", f"Jobs without accelerators pay this price for {held}. {_CONSENT}"
     )

@@ -65,8 +65,8 @@ def append_all(session: DatabaseSession, entries: Sequence[AuditEntry]) -> Chain
 def recorded(
     work: Callable[[DatabaseSession], _T], entry: AuditEntry
 ) -> Callable[[DatabaseSession], _T]:
-    """Return a function that runs `work` and then appends the entry. The entry comes last, so that
-    other transactions wait only briefly for the log's lock.
+    """Return a function that runs `work` and then appends `entry` to the audit log. `entry` is
+    appended last because the append locks the log, and other transactions then wait for this lock.
     """
 
     def both(session: DatabaseSession) -> _T:

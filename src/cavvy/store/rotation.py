@@ -24,9 +24,9 @@ class KeyUse(Struct, frozen=True, kw_only=True):
 
 
 class KeyRotation(Struct, frozen=True, kw_only=True):
-    """The result of `rotate_key`; `files` is the number of data keys of files. `unreadable` lists
-    the secrets that could not be decrypted, each with its project, its name and the error. The
-    rotation does not change them.
+    """The result of `rotate_key`. `files` counts the data keys (the keys that encrypt files) that
+    were encrypted again. `unreadable` contains the project, name and reason of each secret that
+    could not be decrypted and is unchanged.
     """
 
     key: WrappingKey

@@ -1,7 +1,7 @@
 """Decides which server should hold each lease. Each lease has one preferred server among the living
 servers. The preferred server is computed from a hash of the lease's name and the server's name, so
-all servers agree without communication. If a server starts or stops, only the leases in this
-server's share move to or from other servers.
+all servers agree without communication. When a server starts, only the leases that the new server
+should hold move to it. When a server stops, only the leases that it held move to other servers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,9 +35,9 @@ def share_leases(
     alive: Collection[str],
     me: str,
 ) -> LeaseChanges:
-    """Decide which leases the server `me` acquires and releases. The server acquires each lease in
-    `names` that the server should hold and that no living server holds. The server releases the
-    lease if another server should hold it.
+    """Decide which leases the server `me` acquires and releases. The server acquires a lease of
+    `names` if `find_preferred` chooses the server and no living server holds the lease. The server
+    releases the lease if another server should hold it.
     """
     take, give = [], []
     for name in sorted(names):

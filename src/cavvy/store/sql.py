@@ -582,8 +582,9 @@ def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
 def _listing(
     project: ProjectFilter, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """Return the SQL that lists jobs, newest first, and the statement's values. Each phase is read
-    separately from the index, so that jobs in a rare phase are found quickly among 100,000 jobs.
+    """Return the SQL that lists jobs, newest first, and the statement's values. The statement reads
+    the index once for each phase, so that jobs in a rare phase are found quickly among 100,000
+    jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
     own, values = in_projects("project", project)

@@ -60,8 +60,8 @@ def _count_most(args: Any, count: int, experts: int) -> Made:
 
 
 def _unique_most(args: Any, rows: int) -> Made:
-    """Return the largest possible results of `unique` and its variants. If the call names no
-    dimension, the result has at most `rows` distinct values.
+    """Return the largest possible results of `unique` and its variants. If the call has no
+    dimension as an argument, `rows` is the largest possible number of distinct values.
     """
     # The dimension is the only integer argument; the others are booleans.
     dim = next((each for each in args[1:] if type(each) is int), None)

@@ -290,7 +290,7 @@ def _list_raw_gradients(tape: TraceTape) -> set[int]:
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
-    """Model a compiler that fuses kernels. Returns the bytes that each event moves, and the
+    """Simulate a compiler that fuses kernels. Returns the bytes that each event moves, and the
     storages that the compiler recomputes or never creates.
 
     All pointwise and reduction kernels between two matrix products become one kernel. A tensor that

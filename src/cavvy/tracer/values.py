@@ -97,8 +97,9 @@ def _guess(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mark_likely(name: str, args: Any, out: Any, routed: int) -> None:
-    """Record the likely value of a boolean result. `all` is likely true, a negation is the opposite
-    of its operand, and each expert that `topk` chooses likely gets at least one sample.
+    """Record the likely value of a boolean result. The result of `all` is likely true unless its
+    operand is likely false. The result of a negation is the opposite of its operand's likely value.
+    After `topk` has chosen experts, a test whether an expert gets samples is likely true.
     """
     if not isinstance(out, torch.Tensor) or out.dtype is not torch.bool:
         return

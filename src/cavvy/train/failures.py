@@ -48,8 +48,8 @@ class FailureWatch:
     """Reports an error that ends this rank. Until `close` is called, a thread also checks for
     failures of other ranks.
 
-    `store` is the rendezvous store of the ranks; None for a single rank. `ours` states whether the
-    rendezvous store runs in the process of rank 0.
+    `store` is the rendezvous store of the ranks; None for a single rank. `ours` is true if the
+    process of rank 0, which belongs to this job, runs the rendezvous store.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, *, ours: bool = False) -> None:
@@ -110,8 +110,8 @@ class FailureWatch:
 
     def _search(self, mine: RankFailure) -> RankFailure:
         """Wait for the failure of another rank. If no other rank reports a failure, report the
-        failure of a rank that does not answer. If all ranks answer and none reports a failure,
-        report the failure `mine` of this rank.
+        failure of a rank that does not answer. If all ranks answer and no other rank reports a
+        failure, report `mine`, which is the failure of this rank.
         """
         searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
         until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)

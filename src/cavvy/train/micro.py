@@ -104,8 +104,8 @@ def find(
 
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
-    """Return the bytes that the optimizers will still allocate: two moments for each parameter
-    without optimizer state.
+    """Return the number of bytes that the optimizers have yet to allocate: two moments, such as
+    those of Adam, for each parameter without optimizer state.
     """
     every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
     return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

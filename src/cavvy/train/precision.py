@@ -51,7 +51,8 @@ class PrecisionContext:
 
     def settle(self) -> None:
         """Update the loss scale after the steps of all optimizers, and before the next gradients.
-        All optimizers of a step must use the scale with which the gradients were computed.
+        The scale must not change between the optimizers of one step, because their gradients were
+        multiplied by the same scale.
         """
         if self.has_stepped and self.scaler is not None:
             self.scaler.update()
@@ -88,7 +89,7 @@ def best(device: TrainDevice) -> str:
 
 def _fits_fp8(module: Any, name: str) -> bool:
     """Return whether both sides of a linear layer are multiples of 16, which the fp8 kernels
-    require, and at least 256. The fp8 kernels do not speed up smaller layers.
+    require, and at least 256. The fp8 kernels do not speed up layers with a side below 256.
     """
     return isinstance(module, torch.nn.Linear) and all(
         n % 16 == 0 and n >= 256 for n in module.weight.shape

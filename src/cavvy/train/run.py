@@ -258,7 +258,7 @@ class Run:
     def _find_span(self, data: Data, epochs: float) -> tuple[int, int]:
         """Return the positions between which a loop reads. All ranks must call this method.
 
-        Raises: ValueError: the data is too small, or the ranks would read other samples.
+        Raises: ValueError: the data is too small, or the ranks have opened different data.
         """
         if data not in self._pending:
             data.ahead = 0
@@ -306,9 +306,9 @@ class Run:
         for rank, name in product(range(self.world.size), facts):
             if every[rank][name] != every[0][name]:
                 raise ValueError(
-                    f"the {name} of rank {rank} differs from that of rank 0: all ranks must open "
-                    "the same data with the same epochs, and a sampler must yield the samples of "
-                    "all ranks"
+                    f"the {name} of rank {rank} differs from the {name} of rank 0. All ranks must "
+                    "open the same data with the same epochs, and the sampler of each rank must "
+                    "yield the samples of all ranks"
                 )
 
     def _save_last(self) -> None:
@@ -445,8 +445,9 @@ class Run:
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """Exit, save or continue, as all ranks agreed after the last step. If gradients wait for a
-        step, the exit or the save waits, too, because checkpoints do not contain gradients.
+        """Exit, save or continue, as all ranks agreed after the last step. While accumulated
+        gradients have not been applied yet, the exit or the save is postponed, because checkpoints
+        do not contain gradients.
         """
         said = self._asked = max(self._asked, self._ready().said)
         if not said or self.world.agree([bool(self._pending) and not self._counted])[0]:

@@ -133,8 +133,8 @@ class StepGradients:
         return self._averaged_over / batch.total / self._numbers.weight
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
-        """Scale the step's gradients to the total weight of the losses of all ranks. Returns the
-        mean loss over the global batch.
+        """Rescale the step's gradients to the gradients of the weighted mean loss over the global
+        batch. Returns this mean loss.
         """
         # The passes used the weight of the last step.
         weighted = weighted or self._numbers.weight != 1.0
@@ -155,8 +155,9 @@ class StepGradients:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Set aside the gradients of earlier calls and add them again at the end, so that these
-        gradients are not summed over the ranks and weighted a second time.
+        """Set aside the gradients of earlier calls while this context is open, and add them back at
+        the end. Otherwise the gradients of earlier calls would be summed over the ranks and
+        weighted twice.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
         for parameter, _ in before:
@@ -177,9 +178,9 @@ class StepGradients:
             self._agree(number + SKIPPED, False, None)
 
     def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:
-        """Exchange the facts of a step between the ranks, and store in `said` the highest request
-        (exit or save) of all ranks. Returns whether a rank failed, and whether the weight of a loss
-        differs from its number of samples.
+        """Exchange the facts of a step between the ranks. Set `said` to the request that any rank
+        made: an exit outranks a save. Returns whether a rank failed, and whether the weight of a
+        loss differs from its number of samples.
 
         Parameters that are trained from this step on are added to the reducer.
 
@@ -196,8 +197,9 @@ class StepGradients:
             every = [_describe(each) for each in self._world.gather(number)]
             odd = next(rank for rank, each in enumerate(every) if each != every[0])
             raise RanksDiverged(
-                f"rank {odd} {every[odd]} and rank 0 {every[0]}: a rank may skip run.accumulate "
-                "or run.step for a batch only if all ranks skip the same call"
+                f"the ranks have diverged: rank {odd} {every[odd]}, but rank 0 {every[0]}. If a "
+                "rank skips run.accumulate or run.step for a batch, every rank must skip the same "
+                "call"
             )
         if not are_equal(pairs[2:4]):
             raise RanksDiverged(

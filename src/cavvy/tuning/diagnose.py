@@ -29,8 +29,8 @@ ALONE = 0.5
 
 
 class Diagnoser:
-    """Measures windows of a session in rounds. Each round has one window of each mode. Every second
-    round measures the modes in reverse order.
+    """Measures windows of a session in rounds. Each round has one window of each mode. Rounds
+    alternate between the given order of modes and the reverse order.
 
     At least `rounds` rounds are measured, and further rounds start until `patience_s` seconds have
     passed. After `limit_s` seconds, a round starts only if fewer than LEAST_ROUNDS were measured.
@@ -127,8 +127,9 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """Return how many of the `steps` steps to trace: as many as take half of LONGEST_S, but at
-        least the usual number of steps of a window."""
+        """Return how many steps to trace, at most `steps`. The traced steps take about half of
+        LONGEST_S, but are never fewer than the usual number of steps of a window.
+        """
         if steps <= self._steps:
             return steps
         seconds = median(
@@ -328,7 +329,7 @@ class Diagnoser:
         sent = compare(
             [each + agreeing for each in self._seconds[self._base]], self._seconds["alone"]
         )
-        text = f"steps without sending gradients take {fmean(self._seconds['alone']) * 1e3:.1f} ms"
+        text = f"a step that sends no gradients takes {fmean(self._seconds['alone']) * 1e3:.1f} ms"
         fix = "use a faster link or fewer ranks, or sum the gradients over more samples per step"
         explained = self._add("slow collective", sent, text, fix)
         saving = [self._seen(rank)["saving"] for rank in range(self._facts["ranks"])]

@@ -53,7 +53,9 @@ class StepHistory:
         return rate * fmean(long) + (1 - rate) * fmean(rest)
 
     def period(self, name: str, rank: int) -> float:
-        """Return the number of steps per rare event, or 1 if there are no rare events."""
+        """Return the mean number of steps from one rare event to the next, or 1 without rare
+        events. A rare event is a step for which `is_far` is true.
+        """
         steps = self._steps(name, rank)
         is_seldom = any(each.is_far for each in steps) and not _is_usual(
             [each.seconds for each in steps]
@@ -82,9 +84,9 @@ class StepHistory:
 
 
 def _period(steps: Sequence[StepSample]) -> float:
-    """Return the mean number of steps per rare event. If the events are regular, only the steps
-    between the first and the last event are used, because the steps before and after belong to
-    incomplete periods.
+    """Return the mean number of steps from one rare event to the next. If the events are regular,
+    only the steps between the first and the last event are used, because the steps before and after
+    belong to incomplete periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]

@@ -19,8 +19,8 @@ class CostFinding:
     """One cause of lost time. `lost_s` is the cost of the cause in seconds per step, and `half_s`
     is half the width of the 95 % confidence interval by Student's t. `pairs_s` contains the
     smallest and the largest loss that a pair of windows showed, in seconds per step. `pairs_s` is
-    set if the interval includes zero but at least `AGREE` pairs were measured and all pairs show a
-    loss.
+    set only if the confidence interval includes zero although all measured pairs, at least `AGREE`,
+    show a loss.
     """
 
     cause: str
@@ -84,7 +84,7 @@ class StepWindow:
 
     def own(self, rank: int, saving: float) -> list[float]:
         """Return the seconds of each step of a rank, without waits for other ranks and without
-        saves. `saving` is the share of saves in the time outside the measured parts.
+        saves. `saving` is the share of the time outside the measured parts that is spent on saves.
         """
         apart = zip(
             self.part("communication", rank),

@@ -1,6 +1,6 @@
 """Evaluates the measurements of a script with a plain training loop. The parts of a step run one
-after another on the host, so the cost of a part is the time that the part takes. Therefore, the
-cost of a part can be measured without running steps that omit the part.
+after another on the host, so the cost of a part is the time that the part takes. Therefore the
+measurement needs no additional runs in which a part is omitted.
 """
 
 from collections.abc import Sequence

@@ -51,7 +51,7 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
         return f"reverted  {name}: {trial.error}"
     gain, half = trial.gain.mean * 1e3, trial.gain.half * 1e3
     same = (
-        "same samples, but the data set draws other random numbers"
+        "same samples, but different random numbers in the data set"
         if facts.get("plain")
         else "same bits"
     )

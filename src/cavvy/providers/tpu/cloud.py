@@ -130,7 +130,9 @@ class TpuCloud:
         return [_make_id(str(zone), name, hosts) for name in request.names]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """Return the hosts of all slices with Cavvy's label, in the zones that Google reaches."""
+        """Return the hosts of all slices that have Cavvy's label. If Google reports unreachable
+        zones, raise SilentRegions with the hosts of the other zones.
+        """
         told, lost = await self._api.list("locations/-/nodes", "nodes")
         found = [
             machine

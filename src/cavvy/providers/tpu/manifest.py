@@ -59,8 +59,9 @@ _MANIFEST = make_manifest(
         ),
         text(
             "service_account",
-            "The e-mail address of the service account that work on the hosts may use without "
-            "keys. By default, Google gives hosts the default account of Compute Engine.",
+            "The e-mail address of a service account. The processes of jobs on the hosts can use "
+            "this account without keys. By default, Google gives hosts the default account of "
+            "Compute Engine.",
         ),
         text(
             "quotas_endpoint",

@@ -122,7 +122,9 @@ class VmMachines:
             }
 
     def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
-        """Convert the fault of a request without a machine into a provider error; see `ask_all`."""
+        """Convert the fault of a request that names no machine into a provider error; see
+        `ask_all`.
+        """
         if isinstance(fault, Refused):
             return fault
         error = read_fault(self.cloud, fault, what)

@@ -4,10 +4,10 @@ programming for one or several markets.
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
 Prices are constant between two cuts. Therefore a stay that starts between two cuts could also start
 at a cut, with the same work and the same cost, so only stays that start at a cut are considered. A
-stay may end at any time. The state at a cut is the running stay and the amount of work done. A
-launch is modelled as a loss of work equal to the overhead, and a stay regains this work while its
-gang loads. A stay that ends while its gang still loads does no work and only adds cost. Therefore
-the model never underestimates the cost of a state.
+stay may end at any time. The state at a cut is the running stay and the amount of work done. At a
+launch, the model subtracts the overhead from the work done, and while the gang loads, the model
+adds the same amount again. A stay that ends while its gang still loads does no work and only adds
+cost. Therefore the model never underestimates the cost of a state.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.

@@ -23,8 +23,8 @@ _HOUR_S = 3600.0
 
 
 class TraceMarkets(Struct, frozen=True, kw_only=True):
-    """The trace files of one simulated world, and its prices. Each process caches the world with
-    this object as the key.
+    """The trace files of one simulated world, and its prices. Each process caches the simulated
+    world that it reads from these files, with this object as the cache's key.
     """
 
     paths: tuple[str, ...]

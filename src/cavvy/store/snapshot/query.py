@@ -140,8 +140,9 @@ class NeedFilters(Struct, frozen=True, kw_only=True):
 
 
 class MatchCounts(Struct, frozen=True, kw_only=True):
-    """The number of all rows, the number of matching rows, and, keyed by constraint, the number of
-    rows that fail this constraint first.
+    """The number of all rows (`total`), the number of matching rows (`matched`), and the numbers of
+    rejected rows by constraint (`rejected`). A rejected row counts under the first constraint that
+    it fails.
     """
 
     total: int
@@ -399,8 +400,8 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
 def _tally(
     connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
-    """Count the rows whose shape has a matching pack, grouped by the first condition that the shape
-    fails. The key None stands for rows that meet all conditions.
+    """Count the rows of the shapes that have a matching pack. The counts are grouped by the first
+    condition that a shape fails. The key None stands for rows that meet all conditions.
     """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
     where = f"shape.pack IN {_list(filters.packs.fitting)}" if filters.packs else "1"

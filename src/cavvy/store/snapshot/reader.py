@@ -207,10 +207,9 @@ class CatalogSnapshot:
         )
 
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
-        """Count each provider's instance types with accelerators. Return two numbers for each
-        provider and purchase option: how many of these instance types have no price for this
-        purchase option, and how many instance types with accelerators the provider has.
-        Combinations for which no price is missing are omitted.
+        """Count, for each provider and purchase option, the instance types with accelerators that
+        have no price. Return this number and the number of all the provider's instance types with
+        accelerators. A provider and purchase option are left out if every price is known.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(

@@ -108,7 +108,7 @@ class AsyncSaver:
     ) -> None:
         """Load a checkpoint with these keys into the tensors of `state`.
 
-        Raises: ValueError: the script would lose a part of the checkpoint.
+        Raises: ValueError: the checkpoint contains a tensor that the script does not have.
         """
         known = moments.drop_unsaved(model, state["optimizers"], keys)
         known_state = state | {"optimizers": known}
@@ -213,8 +213,8 @@ class AsyncSaver:
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
             text = (
-                "the machine is reclaimed in %.1f s, but a save takes %.1f s: if the save of step "
-                "%d does not complete, the checkpoint of step %s stays the newest"
+                "the machine is reclaimed in %.1f s, but a save takes %.1f s. If the save of step "
+                "%d does not complete, the newest checkpoint is the checkpoint of step %s"
             )
             log.warning(
                 text, left, needed, step, safe.step if (safe := self.store.latest()) else "0"
@@ -275,7 +275,9 @@ class AsyncSaver:
         self.store.close()
 
     def _measured(self) -> None:
-        """If the last save is durable, update the interval with its cost."""
+        """If the last save is durable, compute the interval between saves again from the measured
+        cost of this save.
+        """
         if self._stall is not None and not self.store.is_busy and self.store.seconds:
             self._price(self._stall, self.store.seconds)
             self._stall = None

@@ -139,8 +139,8 @@ class StagedBatches:
         return batch
 
     def close(self) -> None:
-        """Stop reading. Wait up to END_S seconds for the thread, which ends after its current
-        batch.
+        """Stop reading. Wait up to END_S seconds until the reader thread has finished its current
+        batch and ends.
         """
         atexit.unregister(self.close)
         self._ended.set()

@@ -70,9 +70,9 @@ class Batch:
                 odd = not isinstance(value, PLAIN) and type(value).__name__
             if odd:
                 raise ValueError(
-                    f"a batch of {rows} samples contains a {odd}, so the batch cannot be split "
-                    f"into micro-batches: the first dimension of each tensor must be {rows}, and a "
-                    f"list of other values must have {rows} members"
+                    f"a batch of {rows} samples contains a {odd} and cannot be split into "
+                    f"micro-batches. The first dimension of each tensor must be {rows}. Each list "
+                    f"of other values must have {rows} members"
                 )
 
 
@@ -156,7 +156,9 @@ class Data:
         """
         odd = [name for name, value in self.order.items() if order.get(name, value) != value]
         if odd and not self._new_order:
-            text = " and ".join(f"{name} from {order[name]} to {self.order[name]}" for name in odd)
+            text = " and ".join(
+                f"{name} was {order[name]} and is now {self.order[name]}" for name in odd
+            )
             raise ValueError(
                 f"the data has changed since the checkpoint: {text}. From sample {position} on, "
                 "samples would be repeated or left out. Use the same data, seed and shuffle, or "
@@ -334,7 +336,8 @@ def _unpack(values: Any) -> Any:
 
 def cut(values: Any, low: int, high: int, size: int) -> Any:
     """Return the samples of a batch of `size` samples from `low` (included) to `high` (excluded).
-    Tensors are cut, and lists with a plain value for each sample, for example a name.
+    The samples are cut out of tensors, and out of lists that contain one plain value, for example a
+    name, for each sample.
     """
 
     def is_column(value: Any) -> bool:

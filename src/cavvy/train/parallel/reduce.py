@@ -118,7 +118,9 @@ class GradientReducer:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def _complete(self, first: int) -> None:
-        """Send the remaining buckets, and wait for the buckets from number `first` on."""
+        """Send all buckets that were not sent yet. Then wait for bucket `first` and all later
+        buckets.
+        """
         while self._next < len(self._buckets):
             self._send(self._buckets[self._next])
         for bucket in self._buckets[first:]:

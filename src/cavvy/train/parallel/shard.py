@@ -96,10 +96,10 @@ def place(
 def _compile(parts: Sequence[nn.Module]) -> None:
     """Compile each part as one graph, as `torch.compile(part)` does.
 
-    `Module.compile` compiles the first function that does not belong to torch. For an
-    `nn.Sequential`, `Module.compile` would therefore compile the forward method of each member.
-    Equal parts of the model share one compiled graph. The limit on the number of graphs is high
-    enough for a model without equal parts.
+    `Module.compile` compiles the first function that does not belong to torch. The forward method
+    of an `nn.Sequential` belongs to torch, so `Module.compile` would compile each member of the
+    `nn.Sequential` separately. Equal parts of the model share one compiled graph. The limit on the
+    number of graphs is high enough for a model without equal parts.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)

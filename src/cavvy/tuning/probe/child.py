@@ -85,9 +85,10 @@ class ScriptProbe:
 
     A command has the keys `mode` (see `WindowModes`), `skip` (number of steps to skip), `steps`
     (number of steps to measure), `trace` (a file for the trace, or "-" to discard it) and `watch`
-    (whether to sample which lines run). A command that measures no window has one of three keys:
-    `look` (the number of samples to read and time separately), `epoch` (run up to the next epoch of
-    the script's own loop, see `_came_back`) or `end`.
+    (whether to sample which lines run). A command that measures no window has one of three other
+    keys. The key `look` contains the number of samples to read and time separately. The key `epoch`
+    runs the script until its own loop begins its next pass (see `_came_back`). The key `end` ends
+    the measurement.
 
     A report has the keys `rank`, `seconds` (mean per step), `steps`, `parts` (seconds of each step
     and of its parts) and `every`. The key `every` covers all steps since the previous window. It
@@ -170,8 +171,8 @@ class ScriptProbe:
         raise ProbeDone
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Yield batches without end until the command `epoch` arrives. When the command arrives,
-        return, so that the script's own loop continues to its next pass.
+        """Yield batches without end until the command `epoch` arrives. On the command `epoch`, end
+        the iteration, so that the script's own loop continues with its next pass.
         """
         before, self._pass = self._pass, this
         if self._command.get("epoch"):

@@ -179,11 +179,11 @@ class BusyLines:
 
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
-    """Summarize samples. `own` is a share of all time: the time in which the user's lines ran
-    Python, without the time between the parts of a step. `between` maps each kind of code to the
-    nanoseconds that it ran between the parts of steps. The kinds are `python`, `saving`, `work`
-    (the rest of the user's code), and `loop` (the loop itself). `lines` contains the most frequent
-    lines of each kind except `loop`, with their shares of all time.
+    """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
+    the parts of a step. `between` maps each kind of code to the nanoseconds for which code of this
+    kind ran between the parts of steps. The kinds are `python`, `saving`, `work` (the rest of the
+    user's code), and `loop` (the loop itself). `lines` contains the most frequent lines of each
+    kind except `loop`, with their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}
@@ -209,9 +209,9 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
     or "" if there was no operation. `place` is the index of the last interval that began before the
     sample.
 
-    Taking a sample may delay a tiny operation, so that it appears long. Therefore, if the line is
-    the same as in the previous sample (`is_same`), the result depends on the median length of all
-    operations since the previous sample.
+    The sampling itself may delay a tiny operation, so that it appears long. If the previous sample
+    shows the same line (`is_same`), the function therefore uses the median length of all operations
+    between the two samples.
     """
     if place < 0:
         return ""
@@ -241,7 +241,9 @@ def find_own_line(frame: Any) -> str:
 
 
 def calling_line() -> str:
-    """Return the line of the user's code that called the function that is running, or ""."""
+    """Return the innermost line of the user's code on the current call stack, or "" if there is
+    none.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
