@@ -5,6 +5,7 @@ they are said to be.
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,23 @@ exec)
     exec env -i PATH=/usr/bin:/bin "${keep[@]}" "$@" ;;
 *) exit 98 ;;
 esac
+"""
+
+
+# A stand-in of docker, which gives the work only the variables that it is told to pass. `seen` has
+# its own.
+DOCKER = """\
+#!/bin/bash
+env >>"$(dirname "$0")/seen"
+keep=()
+while [ $# -gt 0 ]; do case "$1" in
+    run | exec) work=1; shift ;;
+    --env) keep+=("$2=${!2}"); shift 2 ;;
+    --rm) shift ;;
+    sh) exec env -i PATH=/usr/bin:/bin "${keep[@]}" "$@" ;;
+    --workdir | --name | --network | --ipc | --entrypoint | --user | --volume | --ulimit | --memory) shift 2 ;;
+    *) [ "$work" ] || exit 0; shift ;;
+esac; done
 """
 
 
@@ -120,14 +138,43 @@ def test_a_driver_that_is_too_old_is_refused_before_the_work(engine: str, tmp_pa
 
 @pytest.fixture
 def apptainer(tmp_path: Path) -> str:
-    """A PATH on which a strict stand-in of Apptainer is the only engine."""
-    tools = tmp_path / "bin"
+    return place_engine(tmp_path, "apptainer", APPTAINER)
+
+
+def place_engine(folder: Path, name: str, text: str) -> str:
+    """A PATH on which a strict stand-in is the only engine."""
+    tools = folder / "bin"
     tools.mkdir()
-    for name in ("bash", "sh", "env", "cat", "dirname", "sleep", "grep"):
-        (tools / name).symlink_to(str(shutil.which(name)))
-    (tools / "apptainer").write_text(APPTAINER)
-    (tools / "apptainer").chmod(0o755)
+    for tool in ("bash", "sh", "env", "cat", "dirname", "sleep", "grep"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    (tools / name).write_text(text)
+    (tools / name).chmod(0o755)
     return str(tools)
+
+
+@pytest.mark.parametrize(("name", "text"), [("docker", DOCKER), ("apptainer", APPTAINER)])
+def test_variables_of_the_task_change_nothing_of_the_engine(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    tools = place_engine(tmp_path, name, text.replace("set -eu", 'env >>"$(dirname "$0")/seen"'))
+    given = {"DOCKER_CONFIG": "work", "APPTAINER_BIND": "/etc", "PATH": "work:/bin", "A": "b\nc"}
+    run = 'echo $DOCKER_CONFIG $APPTAINER_BIND $DOCKER_HOST "$A"; env | grep -c GIVEN || true'
+    with make_rig(run=run, env=given) as rig:
+        rig.stub.work["image"] = "registry.example/team/image:1"
+        rig.stub.work["image_login"] = "ann:opensesame"
+        rig.stub.work["secrets"] = {"DOCKER_HOST": "unix:///evil"}
+        rig.environ["PATH"] = tools
+        assert rig.finish() == 0
+        assert rig.output().endswith("work /etc *** b\nc\n0\n"), rig.output()
+        if name == "docker":  # whose `exec` has the variables with which the container started
+            later = ["/bin/sh", str(rig.home / "enter.sh"), "/usr/bin/env"]
+            passed = {f"CAVVY_GIVEN_{each}": value for each, value in given.items()}
+            shown = subprocess.run(later, env=passed, capture_output=True, text=True).stdout
+            assert "DOCKER_CONFIG=work" in shown
+            assert "GIVEN_DOCKER" not in shown
+    seen = dict.fromkeys((tmp_path / "bin/seen").read_text().splitlines())
+    names = ("DOCKER_CONFIG=", "APPTAINER_BIND=", "DOCKER_HOST=", "PATH=", "A=")
+    assert [each for each in seen if each.startswith(names)] == [f"PATH={tools}"]
 
 
 def test_apptainer_runs_the_work(apptainer: str) -> None:

@@ -218,6 +218,7 @@ class RankPaths:
         self.run_script = home + "/run.sh"
         self.setup_script = home + "/setup.sh"
         self.entry_script = home + "/entry.sh"
+        self.enter_script = home + "/enter.sh"
         self.started_file = home + "/started"
         self.status_file = home + "/status"
         self.exit_file = home + "/exit.json"

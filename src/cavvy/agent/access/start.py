@@ -56,23 +56,25 @@ def serve(command: ChildCommand, config: AgentConfig, *, contained: bool) -> int
     """Serve the session; runs in the session's own process."""
     from .session import RemoteSession, SessionTarget
 
-    prefix: list[str] = []
+    prefix, container = [], ""
     if contained:
-        from ..work.container import make_exec
+        from ..work.container import make_exec, make_name
 
-        prefix = make_exec(config, [])
-    place = SessionTarget(command.env, command.cwd, prefix, lambda: find_root(prefix))
+        prefix, container = make_exec(config, []), make_name(config)
+    place = SessionTarget(
+        command.env, command.cwd, prefix, lambda: find_root(prefix[:1], container)
+    )
     os.environ.clear()
     os.environ.update(command.env)
     return RemoteSession(command.channel, 1, place).serve()
 
 
-def find_root(prefix: list[str]) -> str:
+def find_root(engine: list[str], container: str) -> str:
     """Return the container's root folder as seen from this node, or "" without a container. Raises
     OSError."""
-    if not prefix or os.path.basename(prefix[0]) not in ("podman", "docker"):
+    if not engine or os.path.basename(engine[0]) not in ("podman", "docker"):
         return ""
-    command = [prefix[0], "inspect", "--format", "{{.State.Pid}}", prefix[-1]]
+    command = [*engine, "inspect", "--format", "{{.State.Pid}}", container]
     try:
         said = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True

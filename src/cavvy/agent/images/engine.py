@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..work.reaper import ChildCommand
+
     FindLogin = Callable[[str], str | None]
 
 HUB = "https://index.docker.io/v1/"  # the key under which engines store Docker Hub's login
@@ -31,20 +33,19 @@ def bring_image(
     engine: str,
     config: AgentConfig,
     work: WorkConfig,
-    env: dict[str, str],
-    channel: int,
+    command: ChildCommand,
+    variables: dict[str, str],
 ) -> None:
-    """Pull or build the work's image, and check that this node can run it. Raises CannotBuild,
-    OSError.
+    """Pull or build the work's image, and check that this node can run it. `variables` are those of
+    the work; the engine gets only the environment of `command`. Raises CannotBuild, OSError.
     """
-    image = work.image or ""
+    image, env = work.image or "", command.env
     if quiet([engine, "image", "inspect", image], env):
         if work.build is not None:
-            build(engine, config, work, env, channel)
+            build(engine, config, work, command, variables)
         else:
             pull(engine, config, work, env)
-    variables, labels = look(engine, image, env)
-    if reason := find_image_misfit(config, variables, labels):
+    if reason := find_image_misfit(config, *look(engine, image, env)):
         raise CannotBuild(reason)
 
 
@@ -118,16 +119,16 @@ def build(
     engine: str,
     config: AgentConfig,
     work: WorkConfig,
-    env: dict[str, str],
-    channel: int,
+    command: ChildCommand,
+    variables: dict[str, str],
 ) -> None:
     """Build an image from the user's Dockerfile in a new copy of the frozen working folder, without
     inputs."""
     assert work.build is not None
-    os.write(channel, b"setup\n")
+    os.write(command.channel, b"setup\n")
     context = config.home + "/context"
     try:
-        build_folder(config, work, context, env)
+        build_folder(config, work, context, variables)
         folder = context if work.build.path in (".", "") else inside(context, work.build.path)
         dockerfile = inside(folder, work.build.dockerfile)
         try:
@@ -145,7 +146,7 @@ def build(
             argv += ["--build-arg", f"{name}={value}"]
         code = 1
         for extra in build_ways(engine):
-            code = wait([engine, *argv, *extra, folder], env)
+            code = wait([engine, *argv, *extra, folder], command.env)
             if not code:
                 break
         if code:

@@ -25,7 +25,7 @@ ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The script of a container's first process. The engine sends SIGTERM only to this process, so it
 # passes the signal on to all others.
 ENTRY = """\
-trap 't=1; kill -TERM -1 2>/dev/null' TERM
+{variables}trap 't=1; kill -TERM -1 2>/dev/null' TERM
 if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
 go() {
   "$s" -e -c {line} "$1" & p=$!
@@ -43,6 +43,11 @@ if [ -e ~/{path} ] && [ ! -L ~/{path} ]; then
 fi
 mkdir -p "$(dirname ~/{path})" && ln -sfn {source} ~/{path} || exit 1
 """
+# A variable that the task names reaches the container under another name, so that the variable does
+# not change what the engine's own program does on the node.
+ALIAS = "CAVVY_GIVEN_"
+EXPORT = 'export {name}="${alias}{name}"; unset {alias}{name}\n'
+READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}  # no shell sets these
 SETUP = """\
 echo setup >{phase}
 go {setup} || { c=$?; echo failed >{phase}; exit $c; }
@@ -62,7 +67,7 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
     write_entry(config, work)
     name = make_name(config)
     inner = dict(env, **_devices(config))
-    command = ChildCommand([], dict(os.environ, **inner), config.home)
+    command = ChildCommand([], dict(os.environ), config.home)
     run = run_sif if os.path.basename(engine) in PROGRAMS else run_container
 
     def call(channel: int) -> int:
@@ -97,11 +102,15 @@ def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
         return make_argv(engine, read_text(config.home + "/sif"), config, [config.home]) + command
-    return [engine, "exec", "--workdir", config.folder, make_name(config), *command]
+    within = [engine, "exec", "--workdir", config.folder, make_name(config)]
+    return [*within, "sh", config.enter_script, *command]
 
 
 def write_entry(config: AgentConfig, work: WorkConfig) -> None:
-    """Write the script with which the container starts."""
+    """Write the script with which the container starts, and the script with which later commands in
+    the container start."""
+    given = "" if os.path.basename(find_engine() or "") in PROGRAMS else _export_given(work)
+    write_whole(config.enter_script, given + 'exec "$@"\n')
     phase = shlex.quote(config.phase_file)
     setup = ""
     if work.setup is not None:
@@ -116,7 +125,8 @@ def write_entry(config: AgentConfig, work: WorkConfig) -> None:
                 "{source}", shlex.quote(source)
             )
     text = (
-        ENTRY.replace("{links}", links)
+        ENTRY.replace("{variables}", given)
+        .replace("{links}", links)
         .replace("{setup}", setup)
         .replace("{phase}", phase)
         .replace("{run}", shlex.quote(config.run_script))
@@ -137,7 +147,7 @@ def run_container(
     """
     stopped = _outlive_stop()
     image = str(work.image)
-    bring_image(engine, config, work, command.env, command.channel)
+    bring_image(engine, config, work, command, env)
     mounts = [part for mount in list_mounts(config, work) for part in ("--volume", mount)]
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     for each in (make_specs_command(engine, config), [engine, "rm", "-f", name]):
@@ -145,11 +155,12 @@ def run_container(
             quiet(each, command.env)
     program = os.path.basename(engine)
     known = f"{config.cache}/{program}-way"
-    flags, first = _flags(engine, name, config, env), read_number(known) or 0
+    passed = _pass_variables(work, env)
+    flags, first = _flags(engine, name, config, passed), read_number(known) or 0
     ways = enumerate(_ways(engine, config))
     for way, extra in sorted(ways, key=lambda item: item[0] != first):
         argv = [*_engine_with(engine, extra), *flags, *mounts, *extra]
-        code = wait([*argv, image, "sh", config.entry_script], command.env)
+        code = wait([*argv, image, "sh", config.entry_script], {**command.env, **passed})
         if os.path.exists(config.phase_file) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
             # Record the options that worked. The next container tries them first, because failed
@@ -230,7 +241,28 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
     return [engine, "run"]
 
 
-def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> list[str]:
+def _pass_variables(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
+    """Return the variables that the engine's program passes from its environment to the
+    container."""
+    given = _list_given(work)
+    return {
+        ALIAS + name if name in given else name: value
+        for name, value in env.items()
+        if name not in BASE
+    }
+
+
+def _list_given(work: WorkConfig) -> list[str]:
+    """Return the names that the task has chosen for variables."""
+    return sorted({*work.env, *work.secrets} - BASE - READ_ONLY)
+
+
+def _export_given(work: WorkConfig) -> str:
+    """Return shell commands that give the task's variables their own names."""
+    return "".join(EXPORT.format(name=name, alias=ALIAS) for name in _list_given(work))
+
+
+def _flags(engine: str, name: str, config: AgentConfig, passed: dict[str, str]) -> list[str]:
     flags = [
         "--rm",
         "--name",
@@ -244,14 +276,9 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
         "--entrypoint",
         "",
     ]
-    for variable in sorted(env):
-        if variable not in BASE:
-            flags += [
-                "--env",
-                variable,
-                # pass only the name: the client's environment has the value, and all users can read
-                # arguments
-            ]
+    # pass only names: the client's environment has the values, and all users can read arguments
+    for variable in sorted(passed):
+        flags += ["--env", variable]
     if engine.endswith("podman"):
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():
