@@ -416,6 +416,8 @@ async def test_a_person_cannot_become_an_account_that_is_not_theirs(
     for changes, reason in (
         ({"email": None}, "no claim email"),
         ({"email": "x y", "sub": "u-3"}, "cannot be an account's name"),
+        # the Kelvin sign, whose lower case is the letter k
+        ({"email": "\u212aim@example.com", "sub": "u-3"}, "cannot be an account's name"),
         ({"email": ["a@example.com"]}, "no claim email"),
         ({"email_verified": False, "email": "eve@example.com", "sub": "u-3"}, "not verified"),
         ({"sub": None}, "no claim sub"),

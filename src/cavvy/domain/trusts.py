@@ -127,7 +127,8 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
     groups = claims.get(trust.groups_claim)
     member_of = groups if isinstance(groups, list) else []
     return SignIn(
-        account=name.lower(),
+        # Outside ASCII, different letters can have one lower case; such names are refused later.
+        account=name.lower() if name.isascii() else name,
         trust=trust,
         subject=subject,
         roles=[each for each in trust.groups if each.group in member_of],
