@@ -12,7 +12,7 @@ import pytest
 
 from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
-from cavvy.agent.data.mounts import list_binds
+from cavvy.agent.data.mounts import link, list_binds
 from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.data.upload import send_file
 from cavvy.agent.work import hide
@@ -94,6 +94,26 @@ def test_a_command_next_to_the_work_sees_what_the_work_sees(user: int) -> None:
     seen, inside, work = done.stdout.split()
     assert (seen, inside) == ("gangs", work), done.stderr
     assert "umount" in done.stderr  # it may not remove the cover
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_inputs_and_volumes_place_no_links_in_the_hidden_folder(
+    folder: Path, tmp_path: Path, through: bool
+) -> None:
+    config = make_config(folder)
+    source = Path(config.folder, "mine")
+    source.mkdir()
+    (tmp_path / "way").symlink_to(folder)
+    target = f"{tmp_path}/way" if through else str(folder)
+    for path in (f"{target}/planted", f"{target}/new/planted", str(folder)):
+        with pytest.raises(CannotBuild, match="hidden from jobs"):
+            link(config, str(source), path)
+    assert {each.name for each in folder.iterdir()} == {"gangs", "storage", "token"}
+    (tmp_path / "left").symlink_to(folder / "gangs/earlier/0/inputs/0")
+    for path in (f"{tmp_path}/left", f"{tmp_path}/beside/link", f"{config.folder}/below/link"):
+        link(config, str(source), path)
+        link(config, str(source), path)
+        assert Path(path).readlink() == source
 
 
 RENAME = """

@@ -182,36 +182,55 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 def link(config: AgentConfig, source: str, path: str) -> None:
     """Link `path` to `source`; `remove_links` removes the link. If several ranks of a gang run on
     one machine, the first rank creates the link and the other ranks use it. Raises CannotBuild if
-    another file exists at `path`, or if this user has no permission to create the link.
+    another file exists at `path`, if `path` is in a folder that is hidden from the work, or if this
+    user has no permission to create the link.
     """
-    listed = f"{config.home}/links"
-    with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
-        file.write(path + "\n")
-    if os.path.islink(path) and (
-        os.path.realpath(path) == os.path.realpath(source) or _is_shared(config, source, path)
-    ):
-        return
-    if os.path.islink(path) and not os.path.exists(path):
-        os.unlink(path)  # left over from an attempt whose home folder is gone
-    if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
-        os.rmdir(path)
-    if os.path.lexists(path):
-        if _is_equal(source, path):
-            return  # on the user's own machine, `path` may already hold the same files
-        raise CannotBuild(
-            f"{source} cannot be linked at {path}: the path is already in use on this node"
-        )
+    check_seen(config, path, follow=False)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.symlink(source, path)
-    except FileExistsError as error:  # another rank has created the link meanwhile
-        if not _is_shared(config, source, path):
-            raise CannotBuild(f"{path} is already in use on this node") from error
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _link_in(config, source, path, folder)
+        finally:
+            os.close(folder)
+    except FileExistsError as error:
+        raise CannotBuild(f"{path} is already in use on this node") from error
     except PermissionError as error:
         raise CannotBuild(
             f"{source} cannot be linked at {path}: this node's user has no permission to create "
             "the link; choose a path within the working folder, or add an `image`"
         ) from error
+
+
+def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
+    """Link `path` to `source`; `folder` is the open folder that contains `path`. Raises
+    CannotBuild, OSError."""
+    place = path
+    if config.hides:  # the setup may have left a program that changes the links above `path`
+        place = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+        check_seen(config, place, follow=False)
+    listed = f"{config.home}/links"
+    with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
+        file.write(path + "\n")
+    if os.path.islink(place) and (
+        os.path.realpath(place) == os.path.realpath(source) or _is_shared(config, source, place)
+    ):
+        return
+    if os.path.islink(place) and not os.path.exists(place):
+        os.unlink(place)  # left over from an attempt whose home folder is gone
+    if os.path.isdir(place) and not os.path.islink(place) and not os.listdir(place):
+        os.rmdir(place)
+    if os.path.lexists(place):
+        if _is_equal(source, place):
+            return  # on the user's own machine, `path` may already hold the same files
+        raise CannotBuild(
+            f"{source} cannot be linked at {path}: the path is already in use on this node"
+        )
+    try:
+        os.symlink(source, place)
+    except FileExistsError:  # another rank has created the link meanwhile
+        if not _is_shared(config, source, place):
+            raise
 
 
 def remove_links(config: AgentConfig) -> None:

@@ -127,9 +127,10 @@ def clone(
         )
 
 
-def check_seen(config: AgentConfig, path: str) -> None:
-    """Raise CannotBuild if the path is in or above a folder that is hidden from the work."""
-    if config.hides and is_hidden(config.hides, config.shown, path):
+def check_seen(config: AgentConfig, path: str, *, follow: bool = True) -> None:
+    """Raise CannotBuild if the path is in or above a folder that is hidden from the work. With
+    `follow`, a link at `path` itself is resolved first."""
+    if config.hides and is_hidden(config.hides, config.shown, path, follow=follow):
         raise CannotBuild(
             f"{os.path.realpath(path)} is in Cavvy's folder or contains it; "
             "that folder is hidden from jobs on this machine"
@@ -138,7 +139,7 @@ def check_seen(config: AgentConfig, path: str) -> None:
         from .separate import list_covers
 
         for cover in list_covers(config.hides, os.geteuid()):
-            if is_hidden(cover, config.shown, path):
+            if is_hidden(cover, config.shown, path, follow=follow):
                 raise CannotBuild(
                     f"{os.path.realpath(path)} is in {cover} or contains it; that folder is hidden "
                     "from jobs on this machine, because the machine separates the jobs of projects"

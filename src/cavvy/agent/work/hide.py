@@ -84,10 +84,12 @@ def _has_hidden(pid: int, folder: str) -> bool:
         return False
 
 
-def is_hidden(folder: str, shown: list[str], path: str) -> bool:
+def is_hidden(folder: str, shown: list[str], path: str, *, follow: bool = True) -> bool:
     """Return whether `path` contains the hidden folder, or is in the hidden folder but outside the
-    folders in `shown`."""
-    real, folder = os.path.realpath(path), os.path.realpath(folder)
+    folders in `shown`. With `follow`, a link at `path` itself is resolved first."""
+    above, name = os.path.split(path)
+    real = os.path.realpath(path) if follow else os.path.join(os.path.realpath(above), name)
+    folder = os.path.realpath(folder)
     if any(_contains(os.path.realpath(each), real) for each in shown):
         return False
     return _contains(folder, real) or _contains(real, folder)
