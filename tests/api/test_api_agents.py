@@ -292,6 +292,24 @@ async def test_logs_go_on_over_attempts_and_wait(api: Api) -> None:
         assert answer["message"] == message
 
 
+async def test_a_long_batch_is_processed_in_parts(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    rows = [{"seq": number + 1, "kind": "telemetry", "values": {}} for number in range(1500)]
+    assert (await report(api, gang, *rows)).json()["ack"] == 1000
+    assert (await report(api, gang, *rows[1000:])).json()["ack"] == 1500
+
+
+async def test_only_a_gang_with_its_token_has_its_messages_read(api: Api) -> None:
+    gang = await start(api)
+    body = {"gang": gang, "rank": "wrong", "nonce": "n1", "messages": [{}]}
+    for named, code in ((gang, "invalid-request"), ("other", "forbidden")):
+        answer = await api.http.post(
+            "/agent/v1/messages", json={**body, "gang": named}, headers=api.agent(gang)
+        )
+        assert answer.json()["code"] == code
+
+
 async def test_a_command_beside_the_work(api: Api) -> None:
     gang = await start(api)
     early = await api.http.post(JOB + "/exec", json={"command": ["ls"]})

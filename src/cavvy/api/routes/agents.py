@@ -6,6 +6,7 @@ from asyncio import to_thread
 from base64 import b64encode
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -18,7 +19,7 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.execs import JobExec
 from cavvy.api.openapi import document
-from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch
+from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch, read_gang
 from cavvy.api.routes.blobs import gather, send_blob
 from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
@@ -39,6 +40,7 @@ from cavvy.store.base import RowNotFound
 
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
+_MOST_MESSAGES = 1000  # further messages are not acknowledged, so the agent sends them again
 _LOG_LIMIT = 16 * MIB
 # how many seconds a request with output waits until the user has read earlier output
 _ROOM_S = 20.0
@@ -158,8 +160,12 @@ async def claim(request: Request) -> Response:
 async def messages(request: Request) -> Response:
     app_state = _speak(request)
     body = await read_bytes(request, _MESSAGES_LIMIT)
+    if (gang := read_gang(body)) is not None:
+        app_state.tokens.check(request, gang)
+    parse = partial(read_batch, body, app_state.now(), ReportedBatch, most=_MOST_MESSAGES)
     try:
-        ask, told = read_batch(body, app_state.now(), ReportedBatch)
+        # another program than an agent can send a batch that takes seconds to read
+        ask, told = parse() if len(body) <= _SMALL else await to_thread(parse)
     except (ValueError, RecursionError) as error:
         raise ApiProblem("invalid-request", f"the body cannot be read: {error}") from error
     app_state.tokens.check(request, ask.gang)
