@@ -40,6 +40,10 @@ RATED = {
         {"per_s": 0.01, "burst": 2, "each": "address", "prefix": "/by-address"},
     ],
 }
+SMALL = {
+    **{"name": "small", "hosts": ["small.example"]},
+    **{"concurrency": 1, "queue_max": 2, "body_max": 100},
+}
 CANARY = {
     "name": "canary",
     "hosts": ["canary.example"],
@@ -536,6 +540,39 @@ class GatewaySuite:
             talk.send(b"GET /echo HTTP/1.1\r\nHost: svc.example\r\n" + fields)
             assert talk.rest().startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
         assert one.seen == []
+
+    def test_a_body_larger_than_the_service_takes_is_refused(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("small", replicas[:1])
+        host = "small.example"
+        assert ask(plane.port, "POST", "/echo", b"x" * 100, host=host).json["size"] == 100
+        refused = ask(plane.port, "POST", "/echo", b"x" * 101, host=host)
+        assert (refused.status, refused.json["error"]["code"]) == (413, "body-too-large")
+        for pieces, status in ((1, 200), (2, 413)):
+            with Talk(plane.port) as talk:
+                talk.send(write_request("POST", "/echo", host=host, transfer_encoding="chunked"))
+                talk.send(b"60\r\n%b\r\n" % (b"x" * 96) * pieces + b"0\r\n\r\n")
+                assert talk.read().status == status
+        wait_for(lambda: replicas[0].in_flight == 0)
+        assert [len(each.body) for each in replicas[0].seen] == [100, 96]
+
+    def test_more_requests_than_may_wait_are_refused(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("small", replicas[:1])
+        host = "small.example"
+        calls = [Background(ask, plane.port, "GET", "/hold", host=host)]
+        wait_for(lambda: replicas[0].in_flight == 1)
+        calls += [Background(ask, plane.port, "GET", "/hold", host=host) for _ in range(2)]
+        wait_for(lambda: plane.count_waiting("small") == 2)
+        refused = ask(plane.port, "GET", "/hold", host=host)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "queue-full")
+        assert refused.headers["x-request-id"] == refused.json["error"]["request_id"]
+        replicas[0].release.set()
+        assert {call.result().status for call in calls} == {200}
 
     def test_unknown_services_are_told(self, plane: Any) -> None:
         reply = ask(plane.port, "GET", "/echo", host="unknown.example")

@@ -18,7 +18,7 @@ from cavvy.api.serving.haproxy_plane import HaproxyPlane
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.gateway.haproxy.configuration import HOLD, name_backend
+from cavvy.gateway.haproxy.configuration import HOLD, is_direct, name_backend
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 
@@ -81,7 +81,7 @@ class HaproxyPlaneProcess(GatewayProcess):
 
     def set_replicas(self, service: str, replicas: Sequence[ReplicaStandIn], **more: Any) -> None:
         super().set_replicas(service, replicas, **more)
-        if service == "svc":
+        if is_direct(next(each for each in self._routes if each.name == service)):
             rows = describe_replicas(replicas, **more)
             self._replicas[service] = msgspec.convert(rows, tuple[ReplicaAddress, ...])
             self.keep()

@@ -22,6 +22,7 @@ from tests.contract.gateway_suite import (
     MODEL,
     RATED,
     SERVICE,
+    SMALL,
     GatewaySuite,
     replicas,
 )
@@ -30,7 +31,6 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 
 from cavvy.gateway.client_keys import SERVICE_KEY
 
-SMALL = {"name": "small", "hosts": ["small.example"], "queue_max": 2, "body_max": 100}
 STICKY = {"name": "sticky", "hosts": ["sticky.example"], "affinity": {"by": "header"}}
 BY_PREFIX = {
     "name": "by-prefix",
@@ -235,18 +235,6 @@ def test_a_full_queue_refuses_with_the_rest_of_the_cold_start(plane: Embedded) -
     reply = ask(plane.port, "GET", "/echo", host="estimated.example", prefer="wait=0")
     assert reply.status == 504
     assert 30 < int(reply.headers["retry-after"]) <= 40
-
-
-def test_a_body_larger_than_the_service_takes_is_refused(
-    plane: Embedded, replicas: list[ReplicaStandIn]
-) -> None:
-    plane.set_replicas("small", replicas[:1])
-    assert ask(plane.port, "POST", "/echo", b"x" * 101, host="small.example").status == 413
-    with Talk(plane.port) as talk:
-        talk.send(write_request("POST", "/echo", host="small.example", transfer_encoding="chunked"))
-        talk.send(b"60\r\n" + b"x" * 96 + b"\r\n60\r\n" + b"x" * 96 + b"\r\n0\r\n\r\n")
-        assert talk.read().status == 413
-    wait_for(lambda: replicas[0].in_flight == 0)
 
 
 def test_a_slow_head_is_ended(plane: Embedded) -> None:

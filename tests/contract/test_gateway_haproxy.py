@@ -16,6 +16,7 @@ from tests.contract.gateway_suite import (
     MODEL,
     RATED,
     SERVICE,
+    SMALL,
     GatewaySuite,
     replicas,
 )
@@ -28,7 +29,7 @@ from tests.system.ports import free_port
 @pytest.fixture(scope="module")
 def plane() -> Iterator[HaproxyPlaneProcess]:
     plane = HaproxyPlaneProcess(
-        need_haproxy(), services=(SERVICE, KEYED, RATED, MODEL, KEYED_MODEL, CANARY)
+        need_haproxy(), services=(SERVICE, SMALL, KEYED, RATED, MODEL, KEYED_MODEL, CANARY)
     )
     yield plane
     plane.remove()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.certificates import Authority
-from tests.contract.gateway_suite import KEY, KEYED, SERVICE, replicas
+from tests.contract.gateway_suite import KEY, KEYED, SERVICE, SMALL, replicas
 from tests.contract.haproxy_process import HaproxyPlaneProcess
 from tests.contract.replica_stand_in import ReplicaStandIn
 
@@ -24,18 +24,24 @@ def plane(
         pytest.skip("curl is missing")
     certificate, key = Authority(tmp_path_factory.mktemp("tls")).issue()
     tls = {"certificate": str(certificate), "key": str(key)}
-    plane = HaproxyPlaneProcess(request.param, tls, services=(SERVICE, KEYED))
+    plane = HaproxyPlaneProcess(request.param, tls, services=(SERVICE, KEYED, SMALL))
     yield plane
     plane.remove()
 
 
 def curl(
-    plane: HaproxyPlaneProcess, path: str, *more: str, host: str = "svc.example"
+    plane: HaproxyPlaneProcess,
+    path: str,
+    *more: str,
+    host: str = "svc.example",
+    body: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     url = f"https://{host}:{plane.port}{path}"
     to = f"{host}:{plane.port}:127.0.0.1"
     command = ["curl", "-sk", "--http2", "--resolve", to, *more, url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, input=body, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_http2_clients_see_that_a_response_broke_off(
@@ -58,3 +64,21 @@ def test_replicas_learn_that_clients_use_tls(
     key = f"X-API-Key: {KEY}"
     assert curl(plane, "/echo", "-H", key, host=f"{service}.example").returncode == 0
     assert replicas[0].seen[-1].get("x-forwarded-proto") == "https"
+
+
+@pytest.mark.parametrize(("size", "status"), [(100, "200"), (101, "413")])
+@pytest.mark.parametrize("upload", [("--data-binary", "@-"), ("-X", "POST", "-T", "-")])
+def test_a_body_may_have_no_length(
+    plane: HaproxyPlaneProcess,
+    replicas: list[ReplicaStandIn],
+    upload: tuple[str, ...],
+    size: int,
+    status: str,
+) -> None:
+    """In HTTP/2, such a body is not chunked."""
+    replicas[0].reset()
+    plane.set_replicas("small", replicas[:1])
+    where = ("-o", "/dev/null", "-w", "%{http_code}")
+    reply = curl(plane, "/echo", *upload, *where, host="small.example", body="x" * size)
+    assert reply.stdout == status
+    assert [len(each.body) for each in replicas[0].seen] == ([size] if status == "200" else [])

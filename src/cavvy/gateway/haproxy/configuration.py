@@ -21,6 +21,7 @@ _TUNNEL_S = 3600.0
 _HOLD_S = 86_400.0
 _HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
+_WITHOUT_BODY = "GET HEAD DELETE OPTIONS TRACE"
 # request fields that replicas do not get from clients, also with `_` in place of `-`
 _DROPPED = (
     "keep-alive",
@@ -31,7 +32,8 @@ _DROPPED = (
     "x-forwarded-proto",
     "x-request-id",
 )
-_HELD = ("prefer", "cavvy-residency")  # request fields that only the gateway can handle
+# fields of requests that only the gateway can handle; HAProxy cannot limit a body without a length
+_HELD = ("prefer", "cavvy-residency", "transfer-encoding")
 _LOST = "X-Cavvy-Lost"  # marks HAProxy's own 503, which becomes a 502
 _ERRORS = {  # HAProxy's own answers, except to requests that are not valid HTTP
     400: (AnswerCode.BAD_REQUEST, "the request is not valid HTTP"),
@@ -169,12 +171,21 @@ def _write_rare_rules() -> list[str]:
     rare = "|".join((dropped, "expect", *_HELD))
     held = " or ".join(f"{{ req.hdr({name}) -m found }}" for name in _HELD)
     return [
+        # HTTP/2 bodies need no Content-Length, and have no Transfer-Encoding
+        "    http-request set-var(txn.held) bool(true) if { req.ver 2.0 } "
+        f"!{{ method {_WITHOUT_BODY} }} !{{ req.hdr(content-length) -m found }}",
         f"    http-request allow unless {{ req.hdr_names -m reg (?:^|,)(?:{rare})(?:,|$) }}",
         f"    http-request del-header ^(?:{dropped})$ -m reg",
         "    http-request wait-for-body time 1s if { req.hdr(expect) -i 100-continue }",
         "    http-request del-header Expect",
         f"    http-request set-var(txn.held) bool(true) if {held}",
     ]
+
+
+def _write_limit(status: int, code: AnswerCode, message: str, condition: str) -> str:
+    body = write_body(status, code, message, "%[unique-id]").decode()
+    kind = "content-type application/json"
+    return f"http-request return status {status} {kind} lf-string '{body}' if {{ {condition} }}"
 
 
 def _write_hold(listener: HaproxyListener) -> str:
@@ -206,8 +217,13 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
             f"balance hdr({service.affinity.header})\n    hash-type consistent\n"
             f"    hash-balance-factor {factor}"
         )
+    size, waiting = service.body_max, service.queue_max
+    large = f"the body of the request is too large; the limit is {size} bytes"
+    full = f"{waiting} requests are already waiting for a replica"
     return f"""\
 backend {name_backend(service.name)}
+    {_write_limit(413, AnswerCode.TOO_LARGE, large, f"req.hdr_val(content-length) gt {size}")}
+    {_write_limit(429, AnswerCode.QUEUE_FULL, full, f"queue ge {waiting}")}
     {_write_scheme(listener)}
     {balance}
     http-reuse safe
