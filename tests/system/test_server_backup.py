@@ -76,6 +76,9 @@ def test_an_archive_of_a_working_server_is_restored_on_postgresql(
         submit_long(client, "long", tmp_path)
         assert "backed up" in (told := run_server("backup", str(archive))), told
         assert archive.stat().st_mode & 0o077 == 0
+        told = run_server("restore", "--dry-run", str(archive))  # the server still works
+        assert "nothing was changed" in told, told
+        assert not list(home.glob("restore.part*"))
         client.down()
         wait_until(lambda: not client.nodes())
     stop_server()

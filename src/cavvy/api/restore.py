@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, cast
 
 from cavvy.api.backup import DATABASE, ArchiveManifest
@@ -69,6 +70,8 @@ def restore(
     database. The files are written to `server.files` if this setting is set. Raises StateDirError,
     StoreError, ProviderError, OSError.
     """
+    if dry_run:
+        return _try(home, settings, archive)
     home.claim_idle()
     for name in (DATABASE, "database"):
         if os.path.exists(home.file(name)):
@@ -77,25 +80,31 @@ def restore(
                 f"the state folder {home.path} belongs to a server with jobs: it contains {name}",
                 "set CAVVY_HOME to a new folder, or move this folder away",
             )
-    files = home if dry_run else choose_files(home, settings, url)
+    files = choose_files(home, settings, url)
     if files is not home:
         refuse_used(files)
-    bucket = None if dry_run else choose_bucket(home, settings, url)
+    bucket = choose_bucket(home, settings, url)
     unpacked = Path(files.file(_UNPACKED))
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir(mode=0o700)
     try:
-        manifest = unpack(archive, unpacked, whole=not dry_run)
-        if not dry_run:
-            refuse_other_form(manifest.folder, bucket)
-        report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=dry_run))
-        if not dry_run:
-            if bucket is not None:
-                send_files(bucket, unpacked)
-            _put_in_place(home, files, unpacked, url, bucket)
+        manifest = unpack(archive, unpacked, whole=True)
+        refuse_other_form(manifest.folder, bucket)
+        report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=False))
+        if bucket is not None:
+            send_files(bucket, unpacked)
+        _put_in_place(home, files, unpacked, url, bucket)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     return report
+
+
+def _try(home: StateDir, settings: Settings, archive: BinaryIO) -> RestoreReport:
+    """Check an archive in a temporary folder. A server may use the state folder meanwhile."""
+    Path(home.path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{_UNPACKED}-", dir=home.path) as unpacked:
+        manifest = unpack(archive, Path(unpacked), whole=False)
+        return asyncio.run(_compare_copy(Path(unpacked), settings, manifest, dry_run=True))
 
 
 def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> RestoreReport:
