@@ -17,6 +17,7 @@ from moto import mock_aws
 
 from cavvy.store import keys
 from cavvy.store.base import SealedSecret, Store, StoreUnusable
+from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
 from cavvy.store.keys import AesKey, KeyPlaceInvalid, KeyRing
 from cavvy.store.memory import MemoryStore
 from cavvy.store.rotation import list_keys, rotate_key
@@ -146,6 +147,21 @@ async def test_a_new_key_protects_everything_and_the_former_one_is_kept(
     assert await read(store, SecretSealer(KeyRing(key))) == {"A": "1", "B": "2"}
     with pytest.raises(StoreUnusable, match=before.id):
         SecretSealer(KeyRing(key)).unseal("p", "A", former["A"])
+
+
+async def test_the_key_of_files_is_current_too(store: Store, key: Path) -> None:
+    old, new = (
+        f"file:{write_key(key.with_name(name), name[:1].encode() * 32)}" for name in ("old", "new")
+    )
+    places = FileKeyPlaces(common=new, former=[old])
+    files = FileKeys(key.with_name("file-keys"), key, places)
+    files.of("p").current()
+    uses = await list_keys(store, SecretSealer(KeyRing(key)), files)
+    assert [(use.place, use.current, use.files) for use in uses] == [
+        (f"file:{key}", True, 0),
+        (new, True, 1),
+        (old, False, 0),
+    ]
 
 
 async def test_servers_that_share_the_folder_use_the_key_that_one_of_them_has_renewed(

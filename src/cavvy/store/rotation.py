@@ -12,8 +12,9 @@ from cavvy.store.secrets import SecretSealer, find_key_id
 
 
 class KeyUse(Struct, frozen=True, kw_only=True):
-    """The number of secrets and of files' data keys that a key protects. `place` is None if the
-    server does not have the key.
+    """The number of secrets and of files' data keys that a key protects. `current` states whether
+    new secrets or new data keys are encrypted with the key. `place` is None if the server does not
+    have the key.
     """
 
     id: str
@@ -38,13 +39,16 @@ class KeyRotation(Struct, frozen=True, kw_only=True):
 async def list_keys(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> list[KeyUse]:
-    """Return the use of each key: first the keys that the server has (the current key first), then
-    the keys that the server lacks. Values of version 1 are counted under the empty ID, because no
-    key ID is stored with them. Raises StoreUnusable.
+    """Return the use of each key: first the keys that the server has (the current key of secrets
+    first), then the keys that the server lacks. Values of version 1 are counted under the empty ID,
+    because no key ID is stored with them. Raises StoreUnusable.
     """
     keys = await to_thread(
         lambda: [*sealer.keys.all(), *(file_keys.keys() if file_keys is not None else ())]
     )
+    current = {keys[0].id}
+    if file_keys is not None:
+        current |= await to_thread(lambda: {key.id for key in file_keys.current()})
     sealed = [each.sealed for each in await store.all_secrets()]
     sealed += [each.sealed for each in await store.provider_credentials.list()]
     used = Counter(map(find_key_id, sealed))
@@ -58,7 +62,7 @@ async def list_keys(
             KeyUse(
                 id=key.id,
                 place=key.place,
-                current=key is keys[0],
+                current=key.id in current,
                 secrets=used.get(key.id, 0),
                 files=files.get(key.id, 0),
             ),

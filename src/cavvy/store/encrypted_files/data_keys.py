@@ -102,6 +102,11 @@ class FileKeys:
         for ring in self._rings.values():
             yield from ring.all()
 
+    def current(self) -> Iterator[WrappingKey]:
+        """Yield the keys that encrypt new data keys of any project. Raises StoreUnusable."""
+        for ring in self._rings.values():
+            yield ring.current()
+
     def uses(self) -> Iterator[FileKeyUse]:
         """Yield all data keys. Raises OSError, StoreUnusable."""
         for path, sealed in self.export():
