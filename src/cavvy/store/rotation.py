@@ -43,12 +43,7 @@ async def list_keys(
     first), then the keys that the server lacks. Values of version 1 are counted under the empty ID,
     because no key ID is stored with them. Raises StoreUnusable.
     """
-    keys = await to_thread(
-        lambda: [*sealer.keys.all(), *(file_keys.keys() if file_keys is not None else ())]
-    )
-    current = {keys[0].id}
-    if file_keys is not None:
-        current |= await to_thread(lambda: {key.id for key in file_keys.current()})
+    keys, current = await to_thread(_find_keys, sealer, file_keys)
     sealed = [each.sealed for each in await store.all_secrets()]
     sealed += [each.sealed for each in await store.provider_credentials.list()]
     used = Counter(map(find_key_id, sealed))
@@ -72,6 +67,18 @@ async def list_keys(
         for key_id in sorted({*used, *files} - {*found})
     ]
     return [*found.values(), *missing]
+
+
+def _find_keys(
+    sealer: SecretSealer, file_keys: FileKeys | None
+) -> tuple[list[WrappingKey], set[str]]:
+    """Return the keys that the server has, and the IDs of the current keys."""
+    keys = list(sealer.keys.all())
+    current = {keys[0].id}
+    if file_keys is not None:
+        keys += file_keys.keys()
+        current |= {key.id for key in file_keys.current()}
+    return keys, current
 
 
 async def rotate_key(
