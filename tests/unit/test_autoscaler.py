@@ -141,6 +141,19 @@ def test_a_backlog_that_is_served_in_time_causes_no_order() -> None:
     assert (decision.wanted, decision.reason) == (6, ScaleReason.LOAD)
 
 
+@pytest.mark.parametrize(
+    ("backlog", "wanted", "reason"), [(140, 1, ScaleReason.LOAD), (141, 11, ScaleReason.BACKLOG)]
+)
+def test_a_backlog_may_wait_as_long_as_the_service_permits(
+    backlog: int, wanted: int, reason: ScaleReason
+) -> None:
+    """A replica serves two requests a second, so 120 in a cold start and 20 in the ten seconds."""
+    terms = replace(TERMS, kind=TargetKind.METRIC, target=10.0, drain_s=1.0)
+    seen = ServiceObservation(now_s=0.0, backlog=backlog, reading=10.0, markets=(market(1),))
+    decision, _ = decide(terms, ScalingState(wanted=1), seen)
+    assert (decision.wanted, decision.reason) == (wanted, reason)
+
+
 def test_replicas_for_a_backlog_end_as_soon_as_no_waiting_request_would_be_late() -> None:
     _, state = follow([10] * 10)
     state = replace(state, wanted=20)
@@ -164,7 +177,7 @@ def test_a_request_that_waits_for_a_long_cold_start_keeps_its_replica() -> None:
 
 def test_a_start_that_takes_far_too_long_does_not_count() -> None:
     known = {"a": ColdStart(mean_s=60.0, high_s=70.0)}
-    markets = (market(0, [150.0, 100.0, 20.0]), market(0, [20.0], name="b"))
+    markets = (market(0, [150.0, 140.0, 20.0]), market(0, [20.0], name="b"))
     assert list_starts(known, markets, 90.0) == [0.0, 40.0, 70.0]
 
 
@@ -179,6 +192,29 @@ def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:
     # one minute of load in between starts the count again
     broken, _ = follow([20] * 15 + [4] * (minutes - 1) + [20] + [4] * (minutes - 1), terms)
     assert all(each.wanted >= before - 1 for each in broken[15 * 12 :])
+
+
+@pytest.mark.parametrize(
+    ("now_s", "oldest", "wanted", "reason"),
+    [
+        # the service is known since the second 0, and two minutes must agree
+        (119.0, 3, 9, ScaleReason.HELD),
+        (120.0, 3, 3, ScaleReason.LOAD),
+        (120.0, 5, 5, ScaleReason.HELD),
+        (120.0, 9, 9, ScaleReason.HELD),
+        (179.0, 5, 5, ScaleReason.HELD),
+        (180.0, 5, 3, ScaleReason.LOAD),  # the minute with the higher need is over
+    ],
+)
+def test_a_service_keeps_the_highest_need_of_the_minutes_that_must_agree(
+    now_s: float, oldest: int, wanted: int, reason: ScaleReason
+) -> None:
+    terms = replace(TERMS, kind=TargetKind.METRIC, target=10.0, on_time=0.9)
+    weights = ScalingWeights(agree_min=2.0, most_agree_min=2.0)
+    state = ScalingState(began_s=0.0, wanted=9, needs=((1, oldest),))
+    seen = replace(observe(now_s, 0, 3), arrivals=(1,), reading=10.0)
+    decision, _ = decide(replace(terms, weights=weights), state, seen)
+    assert (decision.wanted, decision.reason) == (wanted, reason)
 
 
 def test_strict_services_and_uneven_arrivals_need_more_minutes() -> None:
@@ -205,6 +241,12 @@ def test_an_idle_service_goes_to_zero_and_one_request_brings_a_replica() -> None
     woken = ServiceObservation(now_s=1025.0, arrivals=(0, 1), backlog=1, markets=(market(),))
     decision, _ = decide(TERMS, state, woken)
     assert decision.wanted == 1
+    reasons = {
+        idle_s: decide(TERMS, state, ServiceObservation(now_s=idle_s, markets=(market(1),)))[0]
+        for state in [ScalingState(idle_since_s=0.0, wanted=1)]
+        for idle_s in (299.0, 300.0)
+    }
+    assert [each.reason is ScaleReason.IDLE for each in reasons.values()] == [False, True]
     least, _ = follow([2] * 5 + [0] * 12, replace(TERMS, least=2))
     assert (least[-1].wanted, least[-1].reason) == (2, ScaleReason.LEAST)
 
@@ -213,6 +255,8 @@ def test_the_bounds_of_the_service_hold() -> None:
     decisions, _ = follow([50] * 10, replace(TERMS, most=7))
     assert max(each.wanted for each in decisions) == 7
     assert decisions[-1].reason is ScaleReason.MOST
+    enough, _ = follow([11] * 20, replace(TERMS, most=6))
+    assert (enough[-1].wanted, enough[-1].reason) == (6, ScaleReason.LOAD)
 
 
 def test_late_requests_raise_the_margin_and_a_surplus_lowers_it() -> None:
@@ -269,6 +313,13 @@ def test_arrivals_are_a_burst_only_if_chance_does_not_explain_them() -> None:
     much, _ = decide(TERMS, state, observe(605.0, 400, 6))
     assert much.reason is ScaleReason.BURST
     assert much.wanted > 6
+
+
+@pytest.mark.parametrize(("recent", "burst"), [(64.0, False), (64.1, True)])
+def test_a_burst_exceeds_the_average_by_six_standard_deviations(recent: float, burst: bool) -> None:
+    """16 requests are expected; with the assumed unevenness of 4, their deviation is 8."""
+    record = LoadRecord(slow=1.0, slow_span_s=1.0, fast=recent, fast_span_s=16.0)
+    assert estimate_load(record, ServiceObservation(now_s=0.0), TERMS).burst is burst
 
 
 @pytest.mark.parametrize("together", [1, 4, 10])

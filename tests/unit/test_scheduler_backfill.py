@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_scheduler_queue import (
@@ -128,6 +129,20 @@ def test_gangs_on_other_hosts_do_not_count() -> None:
     capacity = QueueCapacity(hosts=hosts, allocations=[held("running", 6), *others])
     jobs = [waiting_job(job("1", cpus=4), CPU), waiting_job(job("2"), CPU)]
     assert placed(plan_jobs(jobs, capacity)) == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("waits", "gangs", "starts"), [(8, 1, True), (9, 1, False), (1, 47, True), (1, 48, False)]
+)
+def test_a_job_waits_if_too_many_gangs_and_jobs_would_have_to_be_compared(
+    waits: int, gangs: int, starts: bool
+) -> None:
+    host = replace(EIGHT, cpus=64)
+    running = [held(f"running-{place}", 0 if place else 60) for place in range(gangs)]
+    jobs = [waiting_job(job(f"{place}", cpus=20), CPU) for place in range(waits)]
+    small = waiting_job(job("small", cpus=1), CPU)
+    decisions = plan_jobs([*jobs, small], QueueCapacity(hosts=(host,), allocations=running))
+    assert placed(decisions) == (["small"] if starts else [])
 
 
 def test_a_job_with_many_offers_uses_one_check() -> None:
