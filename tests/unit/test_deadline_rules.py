@@ -12,6 +12,7 @@ from cavvy.domain.jobs import Attempt
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
+    AcceleratorNeed,
     CheckpointPolicy,
     JobLimits,
     ResourceSpec,
@@ -26,12 +27,14 @@ from cavvy.planner.deadline.inputs import (
     PolicyInputs,
     find_inputs,
     is_about_as_cheap,
+    run_time_on,
     share_done,
 )
 from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD, DeadlinePolicy
-from cavvy.planner.deadline.recommendation import Recommendation, advise
+from cavvy.planner.deadline.recommendation import Recommendation, advise, recall
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import (
+    GRAIN_S,
     JobTerms,
     MarketPolicy,
     PolicyDecision,
@@ -322,6 +325,88 @@ class TestInputs:
         assert inputs is not None
         assert inputs.run_time == 5 * HOUR
 
+    def test_a_machine_that_would_need_all_the_time_does_not_end_in_time(self) -> None:
+        assert find_inputs(TASK, HOME, MarketKnowledge(), at(10)) is None
+        task = replace(TASK, work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(9_000_000))
+        inputs = find_inputs(task, (*HOME, fast), MarketKnowledge(), at(10))
+        assert inputs is not None
+        assert inputs.run_time == 5 * HOUR
+
+    def test_machines_that_take_two_percent_longer_are_alike(self) -> None:
+        rates = {"cpu:8": 1.02, "cpu:16": 1.0, "cpu:32": 0.9999}
+        task = replace(TASK, work=Workload(samples=51_000, rates=rates))
+        slower = [
+            replace(FIXED, instance_type=f"{cpus}", vcpus=cpus, rate=HourlyRate(2_000_000))
+            for cpus in (16, 32)
+        ]
+        inputs = find_inputs(task, (*HOME, *slower), MarketKnowledge(), at())
+        assert inputs is not None
+        assert [place.run_time_ratio for place in inputs.places] == pytest.approx([1 / 1.02, 1.0])
+
+    def test_a_place_is_a_spot_offer_with_its_machine_on_demand_or_either_alone(self) -> None:
+        far = replace(SPOT, region="s", zone="z")
+        alone = replace(FIXED, instance_type="other")
+        assert [(place.spot, place.fixed) for place in inputs_of(at(), far, alone).places] == [
+            (SPOT, FIXED),
+            (far, None),
+            (None, alone),
+        ]
+
+    def test_of_many_places_the_cheapest_and_those_of_the_job_are_compared(self) -> None:
+        cheap = replace(FIXED, instance_type="cheap", rate=HourlyRate(900_000))
+        others = [
+            replace(SPOT, region=region, zone=None, rate=HourlyRate(400_000)) for region in "xyz"
+        ]
+        for progress, more in (
+            (at(), []),
+            (at(current=others[1]), [others[1]]),
+            (at(current=others[1], home=others[2]), [others[1], others[2]]),
+        ):
+            offers = (*HOME, cheap, *others)
+            inputs = find_inputs(TASK, offers, MarketKnowledge(), progress, most=1)
+            assert inputs is not None
+            chosen = [place.spot or place.fixed for place in inputs.places]
+            assert chosen == [SPOT, cheap, *more]
+
+    def test_the_longest_duration_counts_if_the_task_states_no_work(self) -> None:
+        limits = JobLimits(deadline_after=20 * HOUR, duration=5 * HOUR)
+        assert inputs_of(at(), task=replace(TASK, work=None, limits=limits)).run_time == 5 * HOUR
+
+    @pytest.mark.parametrize(
+        ("setup", "seen", "least"),
+        [("", None, 0), ("install", None, 60), ("install", MINUTE / 4, 15), ("", MINUTE, 60)],
+    )
+    def test_a_setup_that_was_never_seen_is_assumed(
+        self, setup: str, seen: timedelta | None, least: int
+    ) -> None:
+        boot = inputs_of(at()).start
+        found = inputs_of(at(setup=seen), task=replace(TASK, setup=setup))
+        assert found.start - boot == least * SECOND
+
+    @pytest.mark.parametrize(
+        ("current", "loading_s"), [(SPOT, 0.0), (FIXED, GRAIN_S)], ids=["spot", "on-demand"]
+    )
+    def test_a_gang_in_a_place_that_is_not_compared_counts_as_in_the_first(
+        self, current: Offer, loading_s: float
+    ) -> None:
+        """A gang on demand can then be left only after it has started."""
+        inputs = inputs_of(at())
+        unknown = at(current=replace(current, region="unknown"), works=True)
+        policy = Says(ON_SPOT)
+        view = recall(policy, inputs, MarketKnowledge(), unknown, NOW)
+        assert (view.market, view.loading_s) == (0, loading_s)
+
+    def test_a_move_between_places_with_one_offer_each_costs_a_copy_if_there_are_checkpoints(
+        self,
+    ) -> None:
+        spot, fixed = replace(SPOT, provider="aws"), replace(FIXED, provider="aws", region="s")
+        progress = at(saved_bytes=10 * 10**9, egress={"aws": Money(100_000)})
+        for task, moves in ((TASK, ((0, 1), (1, 0))), (replace(TASK, checkpoint=None), ())):
+            inputs = find_inputs(task, (spot, fixed), MarketKnowledge(), progress)
+            assert inputs is not None
+            assert inputs.terms.move_usd == moves
+
     def test_a_move_costs_the_copy_of_the_newest_checkpoint(self) -> None:
         far = tuple(
             replace(each, provider="aws", region=region)
@@ -372,6 +457,7 @@ def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now(
         share_done(TASK, [ran(1, running_at=None), ran(2, checkpoint_at=NOW - HOUR)], now, 9) == 0
     )
     assert share_done(TASK, [works], now + 99 * HOUR, 2) == 1
+    assert share_done(replace(TASK, work=None), [works], now, 2) == 0
 
 
 @pytest.mark.parametrize(
@@ -393,3 +479,22 @@ def test_places_are_compared_by_what_the_whole_work_costs_there(
 ) -> None:
     other = replace(SPOT, instance_type="f", vcpus=16, rate=HourlyRate(rate))
     assert is_about_as_cheap(replace(TASK, work=work), other, SPOT) is cheap
+
+
+@pytest.mark.parametrize("known", ["H100", "A100"])
+@pytest.mark.parametrize(("rate", "cheap"), [(330_000, True), (330_001, False)])
+def test_places_are_compared_by_the_hour_if_the_work_is_known_on_one_of_them_only(
+    known: str, rate: int, cheap: bool
+) -> None:
+    needs = AcceleratorNeed(name="H100"), AcceleratorNeed(name="A100")
+    task = replace(
+        TASK,
+        resources=replace(TASK.resources, accelerators=needs),
+        work=Workload(samples=36_000, rates={known: 1.0}),
+    )
+    h100, a100 = (
+        replace(SPOT, accelerator=each.name, accelerator_count=1, accelerator_memory_mib=81_920)
+        for each in needs
+    )
+    assert {run_time_on(task, h100), run_time_on(task, a100)} == {None, 10 * HOUR}
+    assert is_about_as_cheap(task, replace(h100, rate=HourlyRate(rate)), a100) is cheap
