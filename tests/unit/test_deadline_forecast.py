@@ -263,6 +263,13 @@ def test_an_forecast_orders_the_choices_and_is_the_same_each_time() -> None:
     assert foresee(found, MarketKnowledge(), progress, 0.0, "auto", seed=2) != auto
 
 
+@pytest.mark.parametrize(("late_h", "in_time"), [(0, 1.0), (5, 0.0)])
+def test_a_run_that_finishes_after_the_deadline_is_not_in_time(late_h: int, in_time: float) -> None:
+    found = inputs(task(), at(hours=13))
+    seen = foresee(found, MarketKnowledge(), at(hours=13), late_h * 3600.0, "never")
+    assert seen.in_time == in_time
+
+
 def test_a_market_that_is_taken_back_all_the_time_has_a_worse_forecast() -> None:
     progress = at(hours=13)
     found = inputs(task(), progress)
