@@ -74,6 +74,7 @@ def test_an_even_load_gets_its_formula() -> None:
     load = ServiceLoad(rate=10.0, service_s=2.0, unevenness=1.0, burst=False)
     assert count_for_wait(load, replace(TERMS, wait_s=10.0), 0.05) == 6
     assert count_for_wait(load, replace(TERMS, wait_s=0.1), 0.001) == 9
+    assert count_for_wait(load, TERMS, 0.0) < TERMS.most, "at 100 %, the rest is lost in rounding"
     uneven = replace(load, unevenness=9.0)
     assert count_for_wait(uneven, replace(TERMS, wait_s=0.1), 0.001) > 9
     decisions, _ = follow([11] * 20)
@@ -162,6 +163,19 @@ def test_replicas_for_a_backlog_end_as_soon_as_no_waiting_request_would_be_late(
         for backlog in (300, 30, 0)
     }
     assert wanted == {300: 20, 30: 6, 0: 6}
+
+
+@pytest.mark.parametrize(
+    ("backlog", "wanted", "reason"), [(10, 1, ScaleReason.LOAD), (11, 5, ScaleReason.HELD)]
+)
+def test_replicas_for_a_backlog_end_once_it_waits_for_half_of_the_time(
+    backlog: int, wanted: int, reason: ScaleReason
+) -> None:
+    """A replica serves two requests a second, and a request may wait for ten seconds."""
+    terms = replace(TERMS, kind=TargetKind.METRIC, target=10.0)
+    seen = ServiceObservation(now_s=0.0, backlog=backlog, reading=10.0, markets=(market(1),))
+    decision, _ = decide(terms, ScalingState(began_s=-9000.0, wanted=5), seen)
+    assert (decision.wanted, decision.reason) == (wanted, reason)
 
 
 def test_a_request_that_waits_for_a_long_cold_start_keeps_its_replica() -> None:
@@ -291,6 +305,9 @@ def test_the_fastest_market_decides_how_soon_a_replica_can_be_ready() -> None:
 
 
 def test_a_cold_start_is_measured_in_each_market() -> None:
+    usual = record_cold_starts(ColdStart(mean_s=60.0, high_s=60.0), (60.0,))
+    assert usual is not None
+    assert (usual.mean_s, usual.high_s) == pytest.approx((60.0, 59.4))
     measured = None
     for length_s in [60.0] * 50 + [90.0] * 3 + [60.0] * 20:
         measured = record_cold_starts(measured, (length_s,))

@@ -102,3 +102,14 @@ def test_slots_that_batches_without_a_base_time_would_fill_are_too_few() -> None
     load = replace(make_load(200), service_s=0.001)
     assert load.rate * FIT.slope_s == 1.0
     assert count_for_wait(load, replace(TERMS, most=7, wait_s=0.1), 0.05, FIT) > 1
+
+
+def test_a_full_batch_in_the_steady_state_is_not_too_large() -> None:
+    """One request a second, in batches of two, each of which takes two seconds."""
+    fit = BatchFit(slope_s=0.5, base_s=1.0, most=2.0)
+    load = ServiceLoad(rate=1.0, service_s=0.9, unevenness=1.0, burst=False)
+    counts = [
+        count_for_wait(load, replace(TERMS, wait_s=2.0), 0.95, replace(fit, most=most))
+        for most in (2.0, 1.9)
+    ]
+    assert counts == [1, 2]
