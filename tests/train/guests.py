@@ -4,8 +4,10 @@ documented order, and record which samples each step trains.
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from time import sleep
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,8 @@ from tests.train.programs import Say
 from torch.utils.data import BatchSampler, DataLoader
 
 SAMPLES, EPOCHS = 22, 3
-HOOKS = ("train_begin", "epoch_begin", "step_end", "save", "epoch_end", "train_end")
+EVALUATION_S = 0.3
+HOOKS = ("train_begin", "epoch_begin", "step_end", "evaluate", "save", "epoch_end", "train_end")
 
 
 class TrainerCallback:
@@ -43,6 +46,7 @@ class HuggingFaceTrainer:
             SimpleNamespace(should_save=False),
         )
         self.callbacks: list[Any] = []
+        self.evaluates = False
         self.seen: list[list[int]] = []
 
     def add_callback(self, callback: Any) -> None:
@@ -69,6 +73,9 @@ class HuggingFaceTrainer:
                 self.seen.append([number for batch in part for number in batch])
                 self.state.global_step += 1
                 self._call("step_end")
+                if self.evaluates:
+                    sleep(EVALUATION_S)
+                    self._call("evaluate")
                 if self.control.should_save:
                     self._save()
                     self._call("save")
@@ -95,39 +102,68 @@ class Callback:
     """Has each hook, as that of Lightning does."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None: ...
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None: ...
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None: ...
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None: ...
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None: ...
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None: ...
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None: ...
 
 
 class LightningTrainer:
+    """Ends without an exit code after SIGTERM and the next batch, as that of Lightning does."""
+
     def __init__(self, callback: Any, ranks: int, rank: int) -> None:
         self.world_size, self.rank, self.callback = ranks, rank, callback
         self.accumulate_grad_batches = 1
         self.seen: list[list[int]] = []
-        self._batches = 0
+        self._progress = {"total": {"ready": 0}, "current": {"ready": 0}}
+        self._is_told = False
 
     def fit(self, model: Any, loader: Any, ckpt_path: str | None = None) -> None:
         if ckpt_path is not None:
             saved = json.loads(Path(ckpt_path).read_text())
-            self._batches = saved["samples"] // loader.batch_sampler.batch // self.world_size
+            self.callback.on_load_checkpoint(self, model, saved)
+            self._progress = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         self.callback.on_fit_start(self, model)
-        count = self.accumulate_grad_batches
-        while self._batches < EPOCHS * len(loader):
-            for batch in loader:
-                if self._batches % count == 0:
-                    self.seen.append([])
-                self.seen[-1] += batch.tolist()
-                self._batches += 1
-                self.callback.on_train_batch_end(self, model, None, batch, self._batches - 1)
+        before = signal.signal(signal.SIGTERM, self._hear)
+        try:
+            self._train(model, loader)
+        except BaseException as error:
+            self.callback.on_exception(self, model, error)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
         self.callback.on_fit_end(self, model)
 
+    def _hear(self, number: int, frame: object) -> None:
+        self._is_told = True
+
+    def _train(self, model: Any, loader: Any) -> None:
+        self.callback.on_sanity_check_start(self, model)
+        self.callback.on_train_start(self, model)
+        total, current = self._progress["total"], self._progress["current"]
+        while total["ready"] < EPOCHS * len(loader):
+            if current["ready"] == len(loader):
+                current["ready"] = 0
+            for batch in loader:
+                if current["ready"] % self.accumulate_grad_batches == 0:
+                    self.seen.append([])
+                self.seen[-1] += batch.tolist()
+                total["ready"] += 1
+                current["ready"] += 1
+                self.callback.on_train_batch_end(self, model, None, batch, current["ready"] - 1)
+                if self._is_told:
+                    raise SystemExit
+        self.callback.on_train_end(self, model)
+
     def save_checkpoint(self, path: Path) -> None:
-        samples = self._batches * self.callback._batches.batch * self.world_size
+        loops = {"fit_loop": {"epoch_loop.batch_progress": self._progress}}
         if self.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"samples": samples}))
+            path.write_text(json.dumps({"loops": loops}))
         if self.world_size > 1:
             dist.barrier()
 
@@ -165,10 +201,16 @@ def start(kind: str, ranks: int, rank: int, batch: int, accumulate: int) -> Any:
 
 
 def train(
-    say: Say, kind: str, batch: int, accumulate: int, leave_at: int, rank_told: int
+    say: Say,
+    kind: str,
+    batch: int,
+    accumulate: int,
+    leave_at: int,
+    rank_told: int,
+    by_signal: bool = False,
 ) -> tuple[list[list[int]], int | None, list[str]]:
     """The samples of each step of this rank, the exit code, and the complete checkpoints. The rank
-    `rank_told` gets a notice at the step `leave_at`.
+    `rank_told` gets a notice at the step `leave_at`, in a file or by SIGTERM.
     """
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     os.environ["CAVVY_NOTICE_FILE"] = f"notice-{rank}"
@@ -180,7 +222,9 @@ def train(
     class Steps(list[list[int]]):
         def append(self, step: list[int]) -> None:
             super().append(step)
-            if len(self) == leave_at and rank == rank_told:
+            if len(self) == leave_at and rank == rank_told and by_signal:
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif len(self) == leave_at and rank == rank_told:
                 Path(f"notice-{rank}").touch()
 
     guest.seen = Steps()
@@ -188,6 +232,7 @@ def train(
         work()
     except SystemExit as leaving:
         code = leaving.code
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     complete = sorted(path.parent.name for path in Path("out").glob("*/complete.json"))
     Path(f"notice-{rank}").unlink(missing_ok=True)
     if ranks > 1:

@@ -9,6 +9,7 @@ from tests.train import guests
 from tests.train.ranks import run
 
 from cavvy.train.checkpoint.notice import AGAIN
+from cavvy.train.checkpoint.store import make_name
 from cavvy.train.trainers.order import RankBatches, SampleOrder, count_batches
 from cavvy.train.trainers.watch import find_newest
 
@@ -21,8 +22,11 @@ def join(found: list[Any]) -> list[list[int]]:
     return [sorted(chain(*parts)) for parts in zip(*(seen for seen, *_ in found), strict=True)]
 
 
+@pytest.mark.parametrize("batch", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_goes_on_with_the_same_batches_on_fewer_ranks(kind: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_same_batches_on_fewer_ranks(
+    kind: str, batch: int, tmp_path: Path
+) -> None:
     whole, told = tmp_path / "whole", tmp_path / "told"
     whole.mkdir()
     told.mkdir()
@@ -31,11 +35,69 @@ def test_a_run_goes_on_with_the_same_batches_on_fewer_ranks(kind: str, tmp_path:
     before = run(2, guests.train, kind, 2, 2, 3, 1, folder=told)
     assert [code for _, code, _ in before] == [AGAIN, AGAIN]
     assert len(before[0][0]) == 3
-    after = run(1, guests.train, kind, 4, 2, 0, 0, folder=told)
+    after = run(1, guests.train, kind, batch, 8 // batch, 0, 0, folder=told)
     assert after[0][1] is None
     assert join(before) + join(after) == expected
     epoch = list(chain(*expected[: guests.SAMPLES // 8]))
     assert len(set(epoch)) == len(epoch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_within_a_global_batch_saves_after_it(kind: str, tmp_path: Path) -> None:
+    ((seen, code, complete),) = run(1, guests.train, kind, 4, 2, 3, 0, True, folder=tmp_path)
+    assert (len(seen), code) == (3, AGAIN)
+    newest = find_newest(tmp_path / "out")
+    assert newest is not None
+    assert (newest.step, newest.path.name in complete) == (3, True)
+
+
+def test_lightning_leaves_no_incomplete_checkpoint(tmp_path: Path) -> None:
+    half = tmp_path / "out" / make_name(77)
+    half.mkdir(parents=True)
+    (half / "lightning.ckpt").write_text("half")
+    run(1, guests.train, "lightning", 4, 2, 0, 0, folder=tmp_path)
+    assert not half.exists()
+
+
+def test_an_evaluation_is_no_part_of_the_cost_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(guests, "EPOCHS", 1)
+    costs: list[float] = []
+    monkeypatch.setattr("cavvy.train.checkpoint.async_saver.tell_cost", costs.append)
+    guest, work = guests.start("huggingface", 1, 0, 4, 2)
+    guest.evaluates = True
+    work()
+    assert costs
+    assert max(costs) < guests.EVALUATION_S
+
+
+@pytest.mark.parametrize("name", ["auto_find_batch_size", "ignore_data_skip", "save_only_model"])
+def test_options_that_prevent_a_resume_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    guests.install()
+    from cavvy.train.trainers.huggingface import follow
+
+    guest = guests.HuggingFaceTrainer("out", 4, 1, 0, 2)
+    setattr(guest.args, name, True)
+    with pytest.raises(ValueError, match=f"{name}=True"):
+        follow(guest)
+
+
+def test_a_sequential_order_stays_sequential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    guests.install()
+    from cavvy.train.trainers.huggingface import follow
+
+    guest = guests.HuggingFaceTrainer("out", 4, 1, 0, 2)
+    guest.args.train_sampling_strategy = "sequential"
+    follow(guest)
+    assert list(guest._get_train_sampler()) == list(range(16))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 transformers.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ from cavvy.train.data import open_source
 from cavvy.train.trainers.order import SampleOrder, count_batches
 from cavvy.train.trainers.watch import TrainerWatch, find_newest
 
+log = logging.getLogger("cavvy.train")
+REFUSED = {
+    "auto_find_batch_size": "the size of the global batch would change",
+    "ignore_data_skip": "a resumed run would repeat samples",
+    "save_only_model": "checkpoints would lack the state of the optimizer",
+}
+
 
 def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
     """Prepare a `transformers.Trainer`. Returns the newest complete checkpoint, or None:
@@ -19,11 +27,16 @@ def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
 
     On a preemption notice, all ranks save after the same step and exit with code 75. Global batches
     have the same samples on any number of processes: `gradient_accumulation_steps` is set so that
-    the size of the global batch does not change.
+    the size of the global batch does not change. The order is random, or that of the data if
+    `train_sampling_strategy` is "sequential".
 
     Raises: TypeError: the training data has no length or cannot return a sample by its index.
-    ValueError: the data or the global batch does not match the checkpoint.
+    ValueError: the data or the global batch does not match the checkpoint, or an option of the
+    trainer prevents an exact resume.
     """
+    for name, result in REFUSED.items():
+        if getattr(trainer.args, name, False):
+            raise ValueError(f"follow() does not support {name}=True, because {result}: remove it")
     args, found = trainer.args, find_newest(trainer.args.output_dir)
     total = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     if found is not None:
@@ -31,7 +44,11 @@ def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
         count = count_batches(total, args.train_batch_size, args.world_size)
         args.gradient_accumulation_steps = count
     seed = args.seed if args.data_seed is None else args.data_seed
-    order = SampleOrder(len(open_source(trainer.train_dataset)), global_batch=total, seed=seed)
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    if strategy not in ("random", "sequential"):
+        log.warning("train_sampling_strategy=%r has no effect: the order is random", strategy)
+    samples, shuffle = len(open_source(trainer.train_dataset)), strategy != "sequential"
+    order = SampleOrder(samples, global_batch=total, seed=seed, shuffle=shuffle)
     if found is not None:
         order.data.resume(found.step * total, found.facts["order"])
     trainer._get_train_sampler = lambda dataset=None: order
@@ -55,6 +72,12 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
         control.should_save |= self._watch.is_save_due()
         return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._watch.start_clock()  # The trainer evaluates after `on_step_end`, before it saves.
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._watch.start_clock()
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         path = Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -39,6 +39,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
         save_every: "float | str" = "auto",
     ) -> None:
         self._batches, self._watch = batches, TrainerWatch(save_every)
+        self._resumed = 0  # the position of the checkpoint from which the next training resumes
         self._folder = Path(folder or os.environ.get("CAVVY_CHECKPOINT_DIR") or "checkpoints")
 
     def newest(self) -> str | None:
@@ -55,11 +56,33 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
                 f"the checkpoint has a global batch of {found.facts['global_batch']}, not "
                 f"{batches.global_batch}: use the same global batch"
             )
-        batches.position = found.facts["position"]
+        batches.position = self._resumed = found.facts["position"]
         return str(found.path / FILE)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         trainer.accumulate_grad_batches = self._batches.count
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Convert Lightning's counts of batches, because a batch of all ranks may have another size
+        than in the checkpoint.
+        """
+        if not self._resumed:
+            return
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        before = progress["total"]["ready"]
+        now = self._resumed // (self._batches.batch * trainer.world_size)
+        for counts in (progress["total"], progress["current"]):
+            ready = counts["ready"] * now // before
+            counts.update(ready=ready, started=ready, processed=ready, completed=ready - 1)
+
+    # Lightning sets its signal handlers between `on_fit_start` and these hooks, and restores the
+    # handlers of the script after `on_train_end` or `on_exception`. On SIGTERM, Lightning's handler
+    # would end the training with exit code 0 and without a checkpoint.
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        self._watch.begin(self._folder)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._resumed = 0
         self._watch.begin(self._folder)
 
     def on_train_batch_end(
@@ -75,5 +98,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
         facts = {"global_batch": batches.global_batch, "order": batches.order.data.order}
         self._watch.saved(path, step, {"position": batches.position, **facts})
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._watch.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._watch.end()

@@ -25,9 +25,14 @@ class TrainerWatch:
         self._said, self._asked = 0, 0.0
 
     def begin(self, folder: "str | Path") -> None:
-        """Start to listen. Call this method after the trainer has joined the ranks."""
-        self._world = RankWorld("cpu")
-        self._saver = AsyncSaver(folder, self._world, self._every)
+        """Start to listen, unless this object listens already. Call this method after the trainer
+        has joined the ranks and has set its own signal handlers. Incomplete checkpoints that have
+        the names of Cavvy's checkpoints are removed.
+        """
+        if self._saver is None:
+            self._world = RankWorld("cpu")
+            self._saver = AsyncSaver(folder, self._world, self._every)
+            self._saver.store.clean()
 
     def is_save_due(self) -> bool:
         """Return whether the trainer must save now, after a step. The returned value is the same on
@@ -35,8 +40,14 @@ class TrainerWatch:
         """
         assert self._saver is not None
         self._said = self._world.agree([self._saver.wish()])[0]
-        self._asked = perf_counter()
+        self.start_clock()
         return self._said > 0
+
+    def start_clock(self) -> None:
+        """Measure the cost of the next save from now on. Call this method after other work that
+        precedes a save, such as an evaluation.
+        """
+        self._asked = perf_counter()
 
     def saved(self, path: Path, step: int, facts: dict[str, Any]) -> None:
         """Mark a checkpoint as complete after all ranks have written their files.
@@ -56,8 +67,10 @@ class TrainerWatch:
         self._said = 0
 
     def end(self) -> None:
-        if self._saver is not None:
-            self._saver.close()
+        """Stop listening, and restore the signal handlers. Later calls do nothing."""
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()
 
 
 def find_newest(folder: "str | Path") -> StoredCheckpoint | None:
