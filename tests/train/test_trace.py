@@ -224,15 +224,32 @@ def test_the_command_traces_a_script_as_python_runs_it(tmp_path: Path) -> None:
     assert "train.py:7: if sys.argv" in failed.stderr
 
 
-def test_a_missing_package_of_a_script_is_named(tmp_path: Path) -> None:
+LATE = """
+try:
+    import absent_package.layers
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("Could not import module 'Layer'") from error
+"""
+
+
+@pytest.mark.parametrize("text", ["import absent_package.layers\n", LATE])
+def test_a_missing_package_of_a_script_is_named(text: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import absent_package.layers\n")
+    script.write_text(text)
     failed = CliRunner().invoke(cli, ["estimate", str(script)])
     assert failed.exit_code == 1
     assert f"{script} imports absent_package, which is not installed" in failed.stderr.replace(
         "\n", " "
     )
     assert "pip install absent_package" in failed.stderr
+
+
+def test_a_script_may_say_itself_what_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise ModuleNotFoundError('install the layers first')\n")
+    failed = CliRunner().invoke(cli, ["estimate", str(script)])
+    assert "ModuleNotFoundError: install the layers first" in failed.stderr.replace("\n", " ")
+    assert "pip install" not in failed.stderr
 
 
 def test_a_missing_package_of_the_tracer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,49 @@ def test_several_optimizers_are_traced_for_one_round(tmp_path: Path) -> None:
     assert profile["parameters"] == 8 * 32 + 32
 
 
+def test_an_optimizer_may_compute_the_last_accumulated_batch(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Linear(8, 4, bias=False)
+optimizer = torch.optim.Adam(model.parameters())
+
+
+def train():
+    loss = model(torch.randn(16, 8)).sum()
+    loss.backward()
+    return loss
+
+
+while True:
+    train()
+    train()
+    optimizer.step(train)
+    optimizer.zero_grad()
+""",
+    )
+    assert (profile["batch"], profile["run"]) == (16, {"accumulate": 3})
+    assert products(profile) == 2 * 16 * 8 * 4
+
+
+def test_parameters_that_are_frozen_in_turns_are_trained(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+models = [nn.Linear(8, 8), nn.Linear(8, 8)]
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+while True:
+    for number in range(2):
+        models[number].requires_grad_(True)
+        models[1 - number].requires_grad_(False)
+        models[1](models[0](torch.randn(16, 8))).sum().backward()
+        optimizers[number].step()
+        optimizers[number].zero_grad()
+""",
+    )
+    assert profile["parameters"] == 2 * (64 + 8)
+
+
 def test_optimizers_that_step_together_are_one_step(tmp_path: Path) -> None:
     profile = trace(
         tmp_path,

@@ -52,6 +52,9 @@ class StepWatch:
         self._samples, self._batch, self._micro, self._on = SampleCount(), 0, 1, False
         # whether a model ran since the last step, and before the step of another optimizer
         self._ran, self._rounds = False, False
+        # whether the optimizer's step may compute the last batch of an accumulation
+        self._calls_last = False
+        self._trained: set[int] = set()  # the ids of parameters that had gradients at a step
         self._others = False  # whether another optimizer has stepped
         # the steps of the first optimizer after its first step
         self._steps = 0
@@ -150,14 +153,13 @@ class StepWatch:
                     f"{own_line()}: at most {more} are assumed to end after {_ITERATIONS}"
                 ]
                 group |= {"max_iter": _ITERATIONS, "max_eval": _ITERATIONS * 5 // 4}
+            self._trained |= {id(each) for each in group["params"] if each.grad is not None}
         if self._model is None:
             return
         self._off()
-        if self._first is None and (len(args) > 1 or options) and not self._has_gradients():
-            # The optimizer calls the model itself, and the passes before do not train.
-            self._model, self._trains = None, False
-            self._recorder = TraceRecorder()
-            self._samples.restart()
+        closure = next(iter((*args[1:], *options.values())), None)
+        if self._first is None and closure is not None:
+            self._begin_closure()
         elif self._first is None:
             self._first = optimizer
             self._made = self._summarize([optimizer], self._micro)
@@ -174,6 +176,17 @@ class StepWatch:
             self._others = True
             self._rounds |= self._ran
 
+    def _begin_closure(self) -> None:
+        """Handle a step that calls the model itself. If the passes before this step computed
+        gradients, the step may compute the last batch of an accumulation; otherwise, the passes
+        before do not train.
+        """
+        self._calls_last = self._has_gradients()
+        if not self._calls_last:
+            self._model, self._trains = None, False
+            self._recorder = TraceRecorder()
+            self._samples.restart()
+
     def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Start or end the recording after a step of an optimizer. If the script's only optimizer
         calls the model during the optimizer's step, as LBFGS does, the recording ends after that
@@ -183,8 +196,10 @@ class StepWatch:
             return
         if self._first is None:
             self._off()
-            self._made = self._summarize([optimizer], 1)
-            raise StepDone
+            self._made = self._summarize([optimizer], self._micro if self._calls_last else 1)
+            if len(self._optimizers) == 1 or not self._calls_last:
+                raise StepDone
+            self._first = optimizer
         if optimizer is self._first and self._steps == 0:
             self._recorder = TraceRecorder()
             self._recorder.watch(self._model)
@@ -227,7 +242,7 @@ class StepWatch:
             kind = "momentum"
         made = summarize(
             self._recorder.tape,
-            [each for each in every if each.requires_grad],
+            [each for each in every if each.requires_grad or id(each) in self._trained],
             batch=self._batch,
             precision=_find_precision(self._recorder.tape),
             optimizer=kind,

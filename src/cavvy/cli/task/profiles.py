@@ -91,17 +91,29 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"{script} exited (exit code {error.code}) before its first optimizer step",
             hint,
         ) from error
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise CommandFailure(
-            f"{script} imports {package}, which is not installed for the Python that runs cavvy",
-            install_command(PACKAGES.get(package, package)),
-        ) from error
     except Exception as error:  # The user's own code may raise any exception.
+        if package := _find_missing(error):
+            place = "which is not installed for the Python that runs cavvy"
+            raise CommandFailure(
+                f"{script} imports {package}, {place}",
+                install_command(PACKAGES.get(package, package)),
+            ) from error
         raise CommandFailure(
             f"{script} could not be traced: {type(error).__name__}: {error}",
             _last_line(script, error),
         ) from error
+
+
+def _find_missing(error: BaseException | None) -> str:
+    """Return the name of the package that is missing according to an error or its causes, or "".
+    Some packages import their modules late, and raise an error without a name for a missing
+    module.
+    """
+    while isinstance(error, ModuleNotFoundError):
+        if error.name:
+            return error.name.partition(".")[0]
+        error = error.__cause__
+    return ""
 
 
 def _last_line(script: str, error: Exception) -> str:
