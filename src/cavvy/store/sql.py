@@ -583,8 +583,7 @@ def _listing(
     project: ProjectFilter, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
     """Return the SQL that lists jobs, newest first, and the statement's values. The statement reads
-    the index once for each phase, so that jobs in a rare phase are found quickly among 100,000
-    jobs.
+    the index once for each phase, so that it finds jobs in a rare phase quickly among 100,000.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
     own, values = in_projects("project", project)

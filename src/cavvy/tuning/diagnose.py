@@ -127,9 +127,8 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """Return how many steps to trace, at most `steps`. The traced steps take about half of
-        LONGEST_S, but are never fewer than the usual number of steps of a window.
-        """
+        """Return how many steps to trace, at most `steps`: as many as take half of LONGEST_S, but
+        at least the usual number of steps of a window."""
         if steps <= self._steps:
             return steps
         seconds = median(
