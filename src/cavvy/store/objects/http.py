@@ -234,7 +234,9 @@ def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAns
 
 
 class CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    """A handler that follows redirects to allowed hosts only."""
+    """A handler that follows redirects to allowed hosts only, and from https only to https.
+    Otherwise, any web server could make this server call programs without TLS on its own machine.
+    """
 
     def redirect_request(
         self,
@@ -245,6 +247,8 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
+        if req.type == "https" and urlsplit(newurl).scheme != "https":
+            raise ObjectDenied(f"{req.host} redirects to an address without https://")
         check_host(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
