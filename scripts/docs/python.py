@@ -29,6 +29,7 @@ _SECTIONS = {
     "Jobs": ("Job", "AsyncJob", "JobStatus", "NodeStatus", "JobCost", "CostItem", "JobEvent"),
     "Errors": (
         "CavvyError",
+        "InvalidArgument",
         "InvalidTask",
         "NoOffer",
         "ConsentNeeded",

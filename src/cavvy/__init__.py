@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cavvy.sdk.errors import (
         CavvyError,
         ConsentNeeded,
+        InvalidArgument,
         InvalidTask,
         JobFailed,
         JobNotFound,
@@ -58,6 +59,7 @@ __all__ = [
     "GitWorkdir",
     "Image",
     "Input",
+    "InvalidArgument",
     "InvalidTask",
     "Job",
     "JobCost",
@@ -95,6 +97,7 @@ _MODULES = {
         (
             "CavvyError",
             "ConsentNeeded",
+            "InvalidArgument",
             "InvalidTask",
             "JobFailed",
             "JobNotFound",

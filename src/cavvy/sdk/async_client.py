@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from cavvy.sdk.client import Client
+from cavvy.sdk.errors import CavvyError
 from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
 from cavvy.sdk.status import JobCost, JobEvent, JobStatus, Phase
 from cavvy.sdk.task import Task
@@ -27,10 +28,13 @@ class _Threads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="cavvy")
+        self._closed = False
 
     async def run(self, act: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call a function in a thread. If the caller is cancelled, the call still continues in its
-        thread."""
+        thread. Raises CavvyError if the client is closed."""
+        if self._closed:
+            raise CavvyError("the client is closed", "make a new AsyncClient()")
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, partial(act, *args, **kwargs)
         )
@@ -55,6 +59,7 @@ class _Threads:
                 self._pool.submit(close)
 
     def close(self) -> None:
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from decimal import Decimal
+from numbers import Integral
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Self
 
 from cavvy.domain.units import Money
+from cavvy.sdk.arguments import check_params, check_text, check_texts, check_type
 from cavvy.sdk.connections import Connections, default_project
 from cavvy.sdk.job import Job
 from cavvy.sdk.status import Phase, read_detail, read_listing
@@ -37,7 +39,9 @@ class Client:
         project: str | None = None,
         home: str | PathLike[str] | None = None,
     ) -> None:
+        check_texts(address=address, token=token, project=project)
         self._home = None if home is None else fspath(home)
+        check_texts(home=self._home)
         self._project = project
         self._connections = Connections(address, token, self._home)
         with self._connections.use():  # reports a missing server now
@@ -61,6 +65,13 @@ class Client:
         costs up to this amount; the job is stopped before it costs more. A budget in the task also
         counts as consent to the costs. Raises InvalidTask, NoOffer, ConsentNeeded.
         """
+        if not isinstance(task, Task):
+            raise TypeError(
+                f"task must be of type Task, not {type(task).__name__}; Task.from_file(path) reads "
+                "a task file"
+            )
+        check_params(params)
+        check_texts(name=name, project=project)
         options = SubmitOptions(
             params=params,
             name=name,
@@ -75,8 +86,10 @@ class Client:
 
     def job(self, name: str, *, project: str | None = None) -> Job:
         """Return a job by its name or ID. Raises JobNotFound."""
+        check_text(name, "name")
+        chosen = self._choose(project)
         with self._connections.use() as connection:
-            detail = connection.job(self._choose(project), name, session=True)
+            detail = connection.job(chosen, name, session=True)
         return Job(self._connections, read_detail(detail))
 
     def jobs(
@@ -85,14 +98,22 @@ class Client:
         """Return the newest jobs of a project, at most `limit` (1 to 500), newest first. If
         `phases` is given, only jobs in these phases are returned.
         """
+        check_type(limit, Integral, "limit")
+        check_type(phases, Collection, "phases")
+        for phase in phases:
+            check_text(phase, "phases")
+        chosen = self._choose(project)
         with self._connections.use() as connection:
-            page = connection.jobs(self._choose(project), phases=phases, limit=limit)
+            page = connection.jobs(chosen, phases=phases, limit=limit)
         return [Job(self._connections, read_listing(each)) for each in page.jobs]
 
     def cost(self, *, since: datetime | None = None, project: str | None = None) -> Decimal:
         """Return what a project has cost in US dollars, in total or since a point in time."""
+        if since is not None:
+            check_type(since, datetime, "since")
+        chosen = self._choose(project)
         with self._connections.use() as connection:
-            found = connection.project_cost(self._choose(project), since=since)
+            found = connection.project_cost(chosen, since=since)
         return Money(found.total_micros).usd
 
     def close(self) -> None:
@@ -114,4 +135,5 @@ class Client:
         return f"<Client of {self._connections.address or 'the embedded server'}>"
 
     def _choose(self, project: str | None) -> str:
+        check_texts(project=project)
         return project or self._project or default_project()

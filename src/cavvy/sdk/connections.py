@@ -38,7 +38,7 @@ class Connections:
         self.address = address
         self._token = token or ""
         self._home = home
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._first: ApiClient | None = None
         self._idle: list[ApiClient] = []
         self._closed = False
@@ -73,6 +73,10 @@ class Connections:
             each.close()
 
     def _take(self) -> ApiClient:
+        if self._process != os.getpid():
+            # This process is a fork. Two processes must not use one connection, and a thread that
+            # held the lock does not exist here.
+            self._lock, self._process, self._idle = threading.Lock(), os.getpid(), []
         with self._lock:
             if self._closed:
                 raise CavvyError("the client is closed", "make a new Client()")

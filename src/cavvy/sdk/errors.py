@@ -2,6 +2,7 @@
 solve it.
 
 CavvyError              any error of this interface
+  InvalidArgument       an argument has a value that is not possible
   InvalidTask           the task or one of its files must be changed
   NoOffer               no offer of the configured providers meets the task's requirements
   ConsentNeeded         the offers cost money, and the caller did not agree to pay
@@ -42,6 +43,11 @@ class InvalidTask(CavvyError, ValueError):
     """
 
     problems: "tuple[SpecProblem, ...]" = ()
+
+
+class InvalidArgument(CavvyError, ValueError):
+    """Raised if an argument has an impossible value, such as a negative time limit. An argument of
+    a wrong type raises TypeError."""
 
 
 class NoOffer(CavvyError):

@@ -4,11 +4,13 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from numbers import Integral
+from types import NoneType
 from typing import TYPE_CHECKING, Literal
 
 from cavvy.client.metrics import last_figures
-from cavvy.domain.units import parse_duration
-from cavvy.sdk.errors import CavvyError, JobFailed, WaitTimeout
+from cavvy.sdk.arguments import check_type, read_seconds
+from cavvy.sdk.errors import CavvyError, InvalidArgument, JobFailed, WaitTimeout
 from cavvy.sdk.lines import read_lines
 from cavvy.sdk.status import JobCost, JobEvent, JobStatus, read_cost, read_detail, read_event
 
@@ -74,6 +76,8 @@ class Job:
         self, *, follow: bool, rank: int, attempt: int | None
     ) -> Generator[list[str], None, None]:
         """Do the same as `logs`, but yield a list of all lines that arrived together."""
+        check_type(rank, Integral, "rank")
+        check_type(attempt, (Integral, NoneType), "attempt")
         with self._interruptible(), self._connections.use() as connection:
             yield from read_lines(
                 connection.log_chunks(
@@ -172,10 +176,12 @@ class JobWaiter:
     """
 
     def __init__(self, job: Job, until: Until, timeout: TimeLimit | None, *, check: bool) -> None:
+        if until not in ("end", "running"):
+            raise InvalidArgument(f"until must be 'end' or 'running', not {until!r}")
         self._job = job
         self._running_is_enough = until == "running"
         self._check = check
-        self._timeout_s = None if timeout is None else _read_seconds(timeout)
+        self._timeout_s = None if timeout is None else read_seconds(timeout)
         self._began = time.monotonic()
         self._after = 0
 
@@ -206,11 +212,6 @@ class JobWaiter:
             page = connection.events(job.project, job.id, after=self._after, wait_s=wait_s)
         self._after = page.last
         return None
-
-
-def _read_seconds(timeout: TimeLimit) -> float:
-    length = timeout if isinstance(timeout, timedelta) else parse_duration(timeout)
-    return length.total_seconds()
 
 
 def _make_failure(job: Job, status: JobStatus) -> JobFailed:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from cavvy.client import make_key
 from cavvy.client.state import default_home
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
-from cavvy.sdk.errors import InvalidTask
+from cavvy.sdk.arguments import check_type
+from cavvy.sdk.errors import InvalidArgument, InvalidTask
 from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.spec.origin import capture
 
@@ -87,10 +89,11 @@ def _check(loaded: "LoadedTask") -> None:
 def _read_ceiling(max_cost: str | float | Decimal | None) -> int | None:
     if max_cost is None:
         return None
+    check_type(max_cost, (Real, str, Decimal), "max_cost")
     try:
         return parse_usd(max_cost).micros
     except UnitError as error:
-        raise ValueError(f"max_cost: {error}") from error
+        raise InvalidArgument(f"max_cost: {error}") from error
 
 
 def _make_origin(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from cavvy.domain.values import replace
+from cavvy.sdk.arguments import check_params, check_type
 from cavvy.sdk.errors import InvalidTask
 from cavvy.sdk.values import to_plain, to_scalar, write_text
 
@@ -28,6 +29,7 @@ class Task:
     """
 
     def __init__(self, run: str, **keys: Unpack["TaskKeys"]) -> None:
+        check_type(run, str, "run")
         table = {name: to_plain(value, name) for name, value in keys.items() if value is not None}
         self._set(Path.cwd() / _SHOWN, write_text({**table, "run": str(run)}), {}, "cavvy", {})
 
@@ -107,6 +109,7 @@ class Task:
 
 
 def _scalars(params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
+    check_params(params)
     return {name: to_scalar(value, f"params.{name}") for name, value in (params or {}).items()}
 
 

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from cavvy.domain.tasks import Scalar
+from cavvy.sdk.errors import InvalidArgument
 
 
 def to_plain(value: object, key: str) -> Any:
@@ -34,7 +35,7 @@ def to_plain(value: object, key: str) -> Any:
 def to_scalar(value: object, key: str) -> Scalar:
     """Convert a single value, such as the value of a parameter: a string, a number, a boolean, a
     path, a point in time or a length of time. Raises TypeError for an unsupported type, and
-    ValueError for a time without a zone.
+    InvalidArgument for a time without a zone.
     """
     match value:
         case bool():
@@ -45,9 +46,9 @@ def to_scalar(value: object, key: str) -> Scalar:
             return str(fspath(value))
         case datetime():
             if value.tzinfo is None:
-                raise ValueError(
-                    f"{key}: {value} has no time zone; use datetime.now(UTC) or "
-                    "value.replace(tzinfo=UTC)"
+                raise InvalidArgument(
+                    f"{key}: {value} has no time zone",
+                    "use datetime.now(UTC) or value.replace(tzinfo=UTC)",
                 )
             return value.isoformat()
         case timedelta():

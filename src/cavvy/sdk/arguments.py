@@ -1,0 +1,58 @@
+"""Checks the arguments of the Python interface before a request is sent."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from numbers import Integral, Real
+
+from cavvy.domain.units import UnitError, parse_duration
+from cavvy.sdk.errors import InvalidArgument
+
+# the numbers of NumPy are numbers, too
+_NAMES: dict[type, str] = {Integral: "int", Real: "float", type(None): "None"}
+
+
+def check_type(value: object, kind: type | tuple[type, ...], name: str) -> None:
+    """Raise TypeError if the argument `name` has a wrong type. A boolean is not a number."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
+        wanted = " or ".join(_NAMES.get(each, each.__name__) for each in kinds)
+        raise TypeError(f"{name} must be of type {wanted}, not {type(value).__name__}")
+
+
+def check_text(value: object, name: str) -> None:
+    """Raise TypeError if the argument is not a string. Raise InvalidArgument if the string contains
+    a character that no name contains.
+    """
+    check_type(value, str, name)
+    text = str(value)
+    if "\0" in text or (not text.isascii() and text.encode("utf-8", "ignore").decode() != text):
+        raise InvalidArgument(f"{name}: {text!r} contains a character that cannot be sent")
+
+
+def check_texts(**values: object) -> None:
+    """Check several arguments that are strings or None. Raises TypeError, InvalidArgument."""
+    for name, value in values.items():
+        if value is not None:
+            check_text(value, name)
+
+
+def check_params(params: object) -> None:
+    """Raise TypeError if `params` is neither None nor a dict whose keys are strings."""
+    if params is None:
+        return
+    check_type(params, Mapping, "params")
+    assert isinstance(params, Mapping)
+    for name in params:
+        check_text(name, "a key of params")
+
+
+def read_seconds(timeout: object) -> float:
+    """Return the seconds of a time limit. Raises TypeError, InvalidArgument."""
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    check_type(timeout, (Real, str, timedelta), "timeout")
+    try:
+        length = timeout if isinstance(timeout, str) else float(str(timeout))
+        return parse_duration(length).total_seconds()
+    except UnitError as error:
+        raise InvalidArgument(f"timeout: {error}") from error

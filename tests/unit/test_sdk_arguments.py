@@ -1,0 +1,121 @@
+"""Wrong arguments of the Python interface, and clients in forked processes."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from cavvy import CavvyError, Client, InvalidArgument, Job, JobStatus, Task
+from cavvy.client import ApiClient
+from cavvy.sdk.arguments import read_seconds
+from cavvy.sdk.async_client import _Threads
+from cavvy.sdk.connections import Connections
+
+ADDRESS = "https://127.0.0.1:1"
+STATUS = JobStatus(
+    id="1",
+    project="default",
+    name="train",
+    phase="running",
+    reason="",
+    submitted_at=datetime(2026, 1, 1, tzinfo=UTC),
+    since=datetime(2026, 1, 1, tzinfo=UTC),
+    ended_at=None,
+    exit_code=None,
+    attempt=1,
+    placement=None,
+    rate_usd_per_hour=None,
+    spent_usd=Decimal(0),
+)
+
+
+@pytest.fixture
+def client() -> Client:
+    """A client that has not opened a connection."""
+    made = Client.__new__(Client)
+    made._project, made._home = None, None
+    made._connections = Connections(ADDRESS, "token", None)
+    return made
+
+
+@pytest.fixture
+def job(client: Client) -> Job:
+    return Job(client._connections, STATUS)
+
+
+WRONG_TYPES: list[tuple[str, Callable[[Any, Any], object]]] = [
+    (r"task must be of type Task, not str; Task\.from_file", lambda c, _: c.submit("task.yaml")),
+    ("task must be", lambda c, _: c.submit(None)),
+    ("params must be", lambda c, _: c.submit(Task("true"), params="lr=1")),
+    ("a key of params must be", lambda c, _: c.submit(Task("true"), params={1: 2})),
+    ("name must be of type str, not int", lambda c, _: c.submit(Task("true"), name=1)),
+    ("project must be", lambda c, _: c.submit(Task("true"), project=[])),
+    ("name must be", lambda c, _: c.job(None)),
+    ("project must be", lambda c, _: c.job("train", project=b"x")),
+    ("limit must be of type int, not str", lambda c, _: c.jobs(limit="5")),
+    ("phases must be", lambda c, _: c.jobs(phases=5)),
+    ("since must be of type datetime, not str", lambda c, _: c.cost(since="today")),
+    ("timeout must be", lambda _, j: j.wait(timeout=[])),
+    ("timeout must be", lambda _, j: j.wait(timeout=True)),
+    ("rank must be", lambda _, j: list(j.logs(rank="0"))),
+    ("attempt must be", lambda _, j: list(j.logs(attempt="1"))),
+    ("run must be", lambda *_: Task(None)),  # type: ignore[arg-type]
+    ("project must be", lambda *_: Client(ADDRESS, token="t", project=1)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("message", "call"), WRONG_TYPES)
+def test_an_argument_of_a_wrong_type(
+    client: Client, job: Job, message: str, call: Callable[[Client, Job], object]
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(client, job)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, _: c.job("\0"),
+        lambda c, _: c.job("\ud800"),
+        lambda c, _: c.jobs(phases=["\ud800"]),
+        lambda _, j: j.wait("runing"),
+        lambda _, j: j.wait(timeout="soon"),
+        lambda _, j: j.wait(timeout=-1),
+        lambda _, j: j.wait(timeout=float("inf")),
+        lambda *_: Client(home="\0"),
+        lambda *_: Task("true", limits={"deadline": datetime(2026, 1, 1)}),
+    ],
+)
+def test_an_argument_with_an_impossible_value(
+    client: Client, job: Job, call: Callable[[Client, Job], object]
+) -> None:
+    with pytest.raises(InvalidArgument) as found:
+        call(client, job)
+    assert isinstance(found.value, CavvyError)
+
+
+def test_a_closed_client_of_asyncio() -> None:
+    threads = _Threads()
+    assert asyncio.run(threads.run(len, "abc")) == 3
+    threads.close()
+    with pytest.raises(CavvyError, match="the client is closed"):
+        asyncio.run(threads.run(len, "abc"))
+
+
+def test_lengths_of_time() -> None:
+    assert [read_seconds(each) for each in (2, 0.5, "1m", timedelta(hours=1))] == [2, 0.5, 60, 3600]
+
+
+def test_a_forked_process_does_not_use_the_connections_of_its_parent() -> None:
+    connections = Connections(ADDRESS, "token", None)
+    connections._first = ApiClient(ADDRESS, "token")
+    connections._idle = [connections._first]
+    process = os.fork()
+    if process == 0:
+        os._exit(connections._take() is connections._first)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert connections._take() is connections._first
