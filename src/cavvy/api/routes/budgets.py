@@ -154,6 +154,7 @@ async def approve(request: Request, name: NamePath) -> Response:
         raise ApiProblem(
             "conflict",
             f"{format_usd(wanted)} was requested for {name}, not {format_usd(approved)}",
+            f"`cavvy budget show {name}` shows the request",
         )
     return await _swap(request, budget, replace(budget, limit=wanted, request=None))
 
