@@ -61,9 +61,10 @@ def replica() -> Iterator[RawReplica]:
 def plane(request: pytest.FixtureRequest, replica: RawReplica) -> Iterator[GatewayProcess]:
     odd = {"name": "svc", "hosts": ["svc.example"]}
     silent = {"name": "silent", "hosts": ["silent.example"], "response_s": 0.5, "silence_s": 0.5}
+    paused = {"name": "paused", "hosts": ["paused.example"], "response_s": 0.5, "silence_s": 9}
     below = {"name": "below", "prefix": "/default/app"}
     whole = {"name": "whole", "prefix": "/default/whole", "strip_prefix": False}
-    services = (odd, silent, below, whole)
+    services = (odd, silent, paused, below, whole)
     plane = (
         GatewayProcess(services=services)
         if request.param == "embedded"
@@ -180,6 +181,21 @@ def test_a_request_that_must_not_be_repeated_gets_no_connection_that_was_long_un
             assert talk.ask("POST", "/", b"x").status == 200
             time.sleep(1.1)
         assert talk.ask("GET", "/").status == 200, "it is repeated on a new connection"
+
+
+def test_a_response_may_pause_for_longer_than_it_may_take_to_begin(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    here: Any = [replica]
+    plane.set_replicas("paused", here)
+
+    def answer(connection: socket.socket, number: int) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
+        time.sleep(2.5)
+        connection.sendall(b"2\r\nok\r\n0\r\n\r\n")
+
+    replica.answer = answer
+    assert ask(plane.port, "GET", "/", host="paused.example").body == b"okok"
 
 
 @pytest.mark.parametrize("begins", [False, True])

@@ -220,6 +220,8 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
     size, waiting = service.body_max, service.queue_max
     large = f"the body of the request is too large; the limit is {size} bytes"
     full = f"{waiting} requests are already waiting for a replica"
+    # HAProxy has one timeout for the wait for a response and for the pauses of the response
+    silence_s = service.silence_s or _TUNNEL_S
     return f"""\
 backend {name_backend(service.name)}
     {_write_limit(413, AnswerCode.TOO_LARGE, large, f"req.hdr_val(content-length) gt {size}")}
@@ -227,8 +229,8 @@ backend {name_backend(service.name)}
     {_write_scheme(listener)}
     {balance}
     http-reuse safe
-    timeout server {_write_time(service.response_s)}
+    timeout server {_write_time(max(service.response_s, silence_s))}
     timeout queue {_write_time(service.wait_s)}
-    timeout tunnel {_write_time(service.silence_s or _TUNNEL_S)}
+    timeout tunnel {_write_time(silence_s)}
     server {HOLD} {listener.gateway_host}:{listener.gateway_port} backup
 """
