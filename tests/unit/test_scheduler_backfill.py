@@ -145,6 +145,19 @@ def test_a_job_waits_if_too_many_gangs_and_jobs_would_have_to_be_compared(
     assert placed(decisions) == (["small"] if starts else [])
 
 
+@pytest.mark.parametrize(
+    ("cpus", "busy", "starts"),
+    [(131.072, 100.001, True), (131.073, 100.001, False), (131.072, 100.0005, False)],
+)
+def test_a_job_waits_if_the_amounts_have_too_small_a_unit(
+    cpus: float, busy: float, starts: bool
+) -> None:
+    """At most 131,072 units of a thousandth of a CPU, or of more, are compared."""
+    capacity = QueueCapacity(hosts=(replace(EIGHT, cpus=cpus),), allocations=[held("busy", busy)])
+    jobs = [waiting_job(job("1", cpus=60), CPU), waiting_job(job("2", cpus=1), CPU)]
+    assert placed(plan_jobs(jobs, capacity)) == (["2"] if starts else [])
+
+
 def test_a_job_with_many_offers_uses_one_check() -> None:
     names = tuple(f"{place:02}" for place in range(20))
     busy = [held("running", 6), *(replace(held("running", 1), host=f"farm/{n}") for n in names)]
