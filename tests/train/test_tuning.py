@@ -43,6 +43,7 @@ from cavvy.tuning.probe.look import (
     sum_up,
 )
 from cavvy.tuning.probe.modes import WindowModes
+from cavvy.tuning.probe.plain import LEAST_STEPS, MOST_STEPS
 from cavvy.tuning.session import ScriptError, TimeLimitReached, TuningSession
 from cavvy.tuning.text import describe
 from cavvy.tuning.tune import PlanTrial, PlanTuner, list_changes
@@ -187,6 +188,42 @@ def test_a_plain_loop_is_measured_and_leaves_no_files(
     assert (found.facts["global_batch"], found.facts["samples"]) == (8 * ranks, 800)
     assert "samples/s" in describe(found, 1.0)
     assert all(each["parts"]["checkpoint"] > 0 for each in session.reports) == (fault == "save")
+
+
+LIMITED_SCRIPT = """
+import os, sys, time, torch
+assert float(os.environ["CAVVY_TUNE_UNTIL"]) == float(sys.argv[1])
+os.environ["CAVVY_TUNE_UNTIL"] = str(time.monotonic() + 4)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+GRAPHS_SCRIPT = """
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+graphs = [torch.randn(5, 8) for _ in range(200)]
+for graph in torch.utils.data.DataLoader(graphs, batch_size=4, collate_fn=torch.cat):
+    model(graph).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_plain_loop_reports_before_the_time_limit(tmp_path: Path) -> None:
+    script, until = tmp_path / "train.py", monotonic() + PATIENCE_S
+    script.write_text(LIMITED_SCRIPT)
+    with TuningSession(str(script), [str(until)], until=until) as session:
+        assert LEAST_STEPS <= len(session.facts["steps"]) < MOST_STEPS
+
+
+def test_the_samples_of_a_plain_loop_are_those_of_its_loader(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GRAPHS_SCRIPT)
+    with TuningSession(str(script)) as session:
+        assert session.facts["batch"] == 4
 
 
 @pytest.mark.parametrize(

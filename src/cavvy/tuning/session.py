@@ -114,6 +114,7 @@ class TuningSession:
         """
         own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
         env = {name: value for name, value in os.environ.items() if name not in own}
+        env["CAVVY_TUNE_UNTIL"] = str(self._until)
         if self._levers is not None:
             env["CAVVY_TUNE_LEVERS"] = json.dumps(self._levers)
         if self._plan is not None:

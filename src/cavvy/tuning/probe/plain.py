@@ -5,8 +5,9 @@ first optimizer ends a step.
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from math import inf
 from statistics import fmean
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +30,8 @@ from cavvy.tuning.probe.look import BusyLines, StackSampler, code_at_work
 FREE_STEPS = 10
 MOST_STEPS, MOST_S = 100, 30.0  # limits of the measurement: number of steps, and seconds
 LEAST_STEPS = 5
+UNTIL = "CAVVY_TUNE_UNTIL"  # environment variable: the time limit on the monotonic clock
+SPARE_S = 2.0  # seconds before the time limit in which a report is sent
 Timed = Callable[..., Any]
 
 
@@ -55,7 +58,9 @@ class PlainLoop:
         # from then until the first forward pass.
         self._own_before = 0.0
         self._prepared: float | None = None
-        self._samples = self._workers = self._length = 0
+        # Samples of this step: in the model's input, and in the batches of DataLoaders.
+        self._samples = self._loaded = 0
+        self._workers = self._length = 0
         self._sampler: StackSampler | None = None
         self._depth = 0  # depth of nested calls of modules
         self._device: TrainDevice | None = None
@@ -136,7 +141,9 @@ class PlainLoop:
         name = "cpu" if on.type == "cpu" else str(torch.get_device_module(on).get_device_name(on))
         self._device = TrainDevice(on, on.type, name)
         seconds = (perf_counter() - self._began) / (FREE_STEPS - 1)
-        most = torch.tensor(min(max(int(MOST_S / seconds), LEAST_STEPS), MOST_STEPS), device=on)
+        left = float(os.environ.get(UNTIL, inf)) - monotonic() - SPARE_S
+        count = int(min(MOST_S, max(left, 0.0)) / seconds)
+        most = torch.tensor(min(max(count, LEAST_STEPS), MOST_STEPS), device=on)
         if dist.is_initialized():
             dist.all_reduce(most, dist.ReduceOp.MIN)
         self._most = int(most)
@@ -171,10 +178,12 @@ class PlainLoop:
         if self._count == FREE_STEPS:
             self._begin()
         if self._count >= FREE_STEPS:
-            self.clock.note(prepare=self._prepared or 0.0, samples=self._samples)
+            # The input of a model may have more rows than samples, such as the nodes of graphs.
+            samples = min(self._samples, self._loaded or self._samples)
+            self.clock.note(prepare=self._prepared or 0.0, samples=samples)
             self.clock.begin(self._count, 0)
             self._step_began, self._own_before = perf_counter(), 0.0
-            self._prepared, self._samples = None, 0
+            self._prepared, self._samples, self._loaded = None, 0, 0
 
     def _before_forward(self, module: Any, values: Any) -> None:
         if self._prepared is None:
@@ -220,6 +229,8 @@ class PlainLoop:
             self._workers, data = loader._num_workers, loader._dataset
             self._length = len(data) if hasattr(data, "__len__") else 0
             self._own_before = self._own()
-            return timed(loader)
+            batch = timed(loader)
+            self._loaded += getattr(loader._index_sampler, "batch_size", None) or 0
+            return batch
 
         return read
