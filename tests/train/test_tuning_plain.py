@@ -1,9 +1,11 @@
 """`cavvy tune` for scripts with a plain loop."""
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -208,6 +210,23 @@ def test_the_loader_of_the_loop_is_changed_and_no_other(tmp_path: Path) -> None:
     train(PlainWindows(channel, {"loader": 1, "batch_size": 8}), Images(), batches)
     assert other[0].batch_size == 2
     assert (channel.said[0]["loader"]["number"], channel.said[0]["global_batch"]) == (1, 8)
+
+
+def test_the_loaders_of_later_epochs_are_changed_and_can_end(tmp_path: Path) -> None:
+    channel, sizes = Channel(tmp_path, windows=2), list[int]()
+    alive: list[Any] = []
+
+    def batches() -> Iterator[Any]:
+        while True:
+            loader = DataLoader(samples(16), batch_size=2)
+            sizes.append(loader.batch_size or 0)
+            alive.append(ref(loader))
+            yield from loader
+
+    train(PlainWindows(channel, {"loader": 0, "batch_size": 4}), Images(), batches)
+    assert (len(sizes) > 2, set(sizes)) == (True, {4})
+    gc.collect()
+    assert [each() for each in alive] == [None] * len(alive)
 
 
 def test_accumulated_batches_belong_to_one_step(tmp_path: Path) -> None:

@@ -26,14 +26,16 @@ class PlainLevers:
     """Applies `levers` to a script, and observes the script's first steps.
 
     `levers` may have the following keys. `workers`, `pin` and `batch_size` are for one DataLoader;
-    `loader` is the DataLoader's number in the order of creation. `precision` is "tf32" or "bf16".
+    `loader` is the DataLoader's number in the order of creation. DataLoaders that the same line
+    creates later, such as in each epoch, are changed, too. `precision` is "tf32" or "bf16".
     The values of `channels_last` and `compile` are True. Missing keys change nothing.
     """
 
     def __init__(self, levers: dict[str, Any]) -> None:
         self._levers = levers
-        # the DataLoaders, each with the line that creates it
+        # the DataLoaders, each with the line that creates it, until `apply` is called
         self._loaders: list[tuple[Any, str]] = []
+        self._line = ""  # the line that creates the changed DataLoader, after `apply` is called
         # the DataLoader of each iterator
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         # the number of batches from each DataLoader in the observed step
@@ -84,6 +86,10 @@ class PlainLevers:
             each for each in self._called if any(id(one) in given for one in each.parameters())
         ]
         facts = self._facts(models)
+        self._line = dict(enumerate(line for _, line in self._loaders)).get(
+            self._levers.get("loader", -1), "none"
+        )
+        self._loaders.clear()  # The loop's DataLoaders, and their workers, may end with an epoch.
         if self._levers.get("precision") == "tf32":
             torch.set_float32_matmul_precision("high")
         if self._levers.get("precision") == "bf16":
@@ -139,11 +145,14 @@ class PlainLevers:
 
         def call(loader: Any, *given: Any, **options: Any) -> None:
             bound = _SIGNATURE.bind(loader, *given, **options)
-            if len(self._loaders) == self._levers.get("loader"):
+            line = calling_line()
+            is_first = not self._line and len(self._loaders) == self._levers.get("loader")
+            if is_first or line == self._line:
                 for lever, name in names.items():
                     if lever in self._levers:
                         bound.arguments[name] = self._levers[lever]
-            self._loaders.append((loader, calling_line()))
+            if not self._line:
+                self._loaders.append((loader, line))
             make(*bound.args, **bound.kwargs)
 
         return call
