@@ -21,6 +21,7 @@ from tests.waits import PATIENCE_S, wait_until
 from cavvy.providers.hosts.bundles import pack_supervisor
 from cavvy.providers.hosts.supervisor import service
 from cavvy.providers.hosts.supervisor.processes import identify
+from cavvy.providers.hosts.supervisor.removals import is_overdue
 
 pytestmark = pytest.mark.system
 # What an agent does as far as a supervisor sees it: it locks, says that it was here, and leaves with
@@ -251,6 +252,23 @@ def test_a_delivery_that_takes_days_is_not_looked_at_ten_times_a_second(tmp_path
         (folder / "left").unlink()
         (folder / "run.json").write_text(json.dumps(identify(delivery.pid)))
         assert supervisor._tend() == service.SOON_S, "what is to go is looked after closely"
+
+
+def test_the_grace_period_ends_on_time_when_the_date_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gangs" / "g"
+    folder.mkdir(parents=True)
+    for seconds, overdue in ((60, False), (0, True)):
+        service.HostSupervisor(str(tmp_path))._note_removal(str(folder), seconds)
+        record = service.HostSupervisor(str(tmp_path))._removal(str(folder))  # after a restart
+        for moved_s in (-86400, 86400):
+            moved = time.time() + moved_s
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda moved=moved: moved)
+                assert is_overdue(record) is overdue
+    assert is_overdue({"kill_at": time.time() - 1}), "the record of an older supervisor"
+    assert not is_overdue({"kill_at": time.time() + 60, "boot": "other", "kill_since_boot_s": 0})
 
 
 def test_a_device_is_held_once_on_a_host(supervisor: Supervisor, make: Make) -> None:

@@ -44,6 +44,7 @@ from .files import (
 )
 from .frames import FrameReader, encode_frame
 from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
+from .removals import is_overdue, make_removal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class HostSupervisor:
         self._alive: set[str] = set()
         self._poll = select.poll()
         self._out = b""
-        # the time to kill all gangs; set if this host is leaving
+        # the time to kill all gangs, by the monotonic clock; set if this host is leaving
         self._kill_all_at: float | None = None
 
     def serve(self) -> None:
@@ -191,9 +192,9 @@ class HostSupervisor:
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if os.path.exists(folder + "/gang.json") and self._removal(folder) is None:
-            kill_at = time.time() + (asked["grace_s"] + PATIENCE_S if asked["grace_s"] >= 0 else 0)
+            seconds = asked["grace_s"] + PATIENCE_S if asked["grace_s"] >= 0 else 0
             try:
-                self._note_removal(folder, kill_at)
+                self._note_removal(folder, seconds)
             finally:  # if the disk is full, the caller repeats its request
                 for rank in self._ranks(name):
                     self._terminate(name, rank)
@@ -201,9 +202,9 @@ class HostSupervisor:
             self._bury(name)
         return {}
 
-    def _note_removal(self, folder: str, kill_at: float) -> None:
+    def _note_removal(self, folder: str, seconds: float) -> None:
         """Record a removal in memory and then on disk. Raises OSError."""
-        self._removals[folder] = {"kill_at": kill_at}
+        self._removals[folder] = make_removal(seconds)
         write_json(folder + "/removing.json", self._removals[folder])
 
     def _removal(self, folder: str) -> Fields | None:
@@ -218,7 +219,7 @@ class HostSupervisor:
             for rank in self._ranks(name):
                 if read_json(f"{self._folder(name)}/{rank}/dead.json") is None:
                     self._terminate(name, rank)
-        self._kill_all_at = time.time() + asked["grace_s"] + PATIENCE_S
+        self._kill_all_at = time.monotonic() + asked["grace_s"] + PATIENCE_S
         return {}
 
     def do_forget(self, asked: Fields) -> Fields:
@@ -347,7 +348,7 @@ class HostSupervisor:
         dead = read_json(folder + "/dead.json")
         if dead is not None:
             return {"rank": int(rank), "state": "over", **dead}
-        overdue = removing is not None and time.time() >= removing["kill_at"]
+        overdue = is_overdue(removing)
         run = (
             self._start_missing(name, rank) if removing is None else read_json(folder + "/run.json")
         )
@@ -449,7 +450,7 @@ class HostSupervisor:
         needed, or None if the next call is needed only after an event.
         """
         self._children = [child for child in self._children if child.poll() is None]
-        if self._kill_all_at is not None and time.time() >= self._kill_all_at:
+        if self._kill_all_at is not None and time.monotonic() >= self._kill_all_at:
             self._remove_all()
         watched = hasattr(os, "pidfd_open")
         pauses = [POLL_S] if self._kill_all_at is not None else []
@@ -482,7 +483,7 @@ class HostSupervisor:
         for name in self._names():
             folder = self._folder(name)
             if self._removal(folder) is None:
-                self._note_removal(folder, time.time())
+                self._note_removal(folder, 0)
 
     def _tell(self, name: str, looks: str) -> None:
         before = self._told.get(name)
