@@ -211,8 +211,10 @@ class _Walk:
         self._enter_seen("/".join([folder.rstrip("/"), *reversed(self.todo)]))
 
     def _enter_seen(self, path: str) -> None:
-        """Enter `path`, a path as the work sees it, from the innermost folder of `seen` that
-        contains the path. Raises LeadsOutside, OSError."""
+        """Enter a path that is stated as the work sees it. The folders in `seen` have other paths
+        for the agent; the innermost of them that contains `path` is used. Raises LeadsOutside,
+        OSError.
+        """
         shown = _find_innermost(path, self._seen)
         if shown and len(shown) >= len(_find_innermost(path, self._allowed)):
             path = self._seen[shown] + path[len(shown) :]

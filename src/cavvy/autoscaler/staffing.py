@@ -112,13 +112,14 @@ def _late_share_of_batches(
 
         n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
 
-    A single slot starts a batch every t(n) seconds, so a request waits t(n) / 2 on average for its
-    own batch, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the first
-    slot that becomes free. If the slots became free independently of each other, P(wait > w) would
-    be (1 - w / t(n))^s. However, the batches of different slots tend to end at the same time, so
-    the true exponent is smaller than s. We use s^0.75, an approximation that was found by
-    simulation. If the slots are fast enough to serve the load without batches, some requests find a
-    free slot. The others wait; their share P(wait > 0) is computed with S = A + B.
+    A single slot starts a batch every t(n) seconds. A request arrives at a random time between two
+    starts, so it waits t(n) / 2 on average, and P(wait > w) = 1 - w / t(n). With several slots, a
+    request waits for the first slot that becomes free. If the slots became free independently of
+    each other, P(wait > w) would be (1 - w / t(n))^s. However, the batches of different slots tend
+    to end at the same time, so the true exponent is smaller than s. We use s^0.75, an approximation
+    that was found by simulation. If the slots are fast enough to serve the load without batches,
+    some requests find a free slot. The others wait; their share P(wait > 0) is computed with S = A
+    + B.
     """
     if batch is None:
         return 0.0

@@ -77,7 +77,10 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
             known = ", ".join(_DIMENSIONS)
             raise click.BadParameter(f"{name!r} is not one of {known} or tag:NAME")
     if "tag" in names and len(names) > 1:
-        raise click.BadParameter("tag cannot be combined; use tag:NAME for the values of one tag")
+        raise click.BadParameter(
+            "`tag` cannot be combined with other names; use tag:NAME to "
+            "combine the values of one tag with them"
+        )
     return names
 
 

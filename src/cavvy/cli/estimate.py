@@ -283,7 +283,7 @@ def _notes(
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
-    click.echo(f"{kinds}, {small} with too little memory{more}.", err=True)
+    click.echo(f"{kinds}, of which {small} do not have enough memory{more}.", err=True)
     click.echo(
         "NEED includes a margin for fragmentation and the driver. "
         f"{_describe_error(profile, run, names)} `cavvy bench` measures the speed.",

@@ -50,7 +50,7 @@ def command() -> None:
 @click.option(
     "--client-id",
     default="",
-    help="For people: the ID of the public client that terminals use to sign in.",
+    help="The ID of the issuer's public client, with which people sign in from a terminal.",
 )
 @click.option(
     "--existing",
@@ -63,8 +63,8 @@ def command() -> None:
     "groups",
     multiple=True,
     metavar="GROUP=ROLE[:PROJECT]",
-    help="For people: the role of a group's members, in a project or, without a project, "
-    "everywhere; repeatable.",
+    help="The role that members of a group get when they sign in: in the project, or in all "
+    "projects if none is stated. Repeatable.",
 )
 @click.option("--groups-claim", default="groups", help="The claim with the list of groups.")
 @scopes_option

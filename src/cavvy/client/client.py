@@ -344,7 +344,9 @@ class ApiClient:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Return two commands. A machine that runs either command becomes a node."""
+        """Return two commands that do the same. A machine on which one of them is run becomes a
+        node.
+        """
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 

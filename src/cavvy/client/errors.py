@@ -31,8 +31,8 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether a repeated request can succeed, because no server answered this request, or the
-        server's database did not answer.
+        """True if it makes sense to repeat the request: no server answered it, or the server's
+        database did not answer.
         """
         return self.code in _PASSING or (self.code == _NO_DATABASE and self.status > 0)
 

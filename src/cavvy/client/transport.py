@@ -67,7 +67,8 @@ class ClientConnection:
         `quiet` consists of a time in seconds and a function, which is called once if nothing is
         sent or received for that time.
 
-        Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
+        Raises Unreachable if nothing could be sent, and ConnectionLost if the connection ended
+        after something was sent.
         """
         size = len(body) if isinstance(body, bytes) else length
         # Proxies select the server by this name.

@@ -84,7 +84,9 @@ class TranslationNotes:
     def refuse(
         self, mark: SourceMark, key: str, reason: str, *, until_submitted: bool = False
     ) -> None:
-        """Refuse a key that the work needs."""
+        """Refuse a key that cannot be translated, because the work would not run correctly without
+        it.
+        """
         self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
     def forget(self, key: str) -> None:

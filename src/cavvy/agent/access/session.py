@@ -269,8 +269,8 @@ class RemoteSession:
     # Moving bytes between files and frames
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Poll the sources while the peer accepts data. Poll the sink while data waits to be
-        written to it.
+        """Choose what to poll: the sources, while the peer accepts data; and the sink, while there
+        is data to write to it.
         """
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)

@@ -24,8 +24,9 @@ def send_file(
     read: Callable[[int, int], bytes],
     tell: Tell | None = None,
 ) -> None:
-    """Upload the file whose SHA-256 is `name`; for `read`, see `ObjectUpload.send`. Raises
-    TransferFailed and the errors of `read`. `tell` is called with a message about each long wait.
+    """Upload the file whose SHA-256 is `name`. The function `read` returns its bytes, as for
+    `ObjectUpload.send`. Raises TransferFailed and the errors of `read`. `tell` is called with a
+    message about each long wait.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
     ObjectUpload(transfers, {}, f"checkpoint file {name[:12]}", tell).send(size, read)

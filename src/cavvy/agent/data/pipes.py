@@ -44,7 +44,7 @@ class PipeStreams:
         self._process = WorkProcess(loop, command, heard=self._heard, ended=self._ended)
 
     def end(self) -> None:
-        """Kill the process that fills the pipes, because the work has ended."""
+        """Kill the process that writes into the pipes, because the work has ended."""
         self._over = True
         self._process.kill()
 

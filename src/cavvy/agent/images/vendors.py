@@ -118,7 +118,9 @@ def explain_packages(found: dict[str, list[str]], vendor: str, *, inf1: bool | N
 
 
 def explain_image(image: str, vendor: str) -> str | None:
-    """Return why an image cannot use a vendor's accelerators, or None if no reason is known."""
+    """Return why an image cannot use a vendor's accelerators. Returns None if the image can use
+    them, as far as its name shows.
+    """
     wanted = find_image_vendor(image)
     if wanted is None or wanted == vendor:
         return None

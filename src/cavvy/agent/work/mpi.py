@@ -231,8 +231,8 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Add the remote shell to PATH. The launcher's daemons on other ranks fail if the remote shell
-    is missing, although the daemons never call the remote shell.
+    """Add the remote shell to PATH. The launcher's daemons on other ranks check that the remote
+    shell exists, although they never call it, and fail without it.
     """
     folder = os.path.join(home, "mpi-bin")
     os.makedirs(folder, exist_ok=True)

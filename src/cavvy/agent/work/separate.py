@@ -182,8 +182,9 @@ def _protect(path: str) -> None:
 
 
 def _read_flags(path: str) -> int:
-    """Return the flags of the mount at the path, which a new mount in a user namespace must
-    keep."""
+    """Return the flags of the mount at `path`. A new mount there, in a user namespace, must have
+    the same flags.
+    """
     flags = os.statvfs(path).f_flag
     same = MS_NOSUID | MS_NODEV | MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME
     return (flags & same) | (_MS_RELATIME if flags & _ST_RELATIME else 0)

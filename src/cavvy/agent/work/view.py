@@ -37,7 +37,9 @@ class WorkView:
             hide.hide(self._folder, self._shown)
 
     def join(self, find: Callable[[], int]) -> None:
-        """Limit this process to the view of the process that `find` returns. Raises OSError."""
+        """Give this process the same view of files as another process, whose ID `find` returns.
+        Raises OSError.
+        """
         if not self._separated:
             hide.enter(self._folder, find)
             return

@@ -35,7 +35,9 @@ _ENDED = ("done", "failed", "stopped")
 
 
 class LiveStep(Struct, frozen=True, kw_only=True):
-    """One step of the check, with its time in seconds since the submission."""
+    """One step of the check. `at_s` is the time at which the step was complete, in seconds since
+    the submission.
+    """
 
     at_s: float
     text: str

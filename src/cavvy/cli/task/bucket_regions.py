@@ -23,9 +23,9 @@ def with_regions(
     task: TaskSpec, warnings: tuple[str, ...] = ()
 ) -> tuple[TaskSpec, tuple[str, ...]]:
     """Return the task with the regions of its inputs and outputs, queried from their storage
-    services with the keys in the environment. Also return `warnings`, extended by a warning about
-    the buckets whose region stays unknown. Raises CommandFailure if a bucket is outside the regions
-    that the task allows.
+    services with the keys in the environment. Also return the warnings: those in `warnings`, and a
+    warning about buckets whose region could not be found out. Raises CommandFailure if a bucket is
+    outside the regions that the task allows.
     """
     from cavvy.store.objects.locations import merge_keys
     from cavvy.store.objects.regions import find_regions

@@ -37,7 +37,7 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def show_value(value: object) -> str:
-    """Return a parameter's value as it would be written after --param."""
+    """Return the text of a parameter's value, as a user would write it after --param."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -216,7 +216,9 @@ def _read_variable(pair: str) -> tuple[str, str]:
 
 
 def _read_secret(text: str) -> str:
-    """Return the name of a secret. Raises CommandFailure if the text also has a value."""
+    """Return the name of a secret. Raises CommandFailure if the text is NAME=VALUE, because a
+    command line must not contain a secret.
+    """
     name, equals, _ = text.partition("=")
     if equals:
         hint = (

@@ -98,7 +98,9 @@ def _list_named(
     providers: "Iterable[str]",
     live: "Collection[Offer]",
 ) -> "Iterator[tuple[str, str, Collection[str]]]":
-    """Yield each name in `need`: its kind, the name, and the known names of this kind."""
+    """Yield three values for each name in `need`: the kind of the name, the name, and the known
+    names of this kind.
+    """
     from cavvy.catalog.regions import AREAS, is_known_place, region_of_zone
 
     located = snapshot.regions()

@@ -15,8 +15,8 @@ _SENTENCES = {
     DifferenceCause.DAYS: "the same sum appears on other days; the bill may use another time zone",
     DifferenceCause.ROUNDING: "the difference comes from rounding in the bill",
     DifferenceCause.TAX: "tax, which the ledger does not contain",
-    DifferenceCause.CREDIT: "a credit or refund; the setting costs.discounts posts credits to the "
-    "ledger",
+    DifferenceCause.CREDIT: "a credit or refund, which the ledger does not contain; with the "
+    "setting costs.discounts, Cavvy adds credits to the ledger",
     DifferenceCause.DISCOUNT: "a discount; the setting costs.discounts posts discounts to the "
     "ledger",
     DifferenceCause.FEE: "a fee, such as for a reservation, which the ledger does not contain",

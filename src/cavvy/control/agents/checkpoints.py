@@ -356,9 +356,9 @@ class Checkpoints:
         return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report to the user that files could not be removed and continue to cost money. A failed
-        cleanup is reported once for each gang. Another failed cleanup is reported only after a
-        successful cleanup.
+        """Report to the user that files could not be removed and continue to cost money. Failures
+        in a row are reported only once for each gang; after a successful cleanup, a failure is
+        reported again.
         """
         if attempt.gang in self._untidy:
             return

@@ -243,7 +243,7 @@ class AgentSessions:
         self.notify_others(gang)
 
     def wake(self, gang: str) -> None:
-        """Wake the requests for orders to this gang that wait on this server."""
+        """Agents of this gang may wait on this server for orders: answer their requests now."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 

@@ -103,8 +103,8 @@ Action = (
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """Return the next step of one attempt.
 
-    If the task requires that its nodes are kept, the gang is kept, not released, when its work ends
-    the job.
+    When the job has ended, the gang is usually released. If the task has `keep`, the gang is kept
+    for other jobs instead.
     """
     action = DECIDE[view.attempt.phase](view, now)
     if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:

@@ -10,7 +10,8 @@ whether a replica must be ordered:
   replica can serve.
 * Kept: for each needed P, one replica of the newest revision is kept, even if the load needs fewer
   replicas. The kept replica runs where all requests for P may be served, or was ordered for P and
-  has no place yet. If several replicas are possible, the replica that would end last is kept.
+  has no place yet. If several replicas could be kept, Cavvy keeps the one that it would otherwise
+  end last.
 * Missing: if requests for P wait and no replica can be kept for P, a replica is ordered in regions
   within P, unless the service has its maximum number of replicas.
 * Full: if a replica is missing and the service has its maximum number of replicas, the requests
@@ -128,8 +129,8 @@ def list_possible(
     gone: Iterable[ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
-    """Return the needs for which a replica can be ordered now. Each returned need names places in
-    which the service may run, and for which no replica has recently failed to find an offer.
+    """Return the needs for which a replica can be ordered now. A need is left out if the service
+    may not run in its places, or if a replica for these places has recently found no offer.
     """
     refused = {
         frozenset(each.bound_to)
@@ -211,8 +212,9 @@ def restrict_to_places(task: TaskSpec, places: Places) -> TaskSpec | None:
 
 
 def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
-    """Return the largest regions that are within all of `places` and, if `regions` is not empty,
-    within one of `regions`.
+    """Return the regions in which a replica satisfies both conditions: it is in all of `places`
+    and, if `regions` is not empty, in one of `regions`. The regions in the result are as large as
+    possible.
     """
     found = regions or tuple(sorted(places))[:1]
     for place in sorted(places):

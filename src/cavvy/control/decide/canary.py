@@ -6,9 +6,9 @@ look, after a number of requests (`CanaryTerms.requests`) or when its time is ov
 If both revisions are equally good, the probability that the test ever rolls back the new revision
 is at most alpha. Alpha is divided among the looks: a look may roll back an equally good revision
 with a probability that is its part of alpha (Lan and DeMets, "Discrete sequential boundaries for
-clinical trials", Biometrika 70, 1983). The probabilities come from the distribution of the
-statistic under the assumption that both revisions are equally good and no earlier look has rolled
-back (`null_distribution`). The last look may spend all of alpha that earlier looks have not spent,
+clinical trials", Biometrika 70, 1983). The probabilities come from the distribution that the
+statistic has if both revisions are equally good and the new revision was not rolled back earlier
+(`null_distribution`). The last look may spend all of alpha that earlier looks have not spent,
 except for a reserve. A block contains the requests to both revisions in the same period. A change
 of the load or an outage affects both revisions, so neither event counts as evidence.
 
@@ -16,8 +16,8 @@ Errors. A block has n1 requests of the new revision, n0 requests of the old revi
 Suppose that both revisions are equally good and that m is known. Then the number of the new
 revision's errors has a hypergeometric distribution. The statistic is the sum of the new revision's
 errors over the blocks, and its distribution is exact: with a single block and a single look, the
-test would be Fisher's exact test. The part of alpha that a look spends may depend on n1, n0 and m,
-because the distribution is conditional on these numbers.
+test would be Fisher's exact test. The distribution is conditional on n1, n0 and m. Therefore the
+part of alpha of a look may depend on these numbers.
 
 Latency. In a block, L1 and L0 are the mean logarithms of the latency of the new and the old
 revision, and w is n1 n0 / (n1 + n0). The variance of the logarithm within revisions and blocks is
@@ -275,8 +275,9 @@ def _inform_errors(trial: CanaryTrial) -> float:
 
 
 def _is_timed(trial: CanaryTrial) -> bool:
-    """Return whether the latency can be judged. A trial that an earlier version of Cavvy began has
-    a variance, but no information yet."""
+    """Return whether the latency can be judged. If an earlier version of Cavvy began the trial,
+    `information` is still 0.
+    """
     return trial.free >= _FIRST_TIMED and trial.information > 0
 
 

@@ -39,7 +39,7 @@ class MachineIsBusy(Struct, frozen=True, kw_only=True):
 
 
 class MachineIsUnfit(Struct, frozen=True, kw_only=True):
-    """The machine cannot run the job; `reason` says why."""
+    """The decision that the machine cannot run the job; `reason` says why."""
 
     reason: str
 

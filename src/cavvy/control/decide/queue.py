@@ -98,7 +98,7 @@ def explain_waits(
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
-    """Return whether jobs already wait for every existing offer."""
+    """Return whether each existing offer already has a job that waits for it."""
     return all(place_of(offer) in blocked for offer in snapshot.market.offers)
 
 

@@ -125,7 +125,7 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
         kept_keys.note_at(probe, "probes.ready_after", "a replica is ready after its first answer")
     if text_at(probe, "until_ready") == "True":
         kept_keys.note_at(
-            probe, "probes.until_ready", "replicas are probed for as long as they run"
+            probe, "probes.until_ready", "Cavvy continues to probe a replica after it is ready"
         )
     every_s = _seconds(probe, "interval", _PROBED_EVERY_S)
     return ReadinessProbe(
