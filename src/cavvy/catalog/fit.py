@@ -190,8 +190,8 @@ def accelerator_fit(
     second result is for an alternative that fails only one constraint: this constraint, and how far
     the offer is from meeting it.
 
-    With several alternatives, a constraint fails if every alternative that meets the earlier
-    constraints fails this constraint.
+    If `needs` has several alternatives, the constraints are checked in order. A constraint fails if
+    it excludes all alternatives that the constraints before it have left.
     """
     if name is None or not count:
         return Constraint.ACCELERATOR, None

@@ -76,8 +76,8 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
 
 
 def format_need(need: AcceleratorNeed) -> str:
-    """Format a requirement for messages. The result is the shortest text that `parse_accelerator`
-    parses to this requirement.
+    """Format a requirement for messages. The result is the shortest text from which
+    `parse_accelerator` creates an equal requirement.
     """
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:

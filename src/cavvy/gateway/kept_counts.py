@@ -130,7 +130,7 @@ class KeptCounts:
                 self._used.setdefault(name[0], {})[name[1:]] = slot
 
     def _mark(self, boot: bytes) -> None:
-        """Record the boot of the machine during which the file is in use."""
+        """Mark the file as in use: write the ID of the machine's current boot into it."""
         self._chunks[0][_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = boot
         self._chunks[0].flush()
 

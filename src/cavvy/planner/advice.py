@@ -275,8 +275,8 @@ def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Compare two offers of the same provider with the same accelerators: the cheapest offer with
     the node's memory, and the cheapest offer with a quarter more memory than the run used. Return
-    the savings from the offer with less memory, or None if the node has less than twice the memory
-    that the run needs. Savings from cheaper regions are not counted.
+    the difference between the costs of the two offers. Returns None if the node has less than twice
+    the memory that the run needs. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None

@@ -11,8 +11,9 @@ _find_packages = lru_cache(maxsize=256)(find_packages)
 
 
 def explain_software(task: TaskSpec, offer: Offer) -> Objection | None:
-    """Return why the task's setup or image cannot use the offer's accelerators, or None if no
-    reason is known. Only the node can check the driver and the files that the setup reads.
+    """Return why the task's setup or image cannot use the offer's accelerators. Returns None if
+    they can, as far as the task shows. Only the node can check the driver and the files that the
+    setup reads.
     """
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     if known is None or known.accelerator.kind is AcceleratorKind.FPGA:

@@ -464,9 +464,9 @@ class Store(Protocol):
         """
 
     async def add_project(self, project: Project, *, adopt: bool) -> None:
-        """Store a new project. If jobs, machines, secrets or roles already use the name, `adopt`
-        must be set, because roles in the parent then apply to these rows as well. Raises
-        NameConflict, and RowNotFound if the parent does not exist.
+        """Store a new project. Jobs, machines, secrets or roles may already use the project's name.
+        Then `adopt` must be set, because people with a role in the parent get this role for these
+        rows, too. Raises NameConflict, and RowNotFound if the parent does not exist.
         """
 
     async def move_project(self, former: Project, parent: str | None) -> None:

@@ -39,7 +39,9 @@ class SignerKeyUnusable(Exception):
 
 
 class SignedStatement(Struct, frozen=True, kw_only=True):
-    """Signed bytes, their signatures, and whether the bytes state that an image is signed."""
+    """A signed statement: the bytes, and the signatures of these bytes. `names_image` is true if
+    the bytes name a signed image.
+    """
 
     signed: bytes
     signatures: tuple[bytes, ...]

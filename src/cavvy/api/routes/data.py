@@ -47,7 +47,9 @@ class SignedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class InputEntry(Answer, frozen=True, kw_only=True):
-    """One file of an input. If `path` is "", the input consists of this file only."""
+    """One file of an input. `path` is relative to the input's URL; it is "" if the URL is that of a
+    single file.
+    """
 
     path: str
     size: int | None

@@ -116,8 +116,8 @@ def _quote(
 def _observations(
     inputs: PolicyInputs, knowledge: MarketKnowledge
 ) -> list[tuple[int, Observation]]:
-    """Return all observations of spot in the job's markets, in order of time, each with the index
-    of its market.
+    """Return all observations of spot in the job's markets, in order of time. Each item also
+    contains the index of its market in `inputs`.
     """
     return sorted(
         (

@@ -1,5 +1,5 @@
-"""Computes the value of spot in one market at a given price per hour of slack, and finds the price
-at which the slack lasts until the deadline.
+"""Computes how much spot in one market is worth, if an hour of slack has a given price. Also finds
+the price at which the job uses up its slack just before the deadline.
 
 The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
 demand is the reference and has the value 0: a gang on demand does an hour of work for the price of
@@ -136,7 +136,9 @@ def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0)
 def plan_cycle(
     stays: SpellLengths, away: SpellLengths, saving: float, overhead: float, price: float
 ) -> SpotCycle:
-    """Find the best thresholds for a market at a price of slack."""
+    """Find the thresholds with the lowest expected cost in one market, if an hour of slack costs
+    `price`.
+    """
     launch = overhead * (1 + price)
     relief = 0.0
     # `relief` and the thresholds depend on each other; two rounds are enough. If the job is on

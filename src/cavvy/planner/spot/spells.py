@@ -83,9 +83,9 @@ class _Sums:
 
 
 class SpellLengths:
-    """A weighted, sorted set of spell lengths. An object may also describe the remaining lengths of
-    spells that have already lasted some hours. `mean` is the mean of the remaining lengths; `sums`
-    refers to the whole lengths.
+    """A weighted, sorted set of spell lengths. If the spells have already lasted some hours, an
+    object describes how much longer they will last. `mean` is the mean of the remaining lengths;
+    `sums` refers to the whole lengths.
     """
 
     __slots__ = ("_age", "_longer", "_passed", "_seen", "_start", "_weighted", "mean", "sums")
@@ -164,9 +164,9 @@ class SpellLengths:
         return rest
 
     def best(self, ratio: float) -> tuple[float, float, float]:
-        """Return the threshold at which `waited + ratio * longer` is lowest. Returns the threshold,
-        `waited` (the mean of min(length, threshold)), and `longer` (the probability that a spell is
-        longer than the threshold).
+        """Find the threshold with the lowest value of `waited + ratio * longer`. Returns three
+        values: the threshold; `waited`, the mean of min(length, threshold); and `longer`, the
+        probability that a spell is longer than the threshold.
         """
         sums = self.sums
         at = sums.best(self._start, ratio)

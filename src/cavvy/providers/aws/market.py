@@ -350,8 +350,8 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Return descriptions of the reservations that the settings list for the region, as the
-        last call of `offers` read them. The keys of the result are reservation ids.
+        """Describe the reservations that the settings list for the region. Their state is the one
+        that the last call of `offers` has read. The keys of the result are reservation ids.
         """
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}

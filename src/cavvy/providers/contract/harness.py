@@ -363,8 +363,8 @@ class ContractHarness:
         return [replace(node, started_at=None, ended_at=None) for node in nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
-        """Return the lists of names that `gangs` may return after this gang has ended, if no other
-        gang exists.
+        """Return all results that `gangs` may have after this gang has ended, each as a list of
+        names. No other gang exists.
         """
         return ([gang.name], []) if self._forgets else ([gang.name],)
 

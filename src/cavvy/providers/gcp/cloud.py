@@ -201,8 +201,8 @@ class GcpCloud:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
-        """Request the machine, or query the state of an earlier request for the machine. Raise the
-        fault of the request unless the machine exists.
+        """Request the machine, or query the state of an earlier request for the machine. If the
+        request has failed and the machine does not exist, raise the request's fault.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)

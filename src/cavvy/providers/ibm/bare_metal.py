@@ -57,8 +57,8 @@ def to_instance_profile(told: Json) -> Json:
 
 
 def to_server(offer: Offer, profile: Json) -> Offer:
-    """Return the offer of a bare metal server. `offer` is the offer that an instance with the
-    server's profile would have.
+    """Return the offer of a bare metal server. `offer` was made from the server's profile as if the
+    profile were that of an instance.
     """
     return replace(
         offer, disk_gib=profile["disk_gib"] or None, minimum_charge=MINIMUM_CHARGE, boot=BOOT

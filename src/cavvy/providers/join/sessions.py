@@ -50,7 +50,9 @@ class MachineAsk(Struct, frozen=True, kw_only=True):
 
 
 class MachineAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The supervisor's answer, or an error's kind (a key of `_ERRORS`) and text."""
+    """The supervisor's answer. After an error, `kind` is a key of `_ERRORS`, and `error` is the
+    text.
+    """
 
     answer: Any = None
     kind: str = ""

@@ -59,8 +59,9 @@ def check_task(
     return [
         Objection(
             "volumes",
-            f"{each.source} shows the folder of Cavvy's server, {hides}, to the container; choose "
-            "another folder, or set `hide_server = false` in `[providers.local]`",
+            f"with the mount of {each.source}, the container would see {hides}, the folder of "
+            "Cavvy's server; choose another folder, or set `hide_server = false` in "
+            "`[providers.local]`",
         )
         for each in task.volumes
         if hides is not None

@@ -1,9 +1,9 @@
 """Reads the tenancy's compute limits and the use of these limits, and reduces the offers' capacity
 to the unused quota.
 
-Each shape names the limits toward which its instances count; most limits apply to one availability
-domain. On-demand and preemptible instances count toward the limits in the same way. The facts in
-this module were read on 2026-11-23 in OCI's documentation of the Limits API
+Each shape lists the names of the limits that apply to its instances; most limits are for one
+availability domain. On-demand and preemptible instances count toward the limits in the same way.
+The facts in this module were read on 2026-11-23 in OCI's documentation of the Limits API
 (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), of the names and units of limits
 (https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
 and of preemptible instances

@@ -169,8 +169,8 @@ def _camel(name: str) -> str:
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """Return the Ray nodes, without the resources for `count` requested nodes of the offer. These
-    requested nodes are not placed yet.
+    """Return the Ray nodes with fewer resources. The resources of `count` nodes of the offer, which
+    were requested but not placed yet, are subtracted.
     """
     left = []
     for node in nodes:

@@ -206,8 +206,8 @@ class RayCluster:
         return status.as_seen(record, told.waits)
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
-        """Read the driver's messages. Return None if the log of an ended job cannot be read. If the
-        log stays unreadable for a minute, return output without messages instead of None.
+        """Read the driver's messages. Return None if the log of an ended job cannot be read. After
+        a minute in which the log could not be read, return an output without messages.
         """
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""

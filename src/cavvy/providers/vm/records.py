@@ -83,8 +83,8 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def started(self) -> bool:
-        """Whether further calls of `launch` change nothing, because the launch is complete, or
-        because the gang was removed or has ended.
+        """True if `launch` has nothing left to do: the launch is complete, or the gang was removed
+        or has ended.
         """
         return self.launched or self.removed or self.ended_at is not None
 

@@ -16,8 +16,9 @@ class LoadHistory:
         self._requests = [0]
 
     def add(self, arrived: int, requests: int) -> None:
-        """Add one second: the number of arrivals so far, and the number of requests that now wait
-        or are being processed."""
+        """Add the counts of one second. `arrived` is the number of arrivals since the beginning,
+        and `requests` is the number of requests that wait or are being processed now.
+        """
         self._arrivals.append(arrived)
         self._requests.append(self._requests[-1] + requests)
 
@@ -55,9 +56,9 @@ class LoadView(NamedTuple):
 class RuleState(Struct, frozen=True, kw_only=True):
     """The state of the rules between decisions. No rule uses all of the fields.
 
-    `votes` contains (time, replicas) of past decisions. `since_s` is the time since which the rule
-    has wanted more or fewer replicas, and `panic_s` is the time at which a panic was last
-    confirmed.
+    `votes` contains (time, replicas) of past decisions. `since_s` is the time at which the rule
+    began to want more or fewer replicas. `panic_s` is the last time at which there was a reason to
+    panic.
     """
 
     votes: tuple[tuple[float, int], ...] = ()

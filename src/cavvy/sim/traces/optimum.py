@@ -96,8 +96,8 @@ class _Search:
                 self._runs[market, spot] = start.copy() if run is None else np.minimum(run, start)
 
     def run(self, length: int, quotes: tuple[SpotQuote, ...]) -> None:
-        """Update the costs for the period between two cuts: every gang continues to work, or ends
-        at any time within the period.
+        """Update the costs for the period between two cuts. In this period, each gang can continue
+        to work, and can end at any time.
         """
         for (market, spot), run in list(self._runs.items()):
             if spot and not quotes[market].up:

@@ -12,9 +12,9 @@ class KedaRule(Struct, frozen=True, kw_only=True):
     defaults of autoscaling/v2).
 
     Every 15 s: wanted = ceil(requests / target); a deviation of up to 10 % changes nothing. In one
-    step, the number of replicas at most doubles or grows by four, whichever is more. The number of
-    replicas shrinks only to the highest number wanted within the last 300 s. KEDA itself adds the
-    first replica, and removes the last replica 300 s after the last request.
+    step, the number of replicas at most doubles or grows by four, whichever is more. When replicas
+    are removed, as many remain as the highest number that was wanted in the last 300 s. KEDA itself
+    adds the first replica, and removes the last replica 300 s after the last request.
     """
 
     target: float = 0.7
