@@ -169,7 +169,10 @@ def test_a_host_of_root_is_asked_and_runs_one_project_at_a_time(
     async def scenario() -> None:
         async with around.provider(hosts="h1", isolation="namespaces") as provider:
             told = await facts(provider)
-            assert "one project at a time: namespaces need a user other than root" in told["h1"]
+            assert (
+                "one project at a time, because namespaces need a user other than root"
+                in told["h1"]
+            )
             (host,) = await provider.hosts()
             assert (host.separates, "other than root" in host.obstacle) == (False, True)
 

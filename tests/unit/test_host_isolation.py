@@ -17,6 +17,8 @@ from cavvy.providers.hosts.isolation import (
     say_obstacle,
 )
 
+ONE = "the machine runs jobs of one project at a time"
+
 
 def test_the_setting_has_few_values() -> None:
     assert read_isolation("ssh", {}) is HostIsolation.ONE_PROJECT
@@ -39,9 +41,9 @@ def test_only_a_machine_without_an_obstacle_separates() -> None:
 def test_the_mode_is_said_with_its_reason() -> None:
     mode = HostIsolation.NAMESPACES
     assert say_isolation(mode, "") == "side by side, separated by namespaces"
-    assert say_isolation(mode, "why") == "one project at a time: why"
-    assert say_isolation(mode, None).startswith("one project at a time, until")
-    assert say_isolation(HostIsolation.ONE_PROJECT, None) == "one project at a time"
+    assert say_isolation(mode, "why") == f"{ONE}, because why"
+    assert say_isolation(mode, None).startswith(f"{ONE}, until")
+    assert say_isolation(HostIsolation.ONE_PROJECT, None) == ONE
 
 
 @pytest.mark.parametrize("packed", [False, True])

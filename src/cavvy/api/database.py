@@ -283,8 +283,8 @@ async def bind_folder(
         where = await store.bind("files_at", "another folder")
         raise StateDirError(
             "settings-invalid",
-            f"the keys, logs and uploaded files of this database are in {where}, not in "
-            f"{files.path}",
+            f"the keys, logs and uploaded files of this database are in {where}, but this server "
+            f"uses the folder {files.path}",
             "set server.files to the database's folder to share the work with the other servers; "
             "or stop these servers, copy the folder, and set CAVVY_HOME to the copy. A new folder "
             "needs a new database",

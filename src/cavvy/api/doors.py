@@ -129,7 +129,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED and not self._proven:
-            raise ValueError("too many requests wait for their answers")
+            raise ValueError("the client sent too many requests without waiting for the answers")
         self._whole, self._in_head, self._head, self._discarded = False, True, 0, 0
         super().on_message_begin()
         if self.doors is not None and self.doors.only_downloads(

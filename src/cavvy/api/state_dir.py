@@ -52,7 +52,7 @@ class StateDir:
 
     def claim(self, *, wait_s: float, alone: bool = False) -> None:
         """Lock the folder. Waits for up to `wait_s` seconds while another server is stopping or
-        starting. `alone` means that the database has no server on another host. Raises
+        starting. `alone` is true if no server on another host uses the database. Raises
         StateDirBusy, StateDirError.
         """
         self.prepare()

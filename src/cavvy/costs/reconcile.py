@@ -1,8 +1,8 @@
 """Compares a cloud's bill with the ledger, by resource, day and kind.
 
 While reading a bill, the caller adds each line to a `BillSummary`, and finally calls `reconcile`.
-Therefore the required memory depends on the numbers of Cavvy's resources and of days, and does not
-grow with the length of the bill. If charges are missing from the bill, the caller reads the bill a
+Therefore the required memory grows with the number of Cavvy's resources and the number of days, but
+not with the length of the bill. If charges are missing from the bill, the caller reads the bill a
 second time, and adds the lines without a tag for the days of these charges.
 
 Each resource that is compared is a gang. The ledger identifies a gang's machines by the attempt,
@@ -349,8 +349,8 @@ def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]
 def find_lacking(
     bill: BillSummary, ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
 ) -> frozenset[KindOnDay]:
-    """Return the pairs of kind and day for which the ledger charges a resource but the bill does
-    not.
+    """Return each pair of kind and day on which the ledger charges a resource, but the bill
+    contains no charge for this resource.
     """
     own = bill.name_gangs(ledger, gangs)
     return frozenset((key.kind, key.day) for key in own if key not in bill.tagged)

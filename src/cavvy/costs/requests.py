@@ -36,8 +36,8 @@ _NO_WORK = KeyWork(requests=0, work_us=0)
 
 
 class Division(Struct, frozen=True, kw_only=True):
-    """The new entries for each client's key ("" for the replica itself), and the state with which
-    the next division begins.
+    """The result of dividing a replica's bill among the clients: the new ledger entries by client
+    key ("" stands for the replica itself), and the state from which the next division continues.
     """
 
     divided: DividedBill

@@ -12,7 +12,7 @@ from cavvy.domain.values import Struct
 
 
 class TimeUse(StrEnum):
-    """The use of a job's time in a period."""
+    """What a job did in one period of its life."""
 
     QUEUED = "queued"  # waiting for an offer, for a retry, or for its schedule
     STARTING = "starting"  # from the placement until every rank works
@@ -43,8 +43,8 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """Return the total length of all periods whose use is in `spells`. Without arguments,
-        return the total length of all periods.
+        """Return the total length of the periods in which the job did one of `spells`. Without
+        arguments, return the total length of all periods.
         """
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)

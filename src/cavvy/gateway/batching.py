@@ -177,10 +177,9 @@ def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) ->
     (`gap_s`).
 
     If the batch of n instances starts now, the total latency of the batch is k * t(n). The next
-    request starts when the batch ends, so the latency of the next request is t(n) + t(m) - g. If
-    the batch waits for the next request, the total latency of its k requests is k * (g + t(n + m)),
-    and the latency of the next request is t(n + m). The batch should wait if (k + 1) * g + k * a *
-    m - b, the difference of the sums, is negative.
+    request arrives g later and starts when the batch ends, so the latency of the next request is
+    t(n) + t(m) - g. If the batch waits, these two latencies are k * (g + t(n + m)) and t(n + m).
+    The batch should wait if (k + 1) * g + k * a * m - b, the difference of the sums, is negative.
     """
     if not times.known:
         return False

@@ -79,7 +79,9 @@ class ServiceKeys:
         return key
 
     def bind(self, head: RequestHead, key_id: str) -> frozenset[str]:
-        """Return the places that a request must not leave, as stated by its head and by its key."""
+        """Return the places that a request must not leave: the places in the request's head, and
+        the residency of the client key.
+        """
         residency = self._residencies.get(key_id)
         return head.places if residency is None else head.places | {residency}
 

@@ -149,7 +149,9 @@ class Exchange:
         return True
 
     def _find_key(self, affinity: Affinity) -> bool:
-        """Set the affinity key; return False if too little of the body has arrived for the key."""
+        """Set the affinity key. Return False if the key depends on a part of the body that has not
+        arrived yet.
+        """
         if affinity.by == "header":
             key = self.head.get_header(affinity.header.encode())
         elif self.body_done or len(self._prefix) >= affinity.prefix_bytes:
@@ -161,7 +163,8 @@ class Exchange:
 
     def _has_joinable_body(self) -> bool:
         """If the body is complete, check whether it may be joined; return False if more of the body
-        must arrive. A body that is too large to be held is not joined."""
+        must arrive. A body that is too large for the gateway to hold is never joined into a batch.
+        """
         if not self.body_done:
             return self.held_bytes > self.service.memo.limits.hold_bytes
         batches = self.service.batches

@@ -267,7 +267,7 @@ class InboundConnection(asyncio.Protocol):
             self._hold(request)
 
     def _hold(self, request: OpenRequest) -> None:
-        """Pause reading a body while no replica has taken its request."""
+        """Pause reading a request's body if no replica has taken the request yet."""
         if not isinstance(request, Exchange) or request.upstream is None:
             self._pause()
 

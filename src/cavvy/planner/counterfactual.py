@@ -19,7 +19,8 @@ SYSTEM_MIB = 1024
 def compare_counterfactuals(
     task: TaskSpec, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
 ) -> list[CounterfactualCost]:
-    """Return the `count` offers on which a run that took `ran` on `here` would have cost least.
+    """Return the `count` offers on which a past run would have cost least. This run took the time
+    `ran` on the offer `here`.
 
     If the task's stated work gives an estimated time for both offers, the measured time is
     multiplied by the ratio of the two estimates. In the ratio, errors in the stated work, such as a

@@ -25,8 +25,8 @@ def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
 
 
 def spread_task(task: TaskSpec) -> TaskSpec:
-    """If each node of the task requests a whole slice of TPUs with several hosts, return the task
-    with a node for each host; otherwise return the task unchanged.
+    """Return the task with one node for each host, if each node of the task stands for a TPU slice
+    that has several hosts. Otherwise return the task unchanged.
     """
     found = spread_slices(task.resources)
     if found.hosts == 1:

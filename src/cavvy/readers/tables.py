@@ -83,7 +83,8 @@ class Hdf5:
             lengths = {len(file[name]) for name in self._names}
         if len(lengths) != 1:
             raise ValueError(
-                f"{path}: {', '.join(self._names) or 'nothing'} of lengths {sorted(lengths)}"
+                f"{path}: expected columns of equal length, but the columns "
+                f"({', '.join(self._names) or 'none'}) have the lengths {sorted(lengths)}"
             )
         self._length = lengths.pop()
 

@@ -143,8 +143,8 @@ class BlobStore:
 
     def _resume(self, file: FileIO, part: Path, path: Path) -> OpenFile | None:
         """Open the file of an unfinished blob, so that more parts can be appended. If the file is
-        encrypted and cannot be continued, for instance after a system crash, remove the file and
-        return None; the sender then begins again.
+        encrypted and a system crash has damaged it, so that no part can be appended, remove the
+        file and return None. The sender then sends the blob from its start.
         """
         if not os.fstat(file.fileno()).st_size:
             return self._files.create(file.fileno(), path)

@@ -199,8 +199,8 @@ async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
 
 
 def _check_server(app_state: AppState, attempt: Attempt, rank: int) -> None:
-    """Raise ApiProblem if the agent is connected to another server that cannot request the command
-    from this server.
+    """Raise ApiProblem if the agent is connected to a different server, and that server cannot
+    reach this server to fetch the command.
     """
     share, memory = app_state.share, app_state.control_plane.agents.memory
     server = share and share.find_server(memory.server_of(attempt.id, rank))

@@ -119,8 +119,8 @@ def _require_above(request: Request, project: Project) -> None:
     try:
         require(request, Permission.MANAGE, project.parent or INSTALLATION)
     except ApiProblem:
-        told = f"to move {project.name}, you need the role admin in the project above it, or, at "
-        told += "the top level, in the installation"
+        told = f"to move {project.name}, you need the role admin in the project above it; a "
+        told += "project at the top level requires the role admin in the installation"
         raise ApiProblem("role-needed", told) from None
 
 

@@ -95,8 +95,9 @@ def find_error(
 
 
 def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
-    """Return the properties of this step that no measured step has, as nouns to insert in a
-    sentence. The list is empty if every property was measured.
+    """Return the properties of this step that none of the measured steps had. Each property is a
+    noun phrase that can be inserted in a sentence. The list is empty if every property was
+    measured.
     """
     found = []
     if find_kind(profile) is ModelKind.OTHER:
@@ -125,7 +126,7 @@ def _find_rare(times: Mapping[str, float], operations: Mapping[str, float]) -> s
 def _shares(profile: WorkProfile) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Return the shares of a step's time on an H200, by kind of kernel and by operation."""
     device = device_of(_MEASURED_ON)
-    assert device is not None, "the catalog has the H200"
+    assert device is not None, "the catalog lacks the H200"
     setting = KernelSetting(
         device=device,
         run=StepSettings(),

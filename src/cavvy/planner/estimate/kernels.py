@@ -223,8 +223,9 @@ def _padded(size: float, step: int) -> float:
 def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
     """Return the shape as a matrix product (groups, rows, columns, inner length) for another batch
     size. In most matrix products, the batch size scales the number of groups. If one of the two
-    matrices contains the model's parameters, the batch size scales the number of rows. In a product
-    that computes the gradient of parameters, the batch size scales the inner length.
+    matrices contains the model's parameters, the batch size scales the number of rows. If the
+    product is a gradient of parameters, the product sums over the batch, so the batch size scales
+    the inner length.
     """
     groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
     if kernel.kind == "matmul" and kernel.fixed_result:

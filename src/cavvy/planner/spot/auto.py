@@ -185,7 +185,7 @@ class AutoPolicy(MarketPolicy):
                 view, ("waiting longer would use up slack that is worth more later")
             )
         return self._idle(
-            view, moment, patience, "spot is expected to return while there is still slack"
+            view, moment, patience, "spot is expected to return before the slack runs out"
         )
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
@@ -194,8 +194,8 @@ class AutoPolicy(MarketPolicy):
         probability that spot becomes unavailable before the work ends.
 
         `_PAID_BACK` is less than 1 because a start on spot has a second benefit: the policy learns
-        how long spot lasts in this market. The spell lengths have a light prior, so that a few
-        observed short periods with spot outweigh the prior.
+        how long spot lasts in this market. The prior for the lengths of spells has a small weight,
+        so a few short periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)

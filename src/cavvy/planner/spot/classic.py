@@ -79,12 +79,12 @@ class UniformProgress(MarketPolicy):
     """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover
     between several markets.
 
-    The expected pace is work / deadline. If a job is behind the expected pace and spot is
-    unavailable, the job runs on demand. It changes back when the finished work is more than
-    expected by twice the overhead of a start. The margin of two overheads prevents frequent
-    changes. A job that is on pace uses spot, or idles if spot is unavailable. A job on spot stays
-    on spot as long as possible. After a preemption, the policy prefers the cheapest spot market in
-    a region other than the preempted gang's region.
+    The expected pace is work / deadline. If the job is behind the expected pace and spot is
+    unavailable, the job runs on demand until the work done exceeds the expected work by twice the
+    overhead. The margin of two overheads prevents frequent changes. A job that is on pace uses
+    spot, or idles if spot is unavailable. A job on spot stays on spot as long as possible. After a
+    preemption, the policy prefers the cheapest spot market in a region other than the preempted
+    gang's region.
     """
 
     def __init__(self, terms: JobTerms) -> None:

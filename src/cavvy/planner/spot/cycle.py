@@ -115,8 +115,8 @@ def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0)
     slack, or SCARCE if the search finds no price. `need` returns the hours of slack that are needed
     at a price. The higher the price of slack, the fewer hours of slack are needed.
 
-    `guess` is the result of an earlier search. `guess` does not change the result, but makes the
-    search unnecessary if the final bounds of the earlier search still hold.
+    `guess` is the result of an earlier search. `guess` only saves time: if the lowest price still
+    lies between the last two bounds of the earlier search, no new search is needed.
     """
     if need(0.0) <= slack:
         return 0.0
@@ -184,8 +184,8 @@ _find_cycles = lru_cache(maxsize=512)(_CyclesByPrice)
 
 
 class CycleProblem(NamedTuple):
-    """Searches for the lowest price of slack at which the job uses at most `slack` hours of slack
-    in the `left` hours until the deadline, and computes the cycle at this price.
+    """Finds the lowest price of an hour of slack at which the job uses at most `slack` hours of
+    slack, and computes the cycle at this price. `left` is the number of hours until the deadline.
 
     If spot is unavailable now, `within` is the distribution of the hours until spot returns. The
     job waits once for spot to return, before the first cycle.

@@ -158,12 +158,12 @@ class SteadyPlacement:
     Replicas are launched in the zones with the lowest loss rate, (losses + prior losses) / (hours
     with replicas + prior hours), preferably in zones and regions without replicas of the service.
     The policy assumes that a zone loses all its replicas at the same time, and that a loss becomes
-    less likely the longer a zone has kept its replicas. The assumed losses per hour are prior
-    losses / (age of the zone's oldest replica in hours + prior hours). The policy assumes that lost
-    replicas are replaced after the time of one cold start and one tick, if too few others remain.
-    Spares are added while the expected shortfall of replicas exceeds the allowed shortfall.
-    On-demand replicas fill the gap until spot replicas are ready, and back up spot replicas that
-    are scarce or at risk.
+    less likely the longer a zone has kept its replicas. The assumed losses per hour are the prior
+    losses divided by the sum of two times in hours: the age of the zone's oldest replica, and the
+    prior hours. If too few replicas remain after a loss, the policy assumes that the missing
+    replicas are replaced after one cold start and one tick. Spares are added while the expected
+    shortfall of replicas exceeds the allowed shortfall. On-demand replicas fill the gap until spot
+    replicas are ready, and back up spot replicas that are scarce or at risk.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class SteadyPlacement:
 
     @property
     def record(self) -> SteadyRecord:
-        """The state that a new policy object needs to continue in place of this object."""
+        """The state from which a new policy object can continue the work of this object."""
         return SteadyRecord(
             losses=tuple(self._losses),
             held_hr=tuple(self._held_hr),

@@ -34,8 +34,8 @@ _IN_PRIOR = frozenset(_PRIOR)
 
 
 class _Sums:
-    """Sums over a sorted set of spell lengths. For each length, `waited` is the mean of min(spell,
-    length), and `longer` is the probability that a spell is longer than this length.
+    """Precomputed sums over a sorted set of spell lengths. For each length, `waited` is the mean of
+    min(spell, length), and `longer` is the probability that a spell is longer than this length.
     """
 
     __slots__ = ("_corners", "lengths", "longer", "mean", "waited")

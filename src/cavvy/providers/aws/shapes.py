@@ -107,8 +107,8 @@ def _bandwidth(network: Json) -> int | None:
 
 
 def _list_fabric(network: Json) -> Sequence[int]:
-    """Return the indices of the network cards that support an Elastic Fabric Adapter, but at most
-    as many indices as the type supports adapters.
+    """Return the indices of the network cards that support an Elastic Fabric Adapter. The list is
+    cut off at the number of these adapters that the instance type supports.
     """
     if not network.get("EfaSupported"):
         return ()

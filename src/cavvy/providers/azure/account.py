@@ -173,7 +173,7 @@ class AzureAccount:
             if fault.code in _NO_SUBSCRIPTION:
                 raise Refused(f"{self._table} subscription: {fault}") from fault
             if fault.code == _NOT_REGISTERED:
-                names = ", and the same for ".join(self._namespaces)
+                names = "; az provider register --namespace ".join(self._namespaces)
                 raise Refused(
                     f"{fault}; register the services of the subscription once: az provider "
                     f"register --namespace {names}"

@@ -100,8 +100,8 @@ class BatchGangs:
         return [seen for seen in found.values() if name in (None, seen.name)]
 
     async def remove(self, name: str) -> None:
-        """See `Provider.remove`. If the work of all ranks has ended, the first call lets the job
-        end without a cancellation, so that the batch system records how the job ended.
+        """See `Provider.remove`. If all ranks have finished their work, the first call does not
+        cancel the job, so that the job ends by itself and the batch system records how it ended.
         """
         workspace = await self._grounded()
         if name in await self._remembered(workspace):
@@ -130,8 +130,8 @@ class BatchGangs:
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries of reports. Another server, or this server after a restart,
-        repeats cancelled deliveries.
+        """Cancel running deliveries of reports. A report whose delivery was cancelled is delivered
+        later, by another server or by this server after a restart.
         """
         for courier in self._couriers.values():
             courier.cancel()

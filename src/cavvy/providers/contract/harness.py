@@ -76,7 +76,9 @@ class FaultyPlace(Protocol):
     """
 
     def fail(self, number: int, fault: LaunchFault) -> None:
-        """Let the next `number` node requests succeed, and make the request after them fail."""
+        """Let the next `number` requests for nodes succeed, and let the request that follows fail
+        with `fault`.
+        """
 
     def failed(self) -> bool:
         """Return whether the request that `fail` selected has been sent."""

@@ -110,8 +110,8 @@ class GcpApi:
         return f"/projects/{await self.project()}{inner}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
-        """Return the error to raise for a fault. The error is Refused if the network does not
-        exist, otherwise the fault itself.
+        """Return the error to raise for a fault: Refused if the fault means that the network does
+        not exist, and the unchanged fault in all other cases.
         """
         if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
             return Refused(

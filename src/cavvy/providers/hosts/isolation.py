@@ -36,11 +36,14 @@ def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
     if mode is HostIsolation.NONE:
         return "jobs run side by side on the machine, without separation"
     if mode is HostIsolation.ONE_PROJECT:
-        return "one project at a time"
+        return "the machine runs jobs of one project at a time"
     if obstacle is None:
-        return "one project at a time, until the machine has shown that it can separate jobs"
+        return (
+            "the machine runs jobs of one project at a time, until it has shown that it can "
+            "separate jobs"
+        )
     if obstacle:
-        return f"one project at a time: {obstacle}"
+        return f"the machine runs jobs of one project at a time, because {obstacle}"
     return "side by side, separated by namespaces"
 
 

@@ -131,7 +131,7 @@ class IbmMarket:
                 purchase=purchase,
                 rate=rate,
                 architecture=_ARCHITECTURES.get(architecture, architecture),
-                source="IBM's VPC API, Global Catalog and the catalog",
+                source="IBM's VPC API, IBM's Global Catalog, and Cavvy's catalog",
                 as_of=self._now().date(),
             )
 

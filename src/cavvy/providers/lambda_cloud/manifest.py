@@ -24,9 +24,9 @@ MANIFEST = make_manifest(
         Feature.SPOT: f"Lambda's API has no spot instances ({_API})",
         Feature.CAPACITY: "Lambda's API reports whether a region has an instance type, but not "
         f"how many instances are free ({_API})",
-        Feature.SELF_END: "Lambda bills an instance until the API terminates the instance "
-        f"({_DOCS}/billing), and nodes get no API key, because a key may terminate all instances "
-        "of the account",
+        Feature.SELF_END: "Lambda bills an instance until a request to the API terminates the "
+        f"instance ({_DOCS}/billing). Cavvy gives nodes no API key for this request, because "
+        "the key could terminate all instances of the account",
         Feature.VOLUMES: "Lambda's filesystems cannot be mounted yet; copy data from and to a "
         f"bucket instead ({_DOCS}/filesystems)",
         Feature.NETWORK: "Lambda's API neither reports nor selects the network of an instance "

@@ -356,8 +356,8 @@ class LocalGangStore(Struct):
         """Return how long processes of a rank have run since their agent died, or None if no
         process runs.
 
-        Normally, an agent's reaper ends the agent's processes. This method kills the processes that
-        still run after the time `REAPER`.
+        Normally, an agent's reaper ends the agent's processes. If processes still run when the time
+        `REAPER` has passed since the agent's death, this method kills these processes.
         """
         left = processes.list_marked(gang, number)
         if not left:

@@ -1,9 +1,10 @@
 """Builds the command and the environment with which a container starts the agent.
 
-Services limit commands and environment variables to a few hundred characters. Therefore several
-environment variables together contain a short script, and this script fetches a longer script from
-the server. The server returns the longer script to any client that knows the script's hash. The
-script from the server contains no lasting secrets: each claim token in it is valid for one claim.
+Services limit commands and environment variables to a few hundred characters. Therefore Cavvy
+splits a short script into parts and puts each part into an environment variable. The short script
+fetches a longer script from the server. The server returns the longer script to any client that
+knows the script's hash. The script from the server contains no lasting secrets: each claim token in
+it is valid for one claim.
 """
 
 import json

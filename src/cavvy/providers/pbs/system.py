@@ -141,7 +141,7 @@ def read_cluster(
     reclaim_s: float = 0,
 ) -> BatchCluster:
     """Return the cluster as PBS describes it, with the queues that accept and start jobs. If `gpu`
-    is "", the node resource `gpu_resource` contains the model of the GPUs.
+    is "", Cavvy reads the model of a node's GPUs from the PBS resource that `gpu_resource` names.
 
     A queue uses the nodes that are assigned to it. A queue without assigned nodes uses all nodes
     that are assigned to no queue.

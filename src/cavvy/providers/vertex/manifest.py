@@ -9,7 +9,10 @@ from cavvy.providers.vm.abilities import ABILITIES
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 _JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
 _COMPUTE = f"{_DOCS}/training/configure-compute"
-_CONTAINER = f"a custom job is a container, and Cavvy lets no job start further containers ({_JOB})"
+_CONTAINER = (
+    "a custom job is one container, and Cavvy does not let this container start other containers "
+    f"({_JOB})"
+)
 
 MANIFEST = Manifest(
     name="vertex",

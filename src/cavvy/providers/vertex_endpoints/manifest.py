@@ -31,10 +31,10 @@ MANIFEST = Manifest(
     project_key="cavvy.providers.gcp.project_key",
     only_services=True,
     visibility_delay=timedelta(minutes=1),
-    rights="aiplatform.models.upload, get, list and delete, and aiplatform.endpoints.create, get, "
-    "list, deploy, undeploy, delete and predict (the role Vertex AI User, roles/aiplatform.user, "
-    "contains them), and iam.serviceAccounts.actAs for the account of the setting "
-    "`service_account`, if it is set",
+    rights="the role Vertex AI User (roles/aiplatform.user), or a role with these permissions: "
+    "aiplatform.models.upload, get, list and delete; aiplatform.endpoints.create, get, list, "
+    "deploy, undeploy, delete and predict. If the setting `service_account` is set: also "
+    "iam.serviceAccounts.actAs for this account",
     unsupported={
         **list_unsupported_of_endpoints("Vertex AI", container=CONTRACT, api=_API),
         Feature.SPOT: "Cavvy starts no endpoints on spot machines yet "
@@ -64,9 +64,9 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image, in Artifact Registry, of services whose task names no image. `{region}` "
-            "is replaced by the endpoint's region. Without this setting, each task must name an "
-            "image.",
+            "The image for services whose task names no image. The image must be in Artifact "
+            "Registry. `{region}` is replaced by the endpoint's region. Without this setting, "
+            "each task must name an image.",
         ),
         text(
             "service_account",

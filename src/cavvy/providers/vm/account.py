@@ -51,8 +51,8 @@ class RestAccount:
         return self._keys.facts(self.settings, self._unknown)
 
     def note_unknown(self, names: Iterable[str]) -> Sequence[str]:
-        """Store the names of accelerators that are not in the catalog, for `identity`. Return the
-        names sorted and without duplicates.
+        """Store the names of accelerators that are not in the catalog; the method `identity` later
+        reports these names. Return the names sorted and without duplicates.
         """
         self._unknown = sorted(set(names))
         return self._unknown

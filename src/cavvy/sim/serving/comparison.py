@@ -160,8 +160,8 @@ def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
 
 
 def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
-    """Return the trace with `factor` times its requests. To reach the new number of requests,
-    requests are omitted, or copied with arrivals within half a minute of the original.
+    """Return the trace with `factor` times its requests. To reach the new number of requests, some
+    requests are omitted or copied. A copy arrives within half a minute of its original.
     """
     if factor == 1:
         return trace

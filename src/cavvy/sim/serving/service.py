@@ -114,7 +114,9 @@ class SimulatedService:
 
     @property
     def done(self) -> bool:
-        """Whether all requests have arrived and no request waits or is being processed."""
+        """Whether no work remains: all requests have arrived, and no request is waiting or being
+        processed.
+        """
         return self._next == len(self.trace.arrivals_s) and not self.queue and not self.in_flight
 
     @property

@@ -7,7 +7,7 @@ at a cut, with the same work and the same cost, so only stays that start at a cu
 stay may end at any time. The state at a cut is the running stay and the amount of work done. At a
 launch, the model subtracts the overhead from the work done, and while the gang loads, the model
 adds the same amount again. A stay that ends while its gang still loads does no work and only adds
-cost. Therefore the model never underestimates the cost of a state.
+cost. As a result, no state costs less in the model than in reality.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -44,8 +44,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """Yield the length and the quotes of each period between two changes. Price changes of
-    unavailable spot capacity are ignored.
+    """Yield the length and the quotes of each period between two changes. A change of the spot
+    price is ignored if spot is unavailable before and after the change.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]

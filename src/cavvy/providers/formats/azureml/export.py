@@ -108,8 +108,9 @@ def _copy_output(number: int, output: Transfer) -> list[str]:
 
 
 def _make_path(uri: str, task: TaskSpec, name: str) -> str:
-    """Return the path of a folder in the form that the request needs. If `uri` names a storage
-    container, the folder is in that container, otherwise in the workspace's default store.
+    """Return the path of a folder in the form that the request needs. If `uri` begins with az://,
+    the folder is in the storage container that `uri` names. Otherwise the folder is in the
+    workspace's default store.
     """
     if not uri.startswith("az://"):
         return f"{_STORE}/{task.name}/{name}/"

@@ -63,8 +63,9 @@ def read_text(path: str) -> str:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file that jobs can change; `open` can use this function as its `opener`. Raises
-    OSError for a link, and does not wait for the other end of a pipe.
+    """Open a file that jobs can change; `open` can use this function as its `opener`. If the file
+    is a symbolic link, OSError is raised. If the file is a named pipe, the call does not wait for
+    the pipe's other end.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 

@@ -116,7 +116,8 @@ class NodeActor:
 
 class ControlPlaneProbe:
     """Checks whether the control plane answers. The control plane counts as lost if it has answered
-    no request for `patience_s` seconds. This time is longer than the lease.
+    no request for `patience_s` seconds. `patience_s` is the length of the lease plus a grace period
+    and a reserve.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
