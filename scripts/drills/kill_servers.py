@@ -33,6 +33,7 @@ from tests.waits import wait_until
 from cavvy.client import ApiError
 from cavvy.client.embedded import ensure_server
 from cavvy.client.errors import StartFailed
+from cavvy.client.wire import AuditRow
 
 _SILENCE_S = 15.0
 _DRAIN_S = 600.0  # how long the last jobs may take after the last crash
@@ -214,13 +215,22 @@ def find_faults(site: ReplicaSite, users: Users) -> list[str]:
             wrong.append(f"{name}: the ledger has {posted.get(name, 0)}, not {spent}")
     with site.connect("a") as client:
         wrong += [
-            f"the bill of {each.job}: {each}"
+            f"the bill of {each.job}: {each}, {list_evidence(site, each)}"
             for each in client.audit("default").bills
             if each.verdict != "agrees"
         ]
         wrong += [f"a node is left: {each}" for each in client.nodes()]
         wrong += [f"a gang is left: {each}" for each in client.gc(dry_run=True)]
     return wrong
+
+
+def list_evidence(site: ReplicaSite, bill: AuditRow) -> list[object]:
+    """The rows of the bill, and what the provider recorded of the gang."""
+    of_job = f"WHERE job_id = (SELECT id FROM jobs WHERE name = '{bill.job}')"
+    found: list[object] = [site.ask(f"SELECT document FROM attempts {of_job}")]
+    found += site.ask(f"SELECT rank, kind, since, until, rate, amount FROM charges {of_job}")
+    records = site.root.rglob(f"{bill.gang}.json")
+    return [*found, *(f"{path}: {path.read_text()}" for path in records)]
 
 
 def drill(site: ReplicaSite, minutes: float, every_s: float, pause_s: float) -> list[str]:
