@@ -328,6 +328,32 @@ def test_kinds(packet: str, kind: str) -> None:
     assert classify(packet) == kind
 
 
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+def test_products_of_groups_count_the_rows_of_each_group(dtype: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import torch
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 32, 64, dtype={dtype}))
+    def forward(self, x):
+        return torch._grouped_mm(x, self.weight, offs=torch.tensor([8, 16, 24, 32]).int())
+model = Experts()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(32, 32, dtype={dtype}, requires_grad=True)).sum().backward()
+optimizer.step()
+"""
+    )
+    profile = trace_script(str(script), [])
+    once = 2 * 32 * 32 * 64
+    found = [each for each in profile["ops"] if each["kind"] == "matmul"]
+    forward = sum(each["flops"] * each["count"] for each in found if not each["backward"])
+    backward = sum(each["flops"] * each["count"] for each in found if each["backward"])
+    assert (forward, backward) == (once, 2 * once)
+
+
 def test_grouped_convolutions_count_their_own_channels_only() -> None:
     given, weight = torch.empty(1, 8, 4, 4), torch.empty(8, 1, 3, 3)
     flops, size = count_flops(

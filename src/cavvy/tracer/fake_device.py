@@ -76,33 +76,44 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
-            leaves = [
-                each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
-            ]
-            name = func._schema.name.removeprefix("aten::")
-            if not leaves and name in _MAKERS:
-                return self._make_known(func, types, args, kwargs or {})
-            if self._can_compute(func, leaves):
-                return self._compute(func, types, args, kwargs or {})
-            given = [each for each in leaves if hasattr(each, "routed")]
-            # If `==` or one-hot is applied to a choice of experts, the result is still a choice of
-            # experts. A value that requires a gradient is not a choice.
-            routed, experts = next(
-                (each.routed for each in given if not each.requires_grad), (0, 1)
-            )
-            outs = self._assume(name, args, find_largest(name, args, kwargs or {}, routed, experts))
-            if outs and name != "bincount":
-                return outs[0] if len(outs) == 1 else tuple(outs)
-            try:
-                out: Any = (
-                    outs[0] if outs else super().__torch_dispatch__(func, types, args, kwargs)
-                )
-            except _DEPENDS_ON_VALUES as error:
-                raise RuntimeError(explain_size(name)) from error
-            routed = _mark_routed(func, args, out, routed, experts)
-            mark_likely(name, args, out, routed)
-            guess_number(func, args, kwargs or {}, out)
-            return out
+            if func._schema.name == "aten::_grouped_mm":
+                return self._multiply_groups(*args, **(kwargs or {}))
+            return self._dispatch(func, types, args, kwargs or {})
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        leaves = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        name = func._schema.name.removeprefix("aten::")
+        if not leaves and name in _MAKERS:
+            return self._make_known(func, types, args, kwargs)
+        if self._can_compute(func, leaves):
+            return self._compute(func, types, args, kwargs)
+        given = [each for each in leaves if hasattr(each, "routed")]
+        # If `==` or one-hot is applied to a choice of experts, the result is still a choice of
+        # experts. A value that requires a gradient is not a choice.
+        routed, experts = next((each.routed for each in given if not each.requires_grad), (0, 1))
+        outs = self._assume(name, args, find_largest(name, args, kwargs, routed, experts))
+        if outs and name != "bincount":
+            return outs[0] if len(outs) == 1 else tuple(outs)
+        try:
+            out: Any = outs[0] if outs else super().__torch_dispatch__(func, types, args, kwargs)
+        except _DEPENDS_ON_VALUES as error:
+            raise RuntimeError(explain_size(name)) from error
+        routed = _mark_routed(func, args, out, routed, experts)
+        mark_likely(name, args, out, routed)
+        guess_number(func, args, kwargs, out)
+        return out
+
+    def _multiply_groups(
+        self, left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    ) -> Any:
+        """Create the result of `torch._grouped_mm`. PyTorch's own rule for the result refuses
+        float32 and float16, although GPUs support these types.
+        """
+        groups = [len(offs)] if left.dim() == right.dim() == 2 else []
+        groups = [len(left)] if left.dim() == right.dim() == 3 else groups
+        with self:
+            shape = (*groups, left.shape[-2], right.shape[-1])
+            return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
     def may_turn_const(self, t: torch.Tensor) -> bool:
         """Return whether the fake copy of a tensor also stores the tensor's values.

@@ -110,11 +110,13 @@ def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> 
 
 def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
     left = args[1] if name in ("addmm", "baddbmm") else args[0]
-    batch = prod(left.shape[:-2]) if name in ("bmm", "baddbmm") else 1
+    batch = prod(outs[0].shape[:-2]) if name in ("bmm", "baddbmm", "_grouped_mm") else 1
+    # Gradients of grouped weights: the groups share the rows, which are assumed to be equal parts.
+    parts = batch if name == "_grouped_mm" and left.dim() == 2 else 1
     k = left.shape[-1]
     n = outs[0].shape[-1]
     m = outs[0].numel() // max(1, n * batch)
-    return 2.0 * batch * m * n * k, (batch, m, n, k)
+    return 2.0 * batch * m * n * k / max(1, parts), (batch, m, n, k // max(1, parts))
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
