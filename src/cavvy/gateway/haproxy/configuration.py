@@ -217,17 +217,17 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
             f"balance hdr({service.affinity.header})\n    hash-type consistent\n"
             f"    hash-balance-factor {factor}"
         )
-    size, waiting = service.body_max, service.queue_max
-    large = f"the body of the request is too large; the limit is {size} bytes"
+    waiting = service.queue_max
+    # the gateway refuses bodies that are too large, and reads them so that clients get the response
     full = f"{waiting} requests are already waiting for a replica"
     # HAProxy has one timeout for the wait for a response and for the pauses of the response
     silence_s = service.silence_s or _TUNNEL_S
     return f"""\
 backend {name_backend(service.name)}
-    {_write_limit(413, AnswerCode.TOO_LARGE, large, f"req.hdr_val(content-length) gt {size}")}
     {_write_limit(429, AnswerCode.QUEUE_FULL, full, f"queue ge {waiting}")}
     {_write_scheme(listener)}
     {balance}
+    use-server {HOLD} if {{ req.hdr_val(content-length) gt {service.body_max} }}
     http-reuse safe
     timeout server {_write_time(max(service.response_s, silence_s))}
     timeout queue {_write_time(service.wait_s)}
