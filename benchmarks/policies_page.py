@@ -39,7 +39,7 @@ _IN_PRODUCTION = """
 
 The same policy with the same rules is measured in three settings:
 
-* *Full information* is `auto` as in the tables below.
+* *Full information*: `auto` sees when spot becomes available and unavailable in each market. The tables below use this setting.
 * *Launches only*: as in production, a job learns about spot only from its own launches that are granted or refused,
   from preemptions and from prices. After a refusal, a market is tried again after one minute. This time doubles with
   each refusal in a row, up to ten minutes.
@@ -156,7 +156,7 @@ def _single(rows: _Rows) -> Iterable[str]:
     for ratio in ("0.1", "0.7"):
         body.append(
             (
-                f"all cells, spot at {ratio}",
+                f"all cells, with spot at {ratio} of the on-demand price",
                 *_ratios([row for row in rows if row["ratio"] == ratio]),
             )
         )
@@ -197,12 +197,11 @@ def _single(rows: _Rows) -> Iterable[str]:
 def _several(rows: _Rows) -> Iterable[str]:
     yield "\n## Several markets, real prices, egress\n\n"
     yield (
-        "A 39.94-h job, overhead 0.2 h, a checkpoint of 50 GB whose copies between regions "
-        "are billed, recorded AWS V100 prices, "
-        "on-demand at $3.06. First, SkyNomad's five windows (us-east-1c, us-east-2b, "
-        "us-west-2a; deadline "
-        "59.91 h); the published means are optimum $37.37, SkyNomad $41.73, Uniform Progress with eager "
-        "failover $47.02.\n\n"
+        "A 39.94-h job, overhead 0.2 h, a checkpoint of 50 GB whose copies between regions are "
+        "billed, recorded AWS V100 prices, on-demand at $3.06. The first table is for the five "
+        "windows that SkyNomad's authors used (us-east-1c, us-east-2b, us-west-2a; deadline 59.91 "
+        "h). In these windows, SkyNomad's authors published these mean costs: $37.37 for the "
+        "optimum, $41.73 for SkyNomad, and $47.02 for Uniform Progress with eager failover.\n\n"
     )
     windows = [row for row in rows if row["kind"] == "skynomad"]
     starts = sorted({row["start_s"] for row in windows}, key=int)
@@ -407,7 +406,7 @@ def _left_out(rows: _Rows) -> Iterable[str]:
         "SpotHedge here",
         "steady",
         "seeds with a lower cost",
-        "seeds with a higher availability",
+        "random seeds with which `steady` has a higher availability than SpotHedge",
     )
     yield _table(heads, body)
 
@@ -433,10 +432,9 @@ def _preemptions(rows: _Rows) -> Iterable[str]:
     equal = "equal, bit for bit," if rows[0]["weights_equal"] == "True" else "not equal"
     yield (
         f"\n## The demo's training, preempted {len(rows)} times\n\nA real run on one machine "
-        "(`python "
-        f"benchmarks/ten_preemptions.py`): the final weights are {equal} to those of an undisturbed "
-        "run. "
-        f"The bill is {bill} micro-dollars; by the provider's records, the nodes cost {lives}.\n\n"
+        f"(`python benchmarks/ten_preemptions.py`): the final weights are {equal} to those of an "
+        f"undisturbed run. Cavvy's bill is {bill} micro-dollars. The cost that follows from the "
+        f"provider's records of the nodes is {lives} micro-dollars.\n\n"
     )
     heads = ("", "times", "most repeated steps", "mean")
     lengths = sorted(int(row["notice_s"]) for row in told) or [0]
