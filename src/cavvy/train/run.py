@@ -119,14 +119,16 @@ class Run:
     ) -> Any:
         """Build the model and place it on the ranks. Returns the user's own module.
 
-        Args: build: a function that creates the model. The function is called once, after random
-                generators are seeded. stages: for a pipeline, instead of `build`: functions that
-                create the consecutive parts of the model. blocks: a function that returns the
-                repeated parts of the model. These parts are sharded and recomputed one by one. By
-                default, the blocks are guessed. tensor_plan: how layers are split over tensor
-                ranks, for torch's `parallelize_module`. meta: build the model without memory and
-                initialize it with `reset_parameters` on the devices, for models larger than the
-                memory of this machine.
+        Args:
+            build: a function that creates the model. The function is called once, after random
+                generators are seeded.
+            stages: for a pipeline, instead of `build`: functions that create the consecutive parts
+                of the model.
+            blocks: a function that returns the repeated parts of the model. These parts are sharded
+                and recomputed one by one. By default, the blocks are guessed.
+            tensor_plan: how layers are split over tensor ranks, for torch's `parallelize_module`.
+            meta: build the model without memory and initialize it with `reset_parameters` on the
+                devices, for models larger than the memory of this machine.
         """
         if self._gradients is not None:
             raise RuntimeError(
