@@ -266,3 +266,18 @@ def test_what_is_launched_while_places_are_asked_is_used() -> None:
         assert await left(pool, LARGE) == 2
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_may_have_lost_its_jobs_launches_nothing() -> None:
+    async def scenario() -> None:
+        pool, farm, _ = make_places()
+        farm.answer.set()
+        farm.refuses = True
+        pool.may_launch = lambda: False
+        with pytest.raises(TryAgain, match="another server"):
+            await pool.launch(make_spec())  # the farm was not asked, so it did not refuse
+        pool.may_launch = lambda: True
+        with pytest.raises(NoCapacity):
+            await pool.launch(make_spec())
+
+    asyncio.run(scenario())

@@ -359,6 +359,7 @@ class ControlPlane:
         self.agents.notify_others = lambda gang: share.send(SignalKind.GANG, gang)
         self.pool.tell_expired = lambda: share.send(SignalKind.MARKET)
         self.pool.tell_accounts = lambda: share.send(SignalKind.ACCOUNTS)
+        self.pool.may_launch = lambda: share.valid
         others = share.on_signal
 
         def receive(signal: ServerSignal) -> None:

@@ -95,6 +95,8 @@ class ProviderPool:
         self._placed: dict[str, _Placed] = {}
         # tells the server that places jobs that its offers are outdated
         self.tell_expired: Callable[[], None] = lambda: None
+        # whether no other server can have taken over the jobs of this server
+        self.may_launch: Callable[[], bool] = lambda: True
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
         """Return the available offers, at most `age` old."""
@@ -171,7 +173,11 @@ class ProviderPool:
         self._freed = True
 
     async def launch(self, spec: GangSpec) -> None:
-        """See `Provider.launch`."""
+        """See `Provider.launch`. Raises TryAgain if another server can have taken over the job and
+        ended the gang, for example because the database answered late.
+        """
+        if not self.may_launch():
+            raise TryAgain("another server may have taken over this server's jobs")
         account = spec.offer.account
         mark = mark_account(spec.installation, spec.offer.credential)
         try:
