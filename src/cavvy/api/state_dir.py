@@ -186,8 +186,10 @@ class StateDir:
 
     def forget(self, *, served: bool = True) -> None:
         """Remove the files that exist only while a server runs. The lock is released when the
-        process ends. Only the socket is removed if another server owns the remaining files: this
-        process was not the server, or a server on another host has taken over."""
+        process ends. If another server owns the remaining files, only the socket is removed.
+        Another server owns them if this process was never the server, or if a server on another
+        host has taken over.
+        """
         server = read_server(self.path)
         mine = served and (server is None or server.host == host_name())
         files = [self.file("server.json"), self.file("server.beat")] if mine else []

@@ -129,7 +129,9 @@ class DeferredSink:
         self.exchange: Exchange | None = None
 
     def check(self, now: float) -> None:
-        """End the call if its response does not begin, or transfers no data for too long."""
+        """End the call if its response does not begin in time, or if no data of the response
+        arrives for too long.
+        """
         exchange = self.exchange
         if exchange is None or not exchange.is_taken():
             return

@@ -34,7 +34,8 @@ _TRIED = frozenset({*FIELDS, *PlanLimit})  # Any other reason is the name of a p
 
 class Rejection(Struct, frozen=True, kw_only=True):
     """A reason for rejecting offers (a constraint, a limit or a provider), and the number of offers
-    for which this reason came first.
+    that were rejected for this reason. An offer counts only under the first reason that applies to
+    it.
     """
 
     reason: str

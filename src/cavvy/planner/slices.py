@@ -12,8 +12,8 @@ from cavvy.domain.values import replace
 
 
 def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
-    """Return why the task's nodes do not use whole machines of the offer, or None if they do. A
-    machine, such as a slice of TPUs, may have several hosts.
+    """Return an objection if the task's number of nodes does not fill whole machines of the offer;
+    otherwise return None. A machine, such as a slice of TPUs, may have several hosts.
     """
     if task.nodes % offer.hosts == 0:
         return None

@@ -259,10 +259,10 @@ def _node_rate(
 
 def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
     """Return the rate that was measured on this machine type of this provider, or None if no rate
-    was measured. Batch systems offer parts of a node as one instance type. A key with a count, such
-    as "slurm/8xa100:2", is the rate of that many accelerators or, if the task uses no accelerators,
-    of that many vCPUs. On a shared host, a job gets only a part of the machine, so rates of whole
-    machine types do not apply.
+    was measured. Batch systems offer parts of a node as one instance type. A key may end with a
+    count. For example, the value of "slurm/8xa100:2" is the rate of 2 accelerators or, if the task
+    uses no accelerators, the rate of 2 vCPUs. On a shared host, a job gets only a part of the
+    machine, so rates of whole machine types do not apply.
     """
     if offer.shared:
         return None

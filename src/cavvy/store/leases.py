@@ -101,8 +101,8 @@ class LeaseTurn(Struct, frozen=True, kw_only=True):
     lost: Sequence[str] = ()
 
     def then(self, later: "LeaseTurn") -> "LeaseTurn":
-        """Return one turn that combines the changes of this turn and of a later turn. A lease is in
-        both `gained` and `lost` if it was lost and acquired again.
+        """Return one `LeaseTurn` that contains the changes of this turn and the changes of the turn
+        `later`. A lease is in both `gained` and `lost` if it was lost and acquired again.
         """
         return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 

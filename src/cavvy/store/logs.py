@@ -1,13 +1,13 @@
 """Stores the logs of ranks as files. Data is appended at a given offset. If a log exceeds its size
 limit, its first tenth and its newest part are kept.
 
-The file `ATTEMPT.RANK.log` contains the first bytes of a log. If the log grows beyond its first
-tenth or loses bytes, all later bytes are in segments, which are files `ATTEMPT.RANK.log.OFFSET`.
-Offsets count all bytes ever written, so the offset of a byte never changes. If bytes between two
-files are missing, they were dropped, and readers get a line that reports the gap. If the files of a
-project are encrypted, the segments of its logs have names that end with `.sealed`. All methods
-block on disk I/O. Files are not flushed with fsync: stored bytes are kept when this process ends,
-but the newest bytes can be lost in a system crash.
+The file `ATTEMPT.RANK.log` contains the first bytes of a log. If the log grows beyond one tenth of
+its size limit, or if bytes of it are missing, all later bytes are in segments, which are files
+`ATTEMPT.RANK.log.OFFSET`. Offsets count all bytes ever written, so the offset of a byte never
+changes. If bytes between two files are missing, they were dropped, and readers get a line that
+reports the gap. If the files of a project are encrypted, the segments of its logs have names that
+end with `.sealed`. All methods block on disk I/O. Files are not flushed with fsync: stored bytes
+are kept when this process ends, but the newest bytes can be lost in a system crash.
 """
 
 import errno

@@ -103,8 +103,8 @@ class SqlMeters:
         labels: Mapping[str, str],
     ) -> None:
         """Store the division of a bill among client keys, together with the division's ledger
-        entries. `labels` names keys. Raises StaleVersion if another server has already stored a
-        newer division of the bill.
+        entries. `labels` names keys. Raises StaleVersion if another server has already divided a
+        later state of the bill.
         """
         await self._write(lambda session: _divide(session, divided, postings, labels))
 

@@ -10,8 +10,8 @@ _RESERVE = 4 * 1024 * 1024  # bytes that SQLite and small files need when the se
 
 
 class StopNotes:
-    """Keeps stop requests for jobs in a file of fixed size. New requests overwrite the file's
-    bytes, so no free space is needed, and a later process can read the requests.
+    """Keeps stop requests for jobs in a file of fixed size. A new request is written over existing
+    bytes of the file, so it needs no free disk space. A later process can read the requests.
     """
 
     def __init__(self, path: Path) -> None:

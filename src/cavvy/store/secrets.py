@@ -55,7 +55,9 @@ class SecretSealer:
             ) from error
 
     def open(self, project: str, name: str, sealed: bytes) -> str:
-        """Do the same as `unseal` for values that are not users' secrets."""
+        """Decrypt a value of any kind. Unlike the errors of `unseal`, the errors of this method do
+        not refer to a user's secret.
+        """
         if sealed[:1] == _VERSION_1:
             return self._unseal_version_1(project, name, sealed)
         parts = _split(sealed)

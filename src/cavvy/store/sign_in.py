@@ -139,8 +139,8 @@ def _forget(session: DatabaseSession, now: datetime) -> None:
 
 
 def _delete_tokens(session: DatabaseSession, first: str, value: object) -> None:
-    """Delete the tokens whose IDs a query selects, and the tokens that were created with those
-    tokens.
+    """Delete the tokens whose IDs a query selects, and their descendants. A descendant is a token
+    that was created with another token.
     """
     session.run(f"DELETE FROM tokens WHERE id IN {family_of(first)}", (value,))
 

@@ -1,6 +1,6 @@
 """Stores simultaneous submissions in one transaction (PostgreSQL). While one transaction runs,
-further submissions gather for the next transaction. A group of submissions therefore shares about a
-dozen statements, and the locks on names and on the audit log are held less often.
+further submissions gather for the next transaction. The submissions of one transaction share about
+a dozen statements, and take the locks on names and on the audit log only once.
 """
 
 import asyncio

@@ -62,8 +62,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: Made) -> list[Any]:
-        """Create the tensors that `made` describes, and record the assumed size unless the input
-        has only one value. Returns [] if `made` is empty.
+        """Create the tensors that `made` describes. If the input has more than one value, also
+        record the size that is assumed for the result. Returns [] if `made` is empty.
         """
         if not made:
             return []

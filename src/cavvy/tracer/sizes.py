@@ -49,8 +49,8 @@ def find_largest(name: str, args: Any, kwargs: Any, routed: int, experts: int) -
 
 def _count_most(args: Any, count: int, experts: int) -> Made:
     """Return the largest possible result of `bincount`: one bin for each expert, or the requested
-    number of bins if that number is larger. If the number of experts is unknown and no number of
-    bins was requested, the result has one bin for each value.
+    number of bins if that number is larger. If the number of experts is unknown and the call
+    requests no number of bins, the result has as many bins as the input has values.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64

@@ -113,9 +113,10 @@ class StepWatch:
             self._called.add(module)
 
     def _train(self, module: torch.nn.Module) -> None:
-        """Handle the first forward pass that computes gradients. Earlier passes of another model,
-        such as a teacher, belong to the step. Earlier passes of the trained model do not belong to
-        the step, because these passes only evaluate the model or choose actions with it.
+        """Handle the first forward pass that computes gradients. The passes of another model, such
+        as a teacher, that ran before this pass belong to the step. Earlier passes of the trained
+        model do not belong to the step, because these passes only evaluate the model or choose
+        actions with it.
         """
         self._trains = True
         if self._model is None:

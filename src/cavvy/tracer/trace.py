@@ -123,8 +123,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.tape.storages[number].died = len(self.tape.events)
 
     def watch(self, model: torch.nn.Module, recurse: bool = True) -> None:
-        """Mark the storages of the parameters and buffers of the model, or of this module alone, to
-        distinguish these storages from tensors of the step.
+        """Mark the storages of the model's parameters and buffers, to distinguish these storages
+        from tensors of the step. If `recurse` is false, submodules are left out.
         """
         for each in model.parameters(recurse):
             self.see(each, "parameter")
@@ -257,7 +257,7 @@ def _list_fixed(tape: TraceTape) -> set[int]:
 
 
 def _list_raw_gradients(tape: TraceTape) -> set[int]:
-    """Return the storages that only casts and additions turn into gradients of parameters. A
+    """Return the storages from which casts and additions alone make the gradients of parameters. A
     storage that is more than twice as large as the result is left out, because the operation may
     sum over the batch.
     """

@@ -64,8 +64,9 @@ def find_known(tensor: Any) -> torch.Tensor | None:
 
 
 def guess_number(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Record the guess of a number that an operation computes from other numbers, some of which
-    are unknown. For example, `n + 5` is 6 if `n` is unknown, because an unknown number is 1.
+    """Record the guess of a number that an operation computes from other numbers, some of which are
+    unknown. An unknown number is guessed to be 1. For example, if `n` is unknown, the guess of `n +
+    5` is 6.
     """
     if not isinstance(out, torch.Tensor):
         return
@@ -193,8 +194,8 @@ def _read_all(data: Any) -> Any:
 def _pack(
     data: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Act like `_pack_padded_sequence`, whose result has one row for each time step of each
-    sequence. If the lengths are unknown, each sequence has the full length.
+    """Replace `_pack_padded_sequence`. The result has one row for each time step of each sequence.
+    If the lengths are unknown, each sequence has the full length.
     """
     steps = data.shape[1 if batch_first else 0]
     known = find_known(lengths)
@@ -226,8 +227,9 @@ def _ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Compute a loss that uses as much memory as the CTC loss, which stores a probability for each
-    sample, time step and state. There are 2 n + 1 states for n targets (Graves et al. 2006).
+    """Replace the CTC loss by a loss that uses the same amount of memory. The CTC loss stores a
+    probability for each sample, time step and state. There are 2 n + 1 states for n targets (Graves
+    et al. 2006).
     """
     log_probs = log_probs if log_probs.dim() == 3 else log_probs[:, None]
     steps, batch, _ = log_probs.shape

@@ -5,11 +5,11 @@ Busybox's downloader supports only SHA-1 signatures in the handshake, which Open
 security level 0. The server recognises Busybox's downloader by the first message, which contains an
 IP address as the server name. RFC 6066, section 3, forbids IP addresses as server names, and no
 other client sends an IP address as the server name. A connection of Busybox's downloader gets
-security level 0, and may download only files whose hash the node checks. If nodes know the server
-by a host name, every client sends that name, so the server cannot recognise Busybox's downloader.
-If nodes know the server by a host name, all connections get security level 0 and may use all
-routes. Agents and curl themselves refuse SHA-1 signatures, even on connections with security level
-0.
+security level 0, and may download only files whose hash the node checks. If nodes reach the server
+by a host name, every client sends this name in its first message, so the server cannot tell
+Busybox's downloader from other clients. If nodes know the server by a host name, all connections
+get security level 0 and may use all routes. Agents and curl themselves refuse SHA-1 signatures,
+even on connections with security level 0.
 """
 
 import ipaddress

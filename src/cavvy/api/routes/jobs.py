@@ -51,8 +51,8 @@ WaitQuery = Annotated[
 SessionQuery = Annotated[
     bool,
     Query(
-        description="If no unfinished job has this name, return the newest unfinished session of "
-        "the machine with this name."
+        description="If no unfinished job has this name, treat the name as the name of a machine, "
+        "and return the newest unfinished session on that machine."
     ),
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]

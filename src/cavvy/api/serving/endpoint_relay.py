@@ -78,8 +78,8 @@ class EndpointRelay:
             self._server.close()
 
     def _refuse(self) -> None:
-        """Stop listening. The gateway notices that the port is closed before it notices that the
-        answer was lost, so the gateway does not repeat the request on this port.
+        """Close the port first, and only then drop the connections. In this order, the gateway does
+        not repeat a lost request on this port.
         """
         if self._server is not None:
             self._server.close()

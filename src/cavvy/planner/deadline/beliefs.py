@@ -83,8 +83,8 @@ class MarketBeliefs:
 
 
 def _reverse(known: SpotQuote, seen_s: float, now_s: float) -> SpotQuote:
-    """Return the assumed quote of a market whose state is the opposite of the market's latest
-    observation.
+    """Return the quote of a market in which spot is assumed to have changed since the latest
+    observation, from available to unavailable or the reverse.
     """
     up, usd_hr, at_risk, since_s = known
     if since_s == UNSEEN:

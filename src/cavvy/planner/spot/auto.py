@@ -150,10 +150,10 @@ class AutoPolicy(MarketPolicy):
         return self._stay(view, min(trust, soonest if soonest > 0 else _LOOK_AGAIN_HR), _BRIEF)
 
     def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
-        """Return the number of additional hours for which spot must be available in this market
-        before a job on demand should change to spot, or 0 if the job should change now. The change
-        must also pay off: the expected saving on the remaining work must cover the cost of the
-        change and of the wait that may follow.
+        """Return how many more hours spot must stay available in this market before a job on demand
+        should change to spot. The result is 0 if the job should change now. The change must also
+        pay off: the expected saving on the remaining work must cover the cost of the change and of
+        the wait that may follow.
         """
         watch = self._watches[index]
         entry = self._overhead * (1 + cycle.price) + self._moves[view.market][index]

@@ -114,7 +114,9 @@ class SpellLengths:
         return self._seen
 
     def mean_beyond(self, age: float) -> float:
-        """Return the mean remaining length at this age, the same as `beyond(age).mean`."""
+        """Return the mean remaining length of a spell that has lasted `age` hours. The result
+        equals `beyond(age).mean`.
+        """
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):

@@ -356,8 +356,8 @@ class ContractHarness:
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
         """Return the gang's nodes without the time of the poll, so that tests can compare them. If
-        the infrastructure revises reported times, the start and end times of the nodes are also
-        omitted.
+        the infrastructure corrects reported times later, the start and end times of the nodes are
+        left out as well.
         """
         nodes = [replace(node, seen_at=None) for node in seen.nodes]
         if not self._revises:

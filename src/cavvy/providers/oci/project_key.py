@@ -36,7 +36,7 @@ def clean_key(text: str) -> str:
     taken: dict[str, str] = {}
     for name, form in _TAKEN.items():
         if not form.fullmatch(told.get(name, "")):
-            hint = " (the private key itself, on lines that begin with spaces)"
+            hint = " (which contains the private key itself, on lines that begin with spaces)"
             more = hint if name == "key_content" else ""
             raise KeyFileRefused(f"`{name}`{more} is missing, or is not valid for OCI")
         taken[name] = told[name].strip().replace("\n", "\n  ")

@@ -35,10 +35,10 @@ _OF_SERVERS = "_servers"  # in place of a project's name, for values that all se
 
 
 class FileKeyPlaces(Struct, frozen=True, kw_only=True):
-    """The locations of the keys that encrypt data keys. `common` applies to all projects without an
-    entry in `projects`: "" if their files are not encrypted, or SERVER_KEY for the key that also
-    encrypts secrets. `server` is the location of the key that encrypts secrets, or "" if that key
-    is in the state folder.
+    """The locations of the keys that encrypt data keys. `common` names the key for all projects
+    without an entry in `projects`. `common` is "" if the files of these projects are not encrypted,
+    and SERVER_KEY if these files use the key that encrypts secrets. `server` is the location of the
+    key that encrypts secrets, or "" if that key is in the state folder.
     """
 
     common: str = ""

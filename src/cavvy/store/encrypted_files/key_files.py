@@ -119,7 +119,7 @@ class KeyRows:
         return b64decode(row[0])
 
     def prepare(self, project: str) -> None:
-        """Do nothing, because rows need no preparation."""
+        """Do nothing. The keys are rows of a database table, and a table needs no preparation."""
 
     def create(self, project: str, name: str, sealed: bytes) -> None:
         sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT DO NOTHING'

@@ -1,8 +1,8 @@
 """Runs calls to storages in separate threads, with a time limit, so a storage that accepts a
-request and never responds does not block the server. Requests to working storages are delayed only
-while all threads wait for storages that do not respond. A request that is not answered within
-LIMIT_S seconds fails. The error says whether the storage did not answer, or whether all threads
-were busy.
+request and never responds does not block the server. A request to a storage that works is delayed
+only while every thread waits for other storages that do not respond. A request that is not answered
+within LIMIT_S seconds fails. The error says whether the storage did not answer, or whether all
+threads were busy.
 """
 
 import asyncio

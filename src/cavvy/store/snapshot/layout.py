@@ -6,8 +6,9 @@ location (`place`), so that the file stays small.
 Rows are numbered in the order of their names, so that offers with equal prices always have the same
 order. The table `shape` contains the number of offers of each instance type, for each purchase
 option. If a requirement limits neither location nor price, its offers can be counted without
-reading the table `offer`. In `offer`, the columns of the primary key come first and in the key's
-order; otherwise the integrity check of SQLite 3.40 would report existing values as missing.
+reading the table `offer`. In the table `offer`, the columns of the primary key come first, in the
+order of the key. In any other order, the integrity check of SQLite 3.40 would report existing
+values as missing.
 """
 
 from cavvy.domain.offers import Purchase

@@ -231,7 +231,9 @@ def walk(
 def replace_condition(
     filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
 ) -> tuple[ShapeCondition, ...]:
-    """Return the conditions of `filters`, with `old` replaced by a new condition."""
+    """Return the conditions in `filters`, where the condition `old` has the new SQL `sql` and the
+    new `values`.
+    """
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
         for condition in filters.conditions
@@ -338,8 +340,8 @@ def _conditions(need: ResourceSpec) -> Iterator[ShapeCondition]:
 
 
 def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
-    """Yield the condition on the network. If a row lacks the requested fabric, no distance from the
-    requirement is computed.
+    """Yield the condition on the network. If the task requests a fabric, Cavvy does not compute how
+    far a row is from the requirement.
     """
     speed = "COALESCE(shape.network_mbps, 0)"
     tests = [f"{speed} >= ?"] if need.min_mbps is not None else []

@@ -17,8 +17,8 @@ def run_again(world: RankWorld) -> None:
     failure. The connections to other ranks are closed. When the restarted program joins the process
     group, it waits for the other ranks.
 
-    Raises: SystemExit: torchrun did not start this process, or the script itself joined the process
-    group, which a process cannot join again.
+    Raises: SystemExit: torchrun did not start this process, or the script itself (not Cavvy) joined
+    the process group. A group that the script joined cannot be joined again.
     """
     if not world.can_join_again:
         leave()

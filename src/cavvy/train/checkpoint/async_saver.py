@@ -266,7 +266,9 @@ class AsyncSaver:
         self._measured()
 
     def count(self, seconds: float) -> None:
-        """Record a save that another library made while the training loop waited."""
+        """Record a save by another library. The training loop waited for the whole save, so
+        `seconds` counts as the loop's wait and as the save's duration.
+        """
         self._began = monotonic()
         self._price(seconds, seconds)
 

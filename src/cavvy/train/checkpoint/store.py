@@ -384,8 +384,8 @@ def _sum_facts(facts: Any) -> int:
 
 
 def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
-    """Add the names of a checkpoint's files to its facts. Only checkpoints of an earlier version of
-    Cavvy, which have no checksums, need this function.
+    """Write the names of a checkpoint's files into `facts`, the description of this checkpoint.
+    Only checkpoints of an earlier version of Cavvy, which have no checksums, need this function.
     """
     files = (name for name in sorted(names) if name != MARK and not name.endswith(".half"))
     facts[FILES] = dict.fromkeys(files)
