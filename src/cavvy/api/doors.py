@@ -4,9 +4,9 @@ handshake, the number of connections without a request, and the share of the eve
 
 The limits are needed because uvicorn limits neither the size of a header nor the time until the
 header is complete. Whenever data arrives, httptools copies all earlier parts of an unfinished
-header again, so a header of 64 MiB could block the only request thread for 30 s. 256 KiB of data
-can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS connection,
-further data is read and decrypted until the peer also closes the connection.
+header again. A header of 64 MiB could therefore block the thread that serves all requests for 30 s.
+256 KiB of data can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS
+connection, further data is read and decrypted until the peer also closes the connection.
 """
 
 import asyncio

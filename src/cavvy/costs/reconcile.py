@@ -313,8 +313,9 @@ def add_up_ledger(
 
 
 def _part(line: LedgerLine, kind: BilledKind, since: datetime, until: datetime) -> BilledSum:
-    """Return the part of an entry that is in a period. A charge that accrues at one moment is not
-    divided."""
+    """Return the part of an entry that is in a period. If `since` equals `until`, the charge
+    belongs to a single moment, and the whole entry is returned.
+    """
     entry = line.entry
     us, micros = entry.quantity, entry.amount.micros
     if since < until:
@@ -457,8 +458,9 @@ def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
 
 
 def _rounding(billed: BilledSum, charged: BilledSum) -> Decimal:
-    """Return the largest difference that rounding can cause. Each line of the bill adds half a unit
-    of the last decimal place, and each entry of the ledger adds the ledger's own rounding.
+    """Return the largest difference that rounding can cause. The result is a sum: half a unit of
+    the last decimal place for each line of the bill, and the ledger's own rounding for each entry
+    of the ledger.
     """
     half = Decimal(10) ** -max(2, billed.decimals) / 2
     return half * billed.count + _OWN_ROUNDING * charged.count

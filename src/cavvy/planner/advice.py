@@ -311,8 +311,9 @@ def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the cheapest accelerator of the same vendor whose memory is sufficient for the run's
-    peak memory use. If g is the part of the time in which the GPU computes and r the ratio of the
-    peak rates, the run takes 1 - g + g/r times as long.
+    peak memory use. On a different accelerator, the run's time is multiplied by 1 - g + g/r. Here g
+    is the share of the time in which the GPU computes, and r is the accelerator's peak rate divided
+    by the present peak rate.
     """
     known = run.gpu_percent is not None and run.gpu_memory_peak_mib is not None
     if not known or not _is_long(run) or _is_idle(run) or _is_starved(run):

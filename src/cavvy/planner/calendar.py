@@ -159,8 +159,9 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
 
 
 def _second(local: datetime, zone: tzinfo) -> datetime | None:
-    """Return the second occurrence of this local time in UTC, or None if the time occurs only
-    once."""
+    """Return the second moment, in UTC, at which clocks show this local time. Return None if clocks
+    show it only once; they show it twice when daylight saving time ends.
+    """
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
     shown = second.astimezone(zone).replace(tzinfo=None)

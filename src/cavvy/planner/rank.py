@@ -178,8 +178,8 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """Return each limit that is the first broken limit of at least one offer. The limits are in
-        the order of `PlanLimit`.
+        """Return the limits that reject offers, in the order of `PlanLimit`. Each offer counts only
+        for the first limit that it breaks.
         """
         return [which for which in PlanLimit if which in self.nearest]
 

@@ -126,7 +126,7 @@ def revoke_token(
 
 def family_of(first: str) -> str:
     """Return a query, in parentheses, for the IDs of the tokens that the query `first` selects, and
-    of all tokens that were created with them.
+    of their descendants. A descendant is a token that was created with another token.
     """
     return (
         f"(WITH RECURSIVE family (id) AS ({first} UNION SELECT t.id FROM tokens t "

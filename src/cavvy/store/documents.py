@@ -106,9 +106,9 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """Return the node as a later read from the database returns it: with the next version, and only
-    with values that the database can store. JSON has no NaN or infinity, so such values become text
-    in `progress` and are dropped from `telemetry`.
+    """Return the node in the form in which the database will return it. The version is one higher,
+    and values that the database cannot store are replaced. JSON has no NaN or infinity, so such
+    values become text in `progress` and are dropped from `telemetry`.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):

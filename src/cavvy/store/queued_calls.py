@@ -52,8 +52,8 @@ class SqlQueuedCalls:
         self, calls: Sequence[tuple[QueuedCall, bytes]], once: QueuedCall | None = None
     ) -> Sequence[str]:
         """Store each call whose ID is new in its service, with the body of its request. Return the
-        IDs of the stored calls. The row `once` is stored together with the calls; if `once` was
-        stored before, the method stores nothing.
+        IDs of the stored calls. If `once` is not None, the method stores this row together with the
+        calls. If the row `once` exists already, the method stores nothing at all.
         """
 
         def add(session: DatabaseSession) -> Sequence[str]:

@@ -1,9 +1,9 @@
 """Reports the first rank that fails to all ranks and to Cavvy's agent, and ends ranks that would
 otherwise wait for the failed rank.
 
-The ranks share the first failure through the rendezvous store. Without the rendezvous store, a
-collective could only report that a connection was closed, and some collectives report this only
-after minutes.
+The ranks share the first failure through the rendezvous store. Without the store, a rank would see
+only that a collective operation lost its connection. Some collective operations report a lost
+connection only after minutes.
 """
 
 import atexit

@@ -103,7 +103,9 @@ def _without_zero(weight: Any, inputs: Any, outputs: Any) -> Any:
 
 
 def _walk(node: Any, depth: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the nodes of a loss that are means, each with its denominator."""
+    """Yield each node of the loss's graph that computes a mean, together with the mean's
+    denominator.
+    """
     if node is None or depth > DEEPEST:
         return
     kind = node.name().partition("Backward")[0]

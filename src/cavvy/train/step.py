@@ -167,8 +167,8 @@ class StepGradients:
             parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def skip(self, number: int) -> None:
-        """Exchange values for a batch that this rank does not use, so that ranks that use the batch
-        do not wait.
+        """Take part in the exchange of values for a batch that this rank does not use, so that the
+        other ranks do not wait for this rank.
 
         Raises: RanksDiverged: other ranks use the batch.
         """
@@ -179,8 +179,8 @@ class StepGradients:
 
     def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:
         """Exchange the facts of a step between the ranks. Set `said` to the request that any rank
-        made: an exit outranks a save. Returns whether a rank failed, and whether the weight of a
-        loss differs from its number of samples.
+        made: an exit outranks a save. Returns whether a rank failed, and whether any loss has a
+        weight that differs from the number of samples.
 
         Parameters that are trained from this step on are added to the reducer.
 

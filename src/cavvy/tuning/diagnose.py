@@ -219,9 +219,8 @@ class Diagnoser:
         others = median_low(waits)
         if waits[late] - others > ALONE * lost.median:
             evidence = (
-                f"rank {late} waits {waits[late] * 1e3:.1f} ms a step for its data, the median "
-                "rank "
-                f"{others * 1e3:.1f}; {evidence}"
+                f"rank {late} waits {waits[late] * 1e3:.1f} ms a step for its data, but the median "
+                f"rank waits {others * 1e3:.1f} ms; {evidence}"
             )
             self._add("straggler rank", lost, evidence, f"check the disk and CPUs of rank {late}")
             return
@@ -421,8 +420,8 @@ class Diagnoser:
     def _seen_between(self, kind: str) -> float:
         """Return the seconds per step that the script spends on this kind of work between the parts
         of its steps. If the work occurs in each step, the result is the time on the rank with the
-        least work, because more work on another rank is reported as a slow rank. If the work occurs
-        only in some steps, the result is the time on the rank with the most work.
+        least of this work. Additional time on other ranks is reported as a slow rank instead. If
+        the work occurs only in some steps, the result is the time on the rank with the most work.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -459,8 +458,8 @@ class Diagnoser:
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
 
     def _line(self, kind: str) -> tuple[str, float]:
-        """Return the user's line that was sampled most often during this kind of work, and its
-        share of all time.
+        """Return the user's line that was sampled most often during work of the kind `kind`, and
+        the share of all time in which this line ran.
         """
         found: dict[str, float] = {}
         windows = [*self._windows["own"], *self._windows.get("own seldom", [])]
@@ -478,7 +477,9 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return the factor that scales the gain of fewer passes to the gain of a single pass."""
+        """Return the factor that converts the gain measured with fewer passes into the gain of a
+        single pass.
+        """
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property

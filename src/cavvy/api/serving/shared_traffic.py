@@ -47,8 +47,8 @@ class SharedTraffic:
         self, service: StoredService, mine: GatewayCount | None
     ) -> ServiceTraffic | None:
         """Return the traffic of all gateways whose server is alive, or None if no gateway has
-        reported traffic. The traffic is `whole` if all gateways have this version of the service.
-        Raises StoreError.
+        reported traffic. The field `whole` of the result is true if every gateway already serves
+        this version of the service. Raises StoreError.
         """
         alive = {each.id for each in self._share.servers} - {self._share.me.id}
         known = {} if mine is None else {self._share.me.id: mine}

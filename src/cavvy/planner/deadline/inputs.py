@@ -340,7 +340,9 @@ def _again(task: TaskSpec, reference: timedelta) -> timedelta:
 
 
 def is_about_as_cheap(task: TaskSpec, offer: Offer, other: Offer) -> bool:
-    """Return whether the whole work costs less on `offer` than on `other`, or about the same."""
+    """Return whether the cost of the whole work on `offer` is at most `ABOUT` times the cost on
+    `other`.
+    """
     lengths = run_time_on(task, offer), run_time_on(task, other)
     one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
     two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour

@@ -33,8 +33,8 @@ _SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatt
 
 class ModelKind(StrEnum):
     """The kinds of models whose steps were measured. Transformers and residual networks were
-    measured on an H200. Convolutional networks for images other than residual networks were
-    measured only on an RTX 3090.
+    measured on an H200. Networks for images that use convolutions but are not residual networks
+    were measured only on an RTX 3090.
     """
 
     TRANSFORMER = "transformers"

@@ -238,8 +238,8 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
 
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
-    """Return how many seconds longer a kernel takes because the step does not use channels-last
-    memory or fused attention.
+    """Return how many seconds a kernel would save if the step used channels-last memory or fused
+    attention.
     """
     constants = setting.constants
     bandwidth = bandwidth_of(setting.device, constants)

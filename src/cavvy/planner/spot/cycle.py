@@ -9,9 +9,8 @@ an hour and uses no slack. Compared with it:
 * an idle hour costs `price`, because it uses up slack;
 * a launch that takes d hours costs d (1 + price).
 
-A spell is a period with spot or a period without spot. At a given price of slack, the decisions in
-one spell do not depend on the other spells, so the best thresholds follow from the lengths of
-spells alone:
+A spell is a period with spot or a period without spot. If the price of slack is fixed, each spell
+can be decided by itself, and the best thresholds depend only on the lengths of the spells:
 
 * When spot becomes unavailable, idle for at most `patience` hours and then run on demand. The best
   `patience` solves the ski-rental problem (rent again, or buy) with known probabilities of the

@@ -122,8 +122,8 @@ class JoinProvider:
         await self._fleet.remove(name)
 
     async def changed(self) -> str:
-        """See `SignalsChanges.changed`. Every server calls this method in a loop, so the method
-        also measures how long machines have been silent.
+        """See `SignalsChanges.changed`. Every server calls this method continuously, so the silence
+        of machines is also measured here.
         """
         clock = asyncio.get_running_loop().time
         while True:

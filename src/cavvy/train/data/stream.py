@@ -46,8 +46,9 @@ class Batch:
     number: int = 0
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """Split the batch into `count` parts, each with its number of samples. A part whose number
-        of samples is 0 still contains one sample, so that the rank can run a pass on this part.
+        """Split the batch into `count` parts, and return each part together with its number of
+        samples. A part without samples gets one sample as a placeholder, and its number of samples
+        stays 0, so that the rank can run a pass on the part.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -58,7 +59,7 @@ class Batch:
         ]
 
     def check(self) -> None:
-        """Check that the batch can be split.
+        """Check that the batch can be split into parts with fewer samples.
 
         Raises: ValueError: the batch contains a value whose samples are unknown.
         """
@@ -167,7 +168,9 @@ class Data:
         self.position = position
 
     def use(self) -> None:
-        """Count the samples that were read: a step has used them."""
+        """Advance the position past the samples that were read, because a step has used these
+        samples.
+        """
         self.position, self.ahead = self.position + self.ahead, 0
 
     def indices(self, positions: range) -> Any:

@@ -44,9 +44,9 @@ class GradientBucket:
             torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
 
     def store(self) -> None:
-        """Copy the sums from the buffer to the gradients. A parameter that only other ranks used
-        also gets a gradient on this rank; otherwise the ranks would update the parameter
-        differently.
+        """Copy the sums from the buffer to the gradients. If only other ranks used a parameter,
+        this rank still gets a gradient for the parameter. Otherwise the ranks would update the
+        parameter differently.
         """
         if any(p.grad is None for p in self.parameters):
             for p, used in zip(self.parameters, self.used.tolist(), strict=True):

@@ -86,17 +86,18 @@ class ReplicaCheck:
         name, ranks = first[0] or ("a parameter", [])
         raise RanksDiverged(
             f"rank {' and '.join(map(str, ranks))}: the copy of parameter {name!r} differs from "
-            f"the other ranks ({len(odd)} of {len(named)} parameters differ). Every rank "
-            "must update its model equally: calls of run.step, the learning rate and changes of "
+            f"the other ranks ({len(odd)} of {len(named)} parameters differ). Every rank must "
+            "update its model equally: calls of run.step, the learning rate and changes of "
             "parameters must not depend on the rank or on the rank's share of the batch. "
-            "run.accumulate returns the same loss on all ranks. Saved checkpoints are not affected"
+            "run.accumulate returns the same loss on all ranks. The checkpoints that were saved "
+            "before are still correct"
         )
 
 
 def are_equal(maxima: Sequence[int]) -> bool:
-    """Return whether all ranks passed the same facts. `maxima` contains a pair for each fact: the
-    fact's maximum over all ranks, and the maximum of the fact's complement, which is the complement
-    of the minimum.
+    """Return whether all ranks passed the same facts. For each fact, `maxima` contains two numbers:
+    the highest value on any rank, and the highest value of the inverted bits (~fact), from which
+    the lowest value follows.
     """
     return all(high == ~low for high, low in zip(maxima[::2], maxima[1::2], strict=True))
 

@@ -98,8 +98,8 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
     `Module.compile` compiles the first function that does not belong to torch. The forward method
     of an `nn.Sequential` belongs to torch, so `Module.compile` would compile each member of the
-    `nn.Sequential` separately. Equal parts of the model share one compiled graph. The limit on the
-    number of graphs is high enough for a model without equal parts.
+    `nn.Sequential` separately. Equal parts of the model share one compiled graph. `RECOMPILE_LIMIT`
+    is multiplied by the number of parts, so each part can have its own graph if no parts are equal.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)

@@ -16,12 +16,11 @@ PRICE = "CAVVY_PRICE_USD_HR"
 class Meter:
     """Sums up steps until `read` is called.
 
-    Args:
-        samples: samples of one epoch, or 0 if unknown.
-        price: dollars per hour for all devices; by default from the variable PRICE.
-        flops: FLOPs of the forward and backward pass for one sample. If set, the meter also reports
-            the MFU, the share of the peak that the run uses.
-        peaks: peak FLOP/s of one device, by a part of the device's name, such as {"H200": 989e12}.
+    Args: samples: samples of one epoch, or 0 if unknown. price: dollars per hour for all devices;
+        by default from the variable PRICE. flops: FLOPs of the forward and backward pass for one
+        sample. If `flops` is set, the meter also reports the MFU: the share of the device's peak
+        FLOP/s that the run achieves. peaks: peak FLOP/s of one device, by a part of the device's
+        name, such as {"H200": 989e12}.
     """
 
     def __init__(

@@ -468,8 +468,8 @@ class HostSupervisor:
         return min(pauses, default=None)
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
-        """Return a list with the seconds until the next poll of the gang. The list is empty if an
-        event, such as an agent's exit, will wake the supervisor without a poll.
+        """Return a list with the seconds until the next poll of the gang. The list is empty if no
+        poll is needed, because an event such as an agent's exit will wake the supervisor.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(
