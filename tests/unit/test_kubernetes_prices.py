@@ -222,5 +222,5 @@ def test_a_missing_plugin_is_named_with_how_to_install_it(
     login = KubeLogin(context, tmp_path, lambda: NOW)
     with pytest.raises(Refused, match=hint) as caught:
         asyncio.run(login.proof())
-    missing = "which context x needs to log in, is not installed on the server's machine"
-    assert f"{command}, {missing}" in str(caught.value)
+    missing = "is not installed on the server's machine, and context x needs this command to log in"
+    assert f"{command} {missing}" in str(caught.value)

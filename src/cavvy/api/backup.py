@@ -121,8 +121,8 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
                 "key-missing",
                 f"the folder {root} has no {name}, and a server that is restored without this file "
                 "cannot work",
-                "use the settings of the server, in particular server.files and "
-                "secrets.key, or restore the key",
+                "run this command with the same settings as the server (above all server.files "
+                "and secrets.key), or restore the missing file",
             )
 
 

@@ -115,7 +115,9 @@ def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def list_bases(rows: Iterable[tuple[Mapping[str, str], int]]) -> list[DiscountBase]:
-    """Return the charges of attempts, built from the sums of charges by subject and account."""
+    """Return a `DiscountBase` for each row. A row contains the sum of the charges of one subject
+    (an attempt) under one account.
+    """
     return [
         DiscountBase(
             subject=groups["subject"],

@@ -224,8 +224,8 @@ class BillSummary:
     def name_gangs(
         self, cells: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
     ) -> dict[CellKey, BilledSum]:
-        """Return the sums, keyed by the name of the gang or of the group of disks. A sum whose gang
-        is unknown keeps the name of the resource.
+        """Return the sums, keyed by the name of the gang or of the group of disks. If the gang of a
+        resource is unknown, the sum is kept under the name of the resource.
         """
         found: dict[CellKey, BilledSum] = {}
         for key, each in cells.items():

@@ -190,8 +190,8 @@ class Exchange:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether the request is bound: some replicas are not permitted to serve the
-        request, and later requests may start before it.
+        """Return whether the request is bound, which means that some replicas must not serve it.
+        Later requests may start before a bound request.
         """
         return self.avoid is not None or bool(self.places)
 

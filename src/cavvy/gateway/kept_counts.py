@@ -6,11 +6,11 @@ counts under the same epoch, so the counts of an epoch only grow. After a restar
 the file may lack counts that were already reported. All counts start at 0 under a new epoch after a
 restart of the machine, unless the last gateway ended in an orderly way.
 
-The file has slots of 256 bytes. The first slot is the header: the format, the epoch and,
-only while a gateway uses the file, the machine's boot ID. Each slot after the header contains two
-numbers of 8 bytes, the length of a name, and the name. The first number is the number of requests,
-and the second number is their share of the replica's time in microseconds. The name consists of the
-service, the replica and the client's key. A length of 0 marks a free slot.
+The file has slots of 256 bytes. The first slot is the header: the format, the epoch and, only while
+a gateway uses the file, the machine's boot ID. Each slot after the header contains two numbers of 8
+bytes, the length of a name, and the name. In a slot, the first number counts requests, and the
+second number is the part of the replica's time, in microseconds, that these requests used. The name
+consists of the service, the replica and the client's key. A length of 0 marks a free slot.
 """
 
 import fcntl

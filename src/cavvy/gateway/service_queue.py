@@ -132,8 +132,8 @@ class ServiceQueue:
     def list_credentials(self, head: RequestHead) -> bytes:
         """Return the header fields that contain the client's credentials and are passed on to the
         replica. The fields are not passed on if the service has keys, because the fields could
-        contain these keys. A key of another service is never passed on. A request that was routed
-        by its model can contain the key of another service.
+        contain these keys. A key of another service is never passed on. If the gateway chose this
+        service by the request's model, the client may have sent the key of a different service.
         """
         fields = b""
         if not self.keys:

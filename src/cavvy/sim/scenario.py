@@ -66,9 +66,9 @@ class ServerCrash(Struct, frozen=True, kw_only=True):
 
 
 class SimScenario(Struct, frozen=True, kw_only=True):
-    """One scenario. Writes to the store are numbered from 1. `stale` lists the numbers of the
-    writes that fail because of a concurrent write, and `broken` those that fail because the disk is
-    full.
+    """One scenario. Writes to the store are numbered from 1. `stale` and `broken` contain the
+    numbers of writes that fail. A write in `stale` fails because of a concurrent write, and a write
+    in `broken` fails because the disk is full.
     """
 
     submissions: tuple[SimSubmission, ...]

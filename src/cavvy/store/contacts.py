@@ -1,6 +1,6 @@
-"""Exchanges facts about agents between the servers of one PostgreSQL database: when an agent sent
-its last request, when the agent last requested work, and until when the budget pays. An agent may
-be connected to a server that does not reconcile the agent's job.
+"""Exchanges facts about agents between the servers of one PostgreSQL database: the time of an
+agent's last request, the time of its last request for work, and the time until which the budget
+suffices. An agent may be connected to a server that does not reconcile the agent's job.
 """
 
 from collections.abc import Sequence

@@ -241,8 +241,8 @@ class KeyRing:
 
 
 def _find_kms(place: str) -> AwsKmsKey | None:
-    """Check the text for the location of a key, and return the key if it is in AWS KMS. Raises
-    KeyPlaceInvalid.
+    """Check that `place` is "" or a valid location of a key. Return the key if the location is in
+    AWS KMS, and None otherwise. Raises KeyPlaceInvalid.
     """
     kind, colon, where = place.partition(":")
     if place and (not colon or not where or kind not in ("file", "env", "aws-kms")):

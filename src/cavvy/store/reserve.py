@@ -30,8 +30,9 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all stop requests. If the write fails, the requests are lost when the process
-        ends."""
+        """Replace all stop requests in the file. If the file cannot be written, the new requests
+        exist only in memory and are lost when the process ends.
+        """
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):

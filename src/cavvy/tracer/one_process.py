@@ -87,8 +87,9 @@ def torchrun_environment() -> AbstractContextManager[Any]:
 
 @contextmanager
 def watch_rank_variables(missed: set[str]) -> Iterator[None]:
-    """Add each unset variable of torchrun that the user's own code reads to `missed`. A variable
-    that only a library reads is not added, because libraries also work without these variables.
+    """Record in `missed` each variable of torchrun that the user's own code reads although the
+    variable is not set. A variable that only a library reads is not added, because libraries also
+    work without these variables.
     """
     kind = type(os.environ)
     before = kind.__getitem__
@@ -107,8 +108,8 @@ def watch_rank_variables(missed: set[str]) -> Iterator[None]:
 
 class _Mixed(torch.nn.Module):
     """A stand-in for a model that is wrapped in fully sharded data parallelism (FSDP). If
-    `use_policy` was called with FSDP's mixed precision, the model computes in the policy's
-    parameter type through autocast.
+    `use_policy` has received FSDP's mixed precision, the model runs under autocast with the
+    parameter type of this mixed precision.
     """
 
     _dtype: torch.dtype | None = None

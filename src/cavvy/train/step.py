@@ -32,8 +32,9 @@ class StepGradients:
     on how the batch is split.
 
     The loss of n samples is weighted by n / global batch. If the loss is a mean over items that are
-    not samples, such as tokens, the loss is weighted by the number of items. Therefore
-    micro-batches and shares of different sizes add up to the mean over the global batch.
+    not samples, such as tokens, the loss is weighted by the number of items. With these weights,
+    the gradients of all parts add up to the gradient of the mean over the global batch, even if
+    micro-batches or the ranks' shares have different sizes.
     """
 
     def __init__(

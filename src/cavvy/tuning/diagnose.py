@@ -181,7 +181,7 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps. A group has one step for each batch that a loader prepares in parallel.
+        groups of steps. A group contains as many steps as a loader prepares batches in parallel.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))

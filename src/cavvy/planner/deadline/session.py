@@ -40,8 +40,8 @@ class PolicySession:
 
     def show(self, at_s: float, quotes: tuple[SpotQuote, ...]) -> None:
         """Record the true quotes of all markets, for simulations in which the job knows everything.
-        The quotes are valid until the next call. A simulation that calls `show` does not call
-        `observe`.
+        The quotes are valid until the next call. A simulation calls either `show` or `observe`, but
+        never both.
         """
         self._policy.learn(at_s, quotes)
         self._shown = quotes

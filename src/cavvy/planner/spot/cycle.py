@@ -1,9 +1,9 @@
 """Computes how much spot in one market is worth, if an hour of slack has a given price. Also finds
 the price at which the job uses up its slack just before the deadline.
 
-The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
-demand is the reference and has the value 0: a gang on demand does an hour of work for the price of
-an hour and uses no slack. Compared with it:
+The unit of money is the price of an hour on demand, and the unit of time is an hour. A gang that
+runs on demand has the value 0: it does an hour of work for the price of an hour on demand, and uses
+up no slack. Compared with running on demand:
 
 * an hour of spot gains 1 - s, where s is the spot price divided by the on-demand price;
 * an idle hour costs `price`, because it uses up slack;

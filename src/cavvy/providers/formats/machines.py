@@ -34,8 +34,9 @@ def choose_machine(
     is_supported: Callable[[str], bool],
 ) -> Machine:
     """Return a cloud's cheapest instance type that fits the task and that the service supports.
-    Types are compared by the cloud's prices, which are proportional to the service's prices. If the
-    task names an instance type, that type is used. Raises Refused.
+    Types are compared by the prices of the cloud's machines, because the service's prices are
+    proportional to these prices. If the task names an instance type, that type is used. Raises
+    Refused.
     """
     need = task.resources
     found = [

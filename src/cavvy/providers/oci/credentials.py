@@ -137,7 +137,9 @@ def _read_key(told: Mapping[str, str]) -> rsa.RSAPrivateKey:
 
 
 def _why(error: Exception) -> str:
-    """Return the cause of the error, without the lines of the file that the error may quote."""
+    """Return the cause of the error, but no text from the file, because the error may quote lines
+    of the file.
+    """
     return str(error.strerror) if isinstance(error, OSError) else type(error).__name__
 
 

@@ -2,7 +2,7 @@
 user's credentials.
 
 A source is a module that defines `SOURCE: PriceSource`. A provider names its source in
-`Manifest.prices`. The modules of this package are sources for clouds for which Cavvy has no
+`Manifest.prices`. The modules of this package read the prices of clouds for which Cavvy has no
 provider.
 
 * PriceError       the prices cannot be read now; the message gives the reason and the remedy

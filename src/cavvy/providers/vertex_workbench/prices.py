@@ -93,8 +93,9 @@ def list_unpriced(known: Sequence[Offer], fees: Fees) -> Sequence[str]:
 
 
 def find_gpu(offer: Offer) -> str | None:
-    """Return the accelerator type of an offer in the API, or None if the offer has no GPU or a GPU
-    without a type."""
+    """Return the name of the offer's accelerator type in the Notebooks API. Return None if the
+    offer has no GPU, or if the API has no type for the offer's GPU.
+    """
     if offer.accelerator is None:
         return None
     found = find_accelerator(offer.instance_type, offer.accelerator, offer.accelerator_memory_mib)

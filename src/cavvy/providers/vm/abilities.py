@@ -30,9 +30,10 @@ def make_manifest(
     disks with the machine. `machine` is the cloud's word for a machine, with an article, such as
     "an instance". `deletion` is the cloud's page about the objects that are deleted with a machine.
     `docs` is the address of the provider's guide, by default `docs/guides/NAME.md`. `of_projects`
-    names the settings with which a project uses its own account (`Manifest.project_settings`).
-    Among the settings for a project's own account, only `key_file` is a credential; this file
-    contains only keys. If `of_projects` is (), projects cannot have their own accounts.
+    lists the settings that a project can set in order to use its own account
+    (`Manifest.project_settings`). Among the settings for a project's own account, only `key_file`
+    is a credential; this file contains only keys. If `of_projects` is (), projects cannot have
+    their own accounts.
     """
     results = (
         f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "

@@ -290,8 +290,9 @@ class _CheckedHttps(urllib.request.HTTPSHandler):
 def make_opener(
     redirects: type[urllib.request.HTTPRedirectHandler], answer_s: float = _ANSWER_S
 ) -> OpenerDirector:
-    """Return an opener for users' URLs that connects only to allowed addresses. An answer that is
-    not complete after `answer_s` seconds raises TimeoutError, so that no server can keep a thread.
+    """Return an opener for users' URLs that connects only to allowed addresses. If an answer is not
+    complete after `answer_s` seconds, TimeoutError is raised, so that a slow server cannot occupy a
+    thread forever.
     """
     return urllib.request.build_opener(redirects, _CheckedHttp(answer_s), _CheckedHttps(answer_s))
 

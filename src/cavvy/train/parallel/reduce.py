@@ -56,8 +56,8 @@ class GradientBucket:
             torch._foreach_copy_([grad for _, grad in pairs], [view for view, _ in pairs])
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """Yield, for each parameter that has a gradient, the parameter's part of the buffer and the
-        gradient.
+        """Return one pair for each parameter that has a gradient: the parameter's part of the
+        buffer, and the gradient.
         """
         return [
             (view, local(p.grad))

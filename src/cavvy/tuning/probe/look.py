@@ -225,7 +225,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 def find_own_line(frame: Any) -> str:
     """Return the line of the user's code that is running or has called the running function.
-    Returns "" if PyTorch or cavvy.train is running, or if gradients are being summed.
+    Returns "" if the running code belongs to PyTorch or cavvy.train, or sums gradients over the
+    ranks.
     """
     found = ""
     while frame is not None:

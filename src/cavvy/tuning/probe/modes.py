@@ -96,8 +96,8 @@ class WindowModes:
             yield
 
     def _list_patches(self) -> list[tuple[Any, str, Any]]:
-        """Return the patches that implement the modes. Each patch has an object, the name of its
-        attribute, and the replacement.
+        """Return the patches that implement the modes. Each patch is a tuple of an object, the name
+        of the attribute to replace, and the replacement.
         """
         modes, read, move, forward = self, Data.read, stream.move, StepGradients.forward
 

@@ -76,8 +76,9 @@ class LockBusy(Exception):
 
 
 class HostSupervisor:
-    """Serves one connection. The supervisor stores all state on disk. The object's attributes only
-    cache the state, so that changes are noticed and reported immediately.
+    """Serves one connection. The supervisor stores all state on disk. The object's attributes are
+    only a copy of this state in memory, which serves to notice changes and to report them
+    immediately.
     """
 
     def __init__(self, root: str) -> None:

@@ -421,7 +421,7 @@ def _explain(plugin: ExecPlugin, context: KubeContext, error: OSError) -> str:
     missing = isinstance(error, FileNotFoundError)
     problem = "is not installed on the server's machine" if missing else f"fails: {error}"
     hint = (plugin.install_hint or _INSTALL.get(Path(plugin.command).name, "")).strip()
-    told = f"{plugin.command}, which context {context.name} needs to log in, {problem}"
+    told = f"{plugin.command} {problem}, and context {context.name} needs this command to log in"
     return f"{told}; {hint}" if hint else told
 
 
