@@ -228,8 +228,8 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
     every = [value for values in off.values() for value in values]
     say("")
     say(
-        f"All {len(every)} rows: median {_median(every):.1%} off (bar: 15 %). Half of the "
-        "accelerators are within "
+        f"The median error of all {len(every)} rows is {_median(every):.1%}; it must be at most 15 "
+        "%. For half of the accelerators, the median error is at most "
         f"{statistics.median(_median(values) for values in off.values()):.0%}."
     )
     say(

@@ -246,8 +246,9 @@ _HELD_OUT = """
 The policy was tuned on February 2023 only. These {jobs} jobs ran in AWS V100 zones of April (four zones for 177 h) and
 August 2023 (three zones for 305 to 428 h), with spot at 0.3 of the on-demand price
 (`python benchmarks/policies.py held-out`). The price of knowledge is the total cost with margins divided by the total
-cost with full information; the bar is 1.03. The range of this price is two standard errors for independent jobs. Windows overlap:
-the April record is long enough for only three separate windows, so the true range is wider than the range shown.
+cost with full information; the bar is 1.03. The range of this price is two standard errors for independent jobs. The windows of
+the jobs overlap in time, because the record of April is long enough for only three windows without overlap. Jobs in overlapping
+windows are not independent, so the true range is wider than the range shown.
 
 """
 _TABLES = {

@@ -98,9 +98,9 @@ class LogSpool:
         return self._read(position, skip + offset, length)
 
     def acknowledge(self, wanted: int) -> None:
-        """Delete the output before the position `wanted`; the server still needs the output from
-        this position on. `wanted` may be lower than in the previous call if the bytes from `wanted`
-        on are still stored.
+        """Delete the output before the position `wanted`, which is the position of the first byte
+        that the server still needs. `wanted` may be lower than in the previous call if the bytes
+        from `wanted` on are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:

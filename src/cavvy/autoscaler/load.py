@@ -17,8 +17,8 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     """Counts arrivals in steps of equal length, to compute how uneven the arrivals are.
 
     `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is a
-    sum over `steps` earlier steps, in which older steps have less weight. Each step adds the
-    squared difference between its arrivals and the expected arrivals, divided by the expected
+    sum over `steps` earlier steps, in which older steps have less weight. Each step adds (a - e)^2
+    / e to this sum, where a is the number of arrivals in the step and e is the number of expected
     arrivals.
     """
 

@@ -60,7 +60,7 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
 
     @property
     def way_in(self) -> str:
-        """The change of the settings that enables the provider."""
+        """A text that states how the user must change the settings to enable the provider."""
         table = f"[providers.{self.name}]"
         return f"remove `enabled = false` from {table}" if self.off else f"add {table}"
 

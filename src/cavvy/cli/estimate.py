@@ -313,8 +313,9 @@ def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "
             f"was {median} over {error.steps} steps, and nine of ten errors were at most {most}."
         )
     return (
-        f"On an H200, the median error for {find_kind(profile)} that the calibration had not seen "
-        f"was {median} over {error.steps} steps, and the largest error was {most}."
+        f"The estimates for {find_kind(profile)} were tested with {error.steps} steps on an H200 "
+        f"that the calibration had not seen: the median error was {median}, and the largest error "
+        f"was {most}."
     )
 
 

@@ -111,7 +111,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
 # How rejected offers differ from the request, by constraint. Each text completes a sentence such as
 # "1,200 cost more".
 _FAULTS = {
-    "purchase": "are spot instead of on-demand capacity, or the reverse",
+    "purchase": "have another purchase option (spot or on-demand)",
     "accelerator": "have other accelerators or none",
     "accelerator count": "have another number of accelerators",
     "accelerator memory": "have accelerators with another memory size",
@@ -243,13 +243,13 @@ def _is_of(market: str, offer: "Offer") -> bool:
 
 
 def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
-    """Return a summary such as "granted 9 of 12, reclaimed 3 times in 41.0 h, boots in 95 s", or
-    None.
+    """Return a summary such as "granted 9 of 12 launches, reclaimed 3 times in 41.0 h, boots
+    in 95 s", or None.
     """
     if not seen:
         return None
     granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
-    parts = [f"granted {granted} of {granted + refused}"]
+    parts = [f"granted {granted} of {granted + refused} launches"]
     if any(row.lives for row in seen):
         hours = sum(row.node_hours for row in seen)
         parts.append(f"reclaimed {sum(row.taken for row in seen)} times in {hours:.1f} h")

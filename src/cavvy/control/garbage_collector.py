@@ -81,9 +81,10 @@ class GarbageCollector:
         from a backup, gangs that are not in the database are kept until a person decides about
         them.
 
-        The first observation is that the gang is not in the database, or that its attempt has
-        ended. The second observation is that the provider listed the gang some time ago, or that
-        the gang's nodes are old enough.
+        A gang is unwanted if it is not in the database, or if its attempt has ended. Two
+        observations, sufficiently far apart in time, are needed before a gang is removed. The first
+        observation is an earlier sweep that found the gang unwanted. For a gang that is not in the
+        database, the start of its oldest node also counts as the first observation.
         """
         found, problems = await self._look()
         orphans: list[OrphanGang] = []

@@ -113,7 +113,7 @@ def explain_packages(found: dict[str, list[str]], vendor: str, *, inf1: bool | N
     misfits = [name for name in neuron if wrong.match(name)]
     if not misfits or any(right.match(name) for name in neuron):
         return None
-    where = "Inf1 (Inferentia)" if inf1 else "Inf2, Trn1 and later, only on Inf1"
+    where = "Inf1 (Inferentia)" if inf1 else "Inf2, Trn1 or later chips, but only on Inf1"
     return f"{misfits[0]} does not run on {where}: install the packages of the chip's generation"
 
 

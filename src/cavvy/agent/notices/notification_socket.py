@@ -1,8 +1,9 @@
 """The socket `$CAVVY_NOTICE`, over which the agent and the task exchange messages, as
 lines of JSON.
 
-Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received
-from the task: {"saved": {...}}, {"again": {}}, {"failed": {...}}.
+The agent sends these messages to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}},
+{"safe": {...}}. The task sends these messages to the agent: {"saved": {...}}, {"again": {}},
+{"failed": {...}}.
 """
 
 from __future__ import annotations

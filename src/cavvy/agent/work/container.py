@@ -232,8 +232,9 @@ def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:
-    """Return the start of the engine's command line. Podman expects the option `--runtime` before
-    `run`, so this option is moved from `extra` to the start.
+    """Return the start of the engine's command line. Podman accepts the option `--runtime` only
+    before the subcommand `run`. The function therefore removes this option from `extra` and writes
+    it before `run`.
     """
     if extra[:1] == ["--runtime=runc"]:
         del extra[0]

@@ -49,8 +49,8 @@ _SCOPE_ABSTRACT_SOCKETS = 1
 
 
 def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None:
-    """Separate this process and its later children. `folder` is hidden, except the folders in
-    `shown`; the device files in `devices` are hidden.
+    """Separate this process and its later children. The separated processes see neither `folder`,
+    except its subfolders in `shown`, nor the device files in `devices`.
 
     The function returns in a new process. The calling process waits for the new process and exits
     with the new process's exit code. The calling process must have only one thread. Raises OSError;

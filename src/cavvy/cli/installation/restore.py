@@ -111,8 +111,9 @@ def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
         )
     if found.lost:
         click.echo(
-            "when the server starts, jobs whose nodes no longer exist run again, except jobs that "
-            "you stop first and jobs whose task forbids it",
+            "the nodes of some jobs no longer exist. When the server starts, it runs these jobs "
+            "again. It does not run a job again if its task forbids a second run, or if you have "
+            "stopped the job",
             err=True,
         )
     if report.silent:

@@ -82,5 +82,7 @@ def _name(error: click.BadParameter) -> str:
 
 
 def _uncapital(text: str) -> str:
-    """Return the text without its capital letter, unless the first word is an acronym or a name."""
+    """Return the text with its first letter in lower case, unless the first word is an acronym such
+    as "GPU".
+    """
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

@@ -182,8 +182,8 @@ def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
 
 
 def _outlives_start(node: NodeSeen) -> bool:
-    """Return True if the node is still running, or if it ended after the latest possible start of
-    its bill.
+    """Return False if the node ended before or at `started_by`, the latest time at which its bill
+    can have begun. Otherwise, return True.
     """
     return node.ended_at is None or node.started_by is None or node.started_by < node.ended_at
 

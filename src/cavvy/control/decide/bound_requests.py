@@ -8,14 +8,14 @@ whether a replica must be ordered:
 * Needed: a replica is needed while a request for P waits, or if the last request for P arrived
   within `replicas.idle`. Requests that may be served anywhere form an additional set, which any
   replica can serve.
-* Kept: for each needed P, one replica of the newest revision is kept, even if the load needs fewer
-  replicas. The kept replica runs where all requests for P may be served, or was ordered for P and
-  has no place yet. If several replicas could be kept, Cavvy keeps the one that it would otherwise
-  end last.
+* Kept: if a replica is needed for P, Cavvy keeps one replica of the newest revision, even if the
+  load alone would need fewer replicas. The kept replica runs where all requests for P may be
+  served, or was ordered for P and has no place yet. If several replicas are possible, the replica
+  that would end last is kept.
 * Missing: if requests for P wait and no replica can be kept for P, a replica is ordered in regions
   within P, unless the service has its maximum number of replicas.
-* Full: if a replica is missing and the service has its maximum number of replicas, the requests
-  wait until a replica ends or until the time limit of the requests has passed.
+* Full: the service already has its maximum number of replicas, but none of them can serve requests
+  for P. These requests wait until another replica ends, or until their time limit has passed.
 
 A replica that was ordered for P ends if it finds no offer within `OFFER_WAIT`. Otherwise, replicas
 that wait for places without capacity could be so many that the service may order no others. When
@@ -170,10 +170,10 @@ def find_orders(
 def share_orders(
     count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
 ) -> Sequence[Places]:
-    """Return a set of places for each of `count` additional replicas. Each replica is assigned to
-    the set with the most waiting requests per ordered replica; the empty set means any place.
-    `coming` contains the places of the replicas already ordered, and `waiting` is the number of all
-    waiting requests.
+    """Return a set of places for each of `count` additional replicas. The function assigns one
+    replica after the other to the set with the highest number of waiting requests for each replica
+    already ordered for this set. An empty set stands for any place. `coming` contains the places of
+    the replicas already ordered, and `waiting` is the number of all waiting requests.
     """
     groups = {each.places: each.waiting for each in needs if each.places}
     groups[frozenset()] = max(0, waiting - sum(groups.values()))

@@ -25,8 +25,8 @@ NameGang = Callable[[str], str]
 
 
 class QueueWait(Struct, frozen=True, kw_only=True):
-    """A job that stays in the queue: the reason, the deadline policy's decision, and the latest
-    time of the next check.
+    """A job that stays in the queue: the reason, the deadline policy's decision, and the time by
+    which the queue must check the job again.
     """
 
     wait: JobWait

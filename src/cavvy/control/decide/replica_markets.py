@@ -97,9 +97,9 @@ def _is_spot_market(name: str) -> bool:
 
 
 def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> StoredService:
-    """Return the service with the markets found now, plus the markets in which the service still
-    has replicas of the current revision. Markets of older revisions are dropped, because the new
-    revision may forbid these markets.
+    """Return the service with a new list of markets. The list contains the markets in `found`, and
+    all markets in which replicas of the current revision still run. Markets in which only replicas
+    of older revisions run are left out, because the current revision may forbid these markets.
     """
     ours = [each for each in service.open if each.revision == service.revision]
     names, used = {each.name for each in found}, {market_of(each) for each in ours}

@@ -433,8 +433,9 @@ class _ReplicaNeed(Struct, frozen=True, kw_only=True):
 
 
 class _Orders(Struct, frozen=True, kw_only=True):
-    """The markets of replicas to order, the replicas to order in certain places, and the requests
-    for which the service's maximum permits no further replica.
+    """The replicas to order. `markets` has the market of each replica that may run in any place,
+    and `bound` has the replicas that must run in certain places. `full` has the requests that need
+    one more replica than the service's maximum.
     """
 
     markets: tuple[str, ...] = ()

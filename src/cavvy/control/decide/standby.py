@@ -3,8 +3,8 @@ gang has ended, or because the job's own gang does not start.
 
 A standby gang starts while the job's own gang exists. The standby gang takes over the job when the
 job's own gang can do no more work. Agents of a standby gang can claim their ranks, but receive no
-work before the takeover. The takeover is one write, which moves the job to the standby gang and
-invalidates all claims of the old gang that are not granted yet.
+work before the takeover. One database transaction performs the takeover: it moves the job to the
+standby gang, and rejects each claim of a rank that an agent of the old gang sends at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -460,9 +460,9 @@ def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """Return the time until which a warning causes no further move. The waiting time between moves
-    doubles with each move. The waiting time begins at the start of the gang's work or at the launch
-    of the newest standby gang, whichever is later.
+    """Return the earliest time at which a warning may move the job to another gang again. The
+    waiting time between moves doubles with each move. The waiting time begins at the start of the
+    gang's work or at the launch of the newest standby gang, whichever is later.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)

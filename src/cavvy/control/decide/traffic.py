@@ -38,11 +38,12 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """The gateway's counts for a service. The counters from `arrivals` to `service_s` only grow
     while the gateway runs. `at_s` is the time by the gateway's own clock. `replicas` contains the
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
-    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by
-    gateway epoch, replica and client's key, the number of requests and the replica time of these
-    requests. `process` identifies the gateway's process. When the gateway is restarted, the counts
-    in `work` continue, and all other counters begin at 0. `places` counts the requests with a
-    residency, by the places in which they must stay.
+    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` has one entry for
+    each combination of gateway epoch, replica and client's key. The entry contains the number of
+    requests and the replica time that these requests took. `process` identifies the gateway's
+    process. When the gateway is restarted, the counts in `work` continue, and all other counters
+    begin at 0. `places` counts the requests with a residency, by the places in which they must
+    stay.
     """
 
     at_s: float

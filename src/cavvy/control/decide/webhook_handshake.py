@@ -20,8 +20,8 @@ _RATE = re.compile(r"0*[1-9][0-9]{0,9}")
 
 def grant(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers that grant the requested rate, but at most `MOST_PER_MINUTE`. Return no
-    headers if the request names no sender, or if its rate is not a positive number. The names in
-    `headers` are in lower case.
+    headers if the sender's name is missing or invalid, or if the sender requests a rate that is not
+    a positive integer. The names in `headers` are in lower case.
     """
     origin = headers.get("webhook-request-origin", "")
     rate = headers.get("webhook-request-rate", str(MOST_PER_MINUTE))
