@@ -1,5 +1,6 @@
-"""HTTP connections whose replies have a time limit, even if a reply arrives byte by byte. The time
-limit of a socket alone starts again with each byte.
+"""HTTP connections whose replies have a time limit, even if a reply arrives byte by byte. The
+timeout of a socket cannot limit such a reply, because the timeout starts again after each received
+byte.
 """
 
 import http.client

@@ -318,7 +318,8 @@ optimizer.step(closure)
     )
     assert products(profile) == 20 * 2 * 16 * 8 * 4
     (note,) = profile["assumed"]
-    assert note.endswith(":12: at most 50,000 iterations of a step are assumed to end after 20")
+    told = ":12: the optimizer permits 50,000 iterations of a step; "
+    assert note.endswith(told + "the trace assumes that a step ends after 20 iterations")
     assert list_unmeasured(read_profile(profile), StepSettings()) == ["steps with assumptions"]
 
 

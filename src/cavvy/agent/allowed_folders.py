@@ -39,8 +39,8 @@ class AllowedFolders:
     in `given` may also be the path of a file.
 
     `seen` maps the path at which the work sees a folder to the folder's path on this machine. The
-    mapping `seen` is used to resolve links and folders on a path. The paths on this machine must be
-    in `own` or `given`.
+    mapping `seen` is used to resolve links and folders on a path. Each path on this machine to
+    which `seen` leads must be in one of the folders that the lists `own` and `given` contain.
     """
 
     def __init__(

@@ -70,8 +70,9 @@ class JobExecs:
         *,
         session: bool = False,
     ) -> JobExec:
-        """Register a command for an agent. After this call, the caller must wake the agent's order
-        request."""
+        """Register a command for an agent. The agent waits for orders in a long poll. After this
+        call, the caller must make the server answer this long poll.
+        """
         self._drop_old()
         made = JobExec(
             id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, session=session

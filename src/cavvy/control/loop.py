@@ -76,8 +76,9 @@ class ReconcilerDriver:
 
 class SeparateDrivers:
     """Drives two worklists: one for the keys for which `is_slow` returns true, and one for all
-    other keys. A slow key waits for a server that a user chose, such as the receiver of a webhook.
-    The other keys, such as jobs and budgets, never wait for a slow key.
+    other keys. The work for a slow key sends a request to a server that a user chose, such as the
+    receiver of a webhook, and waits for the answer. The work for other keys, such as jobs and
+    budgets, never waits for the work of a slow key.
     """
 
     def __init__(

@@ -151,8 +151,8 @@ class ProviderPool:
         return provider.manifest.notice if provider is not None else None
 
     def find_endpoints(self, account: str) -> AnswersRequests | None:
-        """Return the account's provider if the provider's gangs are endpoints that only the
-        provider can call.
+        """Return the account's provider if it runs each gang as an endpoint that only the
+        provider's own API can call. Otherwise, return None.
         """
         provider = self.providers.get(account)
         return None if provider is None else ability(provider, ANSWERS_REQUESTS)

@@ -109,7 +109,9 @@ class WorkShare:
 
     @contextmanager
     def working(self, key: str) -> Iterator[None]:
-        """Keep the key's lease during a pass, and fence the writes of the pass."""
+        """Keep the lease of `key` while the `with` block runs. If the server has lost the lease,
+        the database refuses what the block writes.
+        """
         lease = lease_of(key)
         self._running[lease] += 1
         token = FENCE.set(self._leases.held[lease])

@@ -134,8 +134,8 @@ def check_chain(
         if record.prior != head.hash:
             raise ChainBroken(
                 expected,
-                f"the record names {record.prior} as the hash of the record before it, but that "
-                f"record's hash is {head.hash}",
+                f"according to this record, the hash of the previous record is {record.prior}, but "
+                f"the previous record has the hash {head.hash}",
             )
         for name in ("number", "at", "account", "project", "outcome"):
             if getattr(record, name) != getattr(sealed, name):

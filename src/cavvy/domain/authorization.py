@@ -1,5 +1,6 @@
-"""Decides what a principal may do. The decisions depend only on the roles of the principal, the
-limits of its token, and the tree of projects, so they never reveal whether an object exists.
+"""Decides what a principal may do. A decision depends only on the roles of the principal, the
+limits of its token, and the tree of projects. Because no decision depends on whether an object
+exists, a refusal does not reveal this fact.
 
 A principal is created once for each request, when the request arrives at the server. A new sign-in
 method only needs to create a principal.

@@ -28,7 +28,9 @@ class SealedCredential(Struct, frozen=True, kw_only=True):
 
     @property
     def bound_name(self) -> str:
-        """The name to which the encryption binds the credential; no secret can have this name."""
+        """The name that the encryption of the credential includes, so that the ciphertext can be
+        decrypted only under this name. No secret can have the same name.
+        """
         return f"credential for {self.provider}"
 
 

@@ -15,8 +15,8 @@ class NamedMachine(Struct, frozen=True, kw_only=True):
     machine's newest job.
 
     `task` is the task for which the machine last got a gang; the next start uses this task again.
-    `task.keep` is how long the machine is kept without work. A machine without a gang is stopped
-    and costs nothing.
+    `task.keep` is how long the machine is kept without work. While a machine has no gang, its state
+    is `stopped`, and the machine costs nothing.
     """
 
     project: str

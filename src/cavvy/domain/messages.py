@@ -97,8 +97,9 @@ def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
-    """The checkpoint folder, which is kept between attempts. Either `path` in the working folder is
-    a link to `storage`, or the files in `path` are uploaded.
+    """The checkpoint folder, which is kept between attempts. If `storage` is set, `path` in the
+    working folder is a link to `storage`. If `storage` is None, the agent uploads the files in
+    `path`.
     """
 
     path: str

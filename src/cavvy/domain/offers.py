@@ -33,9 +33,9 @@ class ExtraPrice(Struct, frozen=True, kw_only=True):
     The price of an ADDRESS is per public address and hour. The price of a DISK is per GiB and
     month. If a provider sells disks in fixed sizes, a type of disk has several prices, each per
     whole disk and month. The price with the smallest sufficient `up_to_gib` applies. `name` is the
-    provider's name of the type of disk. By default, a node has `usual` GiB or addresses. If a task
-    requests a disk, the disk has at least `least` GiB. `minimum` is the shortest time that is
-    billed.
+    provider's name of the type of disk. If the task does not say otherwise, `usual` is the size of
+    a node's disk in GiB, or the number of its public addresses. If a task requests a disk, the disk
+    has at least `least` GiB. `minimum` is the shortest time that is billed.
     """
 
     kind: ChargeKind

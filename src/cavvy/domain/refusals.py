@@ -1,5 +1,6 @@
 """Limits the number of refused requests that get their own records in the audit log, so that a
-flood of refusals does not fill the disk. Refusals that get no record are only counted.
+flood of refusals does not fill the disk. For the refusals without their own records, the audit log
+gets only their number.
 """
 
 from collections.abc import Sequence

@@ -56,9 +56,10 @@ def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> di
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):
-    """The part of an attempt's bill that is already divided among requests. `moved` contains the
-    divided charges until `until`, by kind. `counted` contains the request counts by which the
-    charges were divided, by gateway epoch and client key.
+    """The part of an attempt's bill that is already divided among requests. `moved` contains, for
+    each kind of charge, the sum of the charges up to the time `until` that are already divided.
+    `counted` contains the numbers of requests that were used for the division. Its first key is the
+    gateway's epoch, and its second key is the client's key.
     """
 
     attempt_id: str

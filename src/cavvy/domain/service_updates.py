@@ -61,7 +61,9 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
 
     @property
     def deviation_of_groups(self) -> float:
-        """The sum of the squared deviations of the groups' means, for each request of a group."""
+        """GROUP times the sum, over all groups, of the squared difference between the group's mean
+        and the mean of all groups.
+        """
         if not self.groups:
             return 0.0
         return GROUP * max(0.0, self.mean_squares - self.means**2 / self.groups)
@@ -93,8 +95,9 @@ class UpdateEnd(StrEnum):
 
 class NullDistribution(Struct, frozen=True, kw_only=True):
     """The distribution of a test's statistic if both revisions are equally good. `masses[i]` is the
-    probability that the statistic is `first + i` and no earlier interim check has rolled back the
-    revision. `spent` is the probability that an earlier interim check has rolled back the revision.
+    probability of two events together: the statistic equals `first + i`, and no earlier look rolled
+    back the revision. `spent` is the probability that an earlier look rolled back the revision. A
+    look is one analysis of the data during the trial.
     """
 
     first: int = 0
@@ -109,11 +112,13 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     at the end of the last block. `failed` is the number of the new revision's failed requests.
     `shift` and `information` are the sums S and W of the latency test. `deviation` (a sum of
     squares) and `free` (its degrees of freedom) give the variance of the latency of both revisions;
-    `deviation_new` and `free_new` give the variance for the new revision alone. `spread` is the sum
-    of the squared differences between the revisions in each of the `blocks`, weighted like S.
-    `deviation_of_groups` and `free_groups` are the sums for the variance of the groups' means.
-    `failures` is the distribution that `failed` would have if both revisions were equally good;
-    `shifts` is the same for S. `found` is the reason why the test rolled back the new revision.
+    `deviation_new` and `free_new` give the variance for the new revision alone. `blocks` is the
+    number of blocks. In each block, the difference between the two revisions' mean logarithms of
+    the latency is squared and multiplied by the block's weight; `spread` is the sum of these
+    products. `deviation_of_groups` and `free_groups` are the sums for the variance of the groups'
+    means. `failures` is the distribution that `failed` would have if both revisions were equally
+    good; `shifts` is the same for S. `found` is the reason why the test rolled back the new
+    revision.
     """
 
     old: RevisionSums = RevisionSums()

@@ -211,9 +211,10 @@ class WebhookTrigger(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """The settings of a service: how its task serves requests. With `fixed_port`, and outside
-    Cavvy, the task's program listens on `port`; otherwise on the port in the variable PORT. Clients
-    of OpenAI's API select the service by one of its `models`.
+    """The settings of a service: how its task serves requests. By default, the task's program
+    listens on the port that the variable PORT contains. If `fixed_port` is true, or if the program
+    runs outside Cavvy, the program listens on `port`. Clients of OpenAI's API select the service by
+    one of its `models`.
 
     `concurrency` is the number of requests that a replica can process at the same time. With
     `keys`, requests need one of the service's keys. A replica that is being stopped has the time

@@ -103,8 +103,9 @@ _OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
 
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
     """Compile a search for the fields with these names. The search ignores case and treats `_` and
-    `-` as equal, because some servers do so. The search is grouped by first letters, which is
-    faster than checking each field.
+    `-` as equal, because some servers do so. The regular expression has one alternative for each
+    first letter of the names, so it finds the fields faster than a comparison of each field with
+    each name.
     """
 
     def write(name: bytes) -> bytes:

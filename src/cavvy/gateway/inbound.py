@@ -519,9 +519,10 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def _probe(self, number: int) -> None:
-        """Send an interim response to check whether a client that sends no more bytes is still
-        connected. If the client has disconnected, its kernel answers with a reset; a client that
-        closed only its sending side ignores the interim response.
+        """Send an interim response to a client that has closed its sending side. The interim
+        response shows whether the client can still receive the final response. If the client has
+        disconnected, its kernel answers with a reset; a client that closed only its sending side
+        ignores the interim response.
         """
         request = self._request
         if not self._half_closed or request is None or self._started or self.transport.is_closing():

@@ -179,7 +179,9 @@ class KeptCounts:
 
 
 def read_work(path: Path) -> Mapping[str, RequestWork]:
-    """Return the counts in a gateway's file, by service. The gateway need not be running."""
+    """Return the counts in a gateway's file, by service. The counts can be read even while no
+    gateway is running.
+    """
     try:
         data = path.read_bytes()
     except OSError:

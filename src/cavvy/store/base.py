@@ -471,8 +471,8 @@ class Store(Protocol):
 
     async def move_project(self, former: Project, parent: str | None) -> None:
         """Move a created project below another project or, if `parent` is None, to the top. Raises
-        RowNotFound if the stored project no longer equals `former` or if the parent does not exist,
-        and NameConflict if the parent is below the project.
+        RowNotFound if the parent does not exist, or if the project has moved since `former` was
+        read. Raises NameConflict if `parent` is the project itself or a project below it.
         """
 
     @property

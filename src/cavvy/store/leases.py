@@ -150,9 +150,9 @@ class ReplicaLeases:
 
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
         """Renew this server's registration, and acquire leases. A lease that another server should
-        hold is first added to `leaving`. A later call of `turn` releases the lease, unless a pass
-        is running under it; `unfinished` contains the leases under which a pass is running. Raises
-        StoreUnusable.
+        hold is first added to `leaving`. The next call of `turn` releases the leases in `leaving`,
+        except the leases in `unfinished`. `unfinished` contains the leases whose rows a pass of the
+        reconciler is still writing. Raises StoreUnusable.
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]

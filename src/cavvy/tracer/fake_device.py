@@ -137,7 +137,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
     def _can_compute(self, func: Any, leaves: list[torch.Tensor]) -> bool:
         """Return whether the values of all arguments are known, and at least one argument is not a
-        single value. PyTorch itself computes operations whose arguments each have one known value.
+        single value. If each argument consists of a single known value, PyTorch itself computes the
+        operation.
         """
         return (
             any(each.numel() != 1 for each in leaves)

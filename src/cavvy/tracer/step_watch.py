@@ -151,7 +151,8 @@ class StepWatch:
             if group.get("max_iter", 0) > _ITERATIONS:
                 more = f"{group['max_iter']:,} iterations of a step"
                 self.assumed = [
-                    f"{own_line()}: at most {more} are assumed to end after {_ITERATIONS}"
+                    f"{own_line()}: the optimizer permits {more}; the trace assumes that a step "
+                    f"ends after {_ITERATIONS} iterations"
                 ]
                 group |= {"max_iter": _ITERATIONS, "max_eval": _ITERATIONS * 5 // 4}
             self._trained |= {id(each) for each in group["params"] if each.grad is not None}
@@ -253,8 +254,8 @@ class StepWatch:
 
 
 def _fill_state(optimizer: Optimizer) -> bool:
-    """Let the optimizer create its state by a step without hooks. Return False if the step fails,
-    as some optimizers do without a GPU.
+    """Call the optimizer's `step` without its hooks, so that the optimizer creates its state.
+    Return False if the step fails, as some optimizers do without a GPU.
     """
     with suppress(Exception):  # The optimizer may be the user's own code.
         type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]  # as torch sets

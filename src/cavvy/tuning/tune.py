@@ -159,8 +159,8 @@ class PlanTuner:
 
     def _measure(self, session: TuningSession) -> float:
         """Return the mean seconds per step in one window. If a change altered the number of samples
-        in a step, the seconds are scaled to the original number. If a plain loop has ended, the
-        script is started again.
+        in a step, the measured seconds are converted to the seconds for the original number of
+        samples. If a plain loop has ended, the script is started again.
         """
         skip = 2 + count_ready(session.facts)
         try:

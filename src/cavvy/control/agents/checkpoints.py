@@ -95,7 +95,8 @@ class Checkpoints:
 
     async def ready(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
         """Make the job's newest checkpoint available to this attempt's nodes, and return how the
-        nodes access the checkpoint. Copying files may take a long time. Raises StoreFull.
+        nodes access the checkpoint. The method may take long, because it may have to copy the files
+        of the checkpoint first. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:

@@ -55,8 +55,9 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
 
 
 def is_surely_absent(view: AttemptSnapshot) -> bool:
-    """Return whether the gang certainly does not exist: two polls did not find it, and an existing
-    gang would have appeared in the time between the polls.
+    """Return whether the gang certainly does not exist. This is certain after two polls that did
+    not find the gang. Between the two polls, the provider has enough time to list a gang that
+    exists.
 
     One poll that does not find the gang is enough if no launch was requested, or if the provider
     itself refused the only launch request.

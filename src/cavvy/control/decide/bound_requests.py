@@ -234,10 +234,10 @@ def _find_narrower(one: str, other: str) -> str | None:
 
 
 def find_order(service: StoredService, places: Places) -> BoundOrder | None:
-    """Return an order for a replica in these places, or None if the service may not run in them. If
-    the service has markets, the replica is ordered on demand, because requests are waiting. If the
-    service permits only spot capacity, the replica is ordered in the cheapest spot market of these
-    places.
+    """Return an order for a replica in these places, or None if the service may not run in them.
+    Requests are waiting for the replica, so a service whose markets include on-demand capacity gets
+    an on-demand replica. If the service permits only spot capacity, the replica is ordered in the
+    cheapest spot market of these places.
     """
     if restrict_to_places(place_in_regions(service.task), places) is None:
         return None

@@ -10,7 +10,8 @@ clinical trials", Biometrika 70, 1983). The probabilities come from the distribu
 statistic has if both revisions are equally good and the new revision was not rolled back earlier
 (`null_distribution`). The last look may spend all of alpha that earlier looks have not spent,
 except for a reserve. A block contains the requests to both revisions in the same period. A change
-of the load or an outage affects both revisions, so neither event counts as evidence.
+of the load affects both revisions, and so does an outage. Therefore neither event makes the test
+find that the new revision is worse.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
 Suppose that both revisions are equally good and that m is known. Then the number of the new
@@ -25,13 +26,13 @@ v. The statistic is
 
     S / sqrt(v),  S = sum of w (L1 - L0).
 
-S is a sum of normal increments; each increment has the variance w v. Because v is estimated and the
-logarithms are not always normal, the statistic is only asymptotically normal. The distribution is
-stored as a histogram with cells of equal width. Requests that a replica answers at the same time
-depend on each other if other work on the node delays them together. Therefore the test computes two
-other variances: of the means of groups of successive requests, and of L1 - L0. If one of them is
-larger than v, the test uses it instead of v. While the new revision has few requests, a larger
-variance of the new revision's latency also increases v.
+Each block adds one term to S. The test treats this term as normally distributed with the variance w
+v. Because v is estimated and the logarithms are not always normal, the statistic is only
+asymptotically normal. The distribution is stored as a histogram with cells of equal width. Requests
+that a replica answers at the same time depend on each other if other work on the node delays them
+together. Therefore the test computes two other variances: of the means of groups of successive
+requests, and of L1 - L0. If one of them is larger than v, the test uses it instead of v. While the
+new revision has few requests, a larger variance of the new revision's latency also increases v.
 
 How large this part of alpha is depends on how much information the trial has collected. Here,
 information means the square of an effect's size, measured in standard deviations of the statistic.
@@ -81,9 +82,9 @@ _NORMAL = NormalDist()
 
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
-    """`alpha` is the maximum share of revisions that are rolled back although they are not worse
-    than the old revision. If there is not enough evidence against the new revision after a number
-    of requests (`requests`), the revision is promoted.
+    """`alpha` is the maximum probability that a new revision is rolled back although it is as good
+    as the old revision. If there is not enough evidence against the new revision after a number of
+    requests (`requests`), the revision is promoted.
     """
 
     alpha: float = 0.01
@@ -265,8 +266,9 @@ def _allow(most: float, information: float) -> float:
 
 
 def _inform_errors(trial: CanaryTrial) -> float:
-    """Return the statistical information on the error rate: the square of the effect MORE_ERRORS,
-    measured in standard deviations of the difference between the revisions' error rates.
+    """Return the statistical information on the error rate. The information is the square of
+    MORE_ERRORS / d, where d is the standard deviation of the difference between the error rates of
+    the two revisions.
     """
     requests = trial.old.requests + trial.new.requests
     rate = (trial.old.errors + trial.new.errors + 0.5) / (requests + 1)

@@ -18,8 +18,9 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
     agent was silent for longer than its lease. Before the server counts a rank as lost, it looks
     for the rank's results in the bucket.
 
-    An agent may have stored results even if it sent requests shortly before its node ended: the
-    server's responses may not have reached the agent.
+    An agent stores results in the bucket if no response of the server reaches it. The server's
+    responses can be lost although the agent's requests arrive. Therefore the server looks for
+    results even if the agent sent requests until its node ended.
     """
     if view.attempt.phase not in (AttemptPhase.BOOTING, AttemptPhase.RUNNING):
         return []

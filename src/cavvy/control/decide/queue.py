@@ -82,8 +82,9 @@ def line_up(
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[JobRecord], Sequence[Event]]:
-    """Return the jobs whose reason for waiting has changed, among the first waiting jobs of the
-    queue and of each machine. Also return events about new decisions of the deadline policy.
+    """Look at the first jobs of the queue and at the first jobs that wait for each machine. Return
+    those of them whose reason for waiting has changed. Also return events about new decisions of
+    the deadline policy.
     """
     jobs, events = [], []
     for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:

@@ -42,8 +42,8 @@ _LONGEST = 4096  # maximum characters of a header that is passed to the service
 
 
 class WebhookCalls(Struct, frozen=True, kw_only=True):
-    """The calls that a request causes. If `once` is set, the calls are added only if the queue does
-    not contain the row `once` yet.
+    """The calls that a webhook request adds to the queue. If `once` is not None, it is a row that
+    is added together with the calls. If the queue already contains this row, no call is added.
     """
 
     calls: Sequence[tuple[QueuedCall, bytes]]

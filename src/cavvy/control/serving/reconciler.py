@@ -358,8 +358,8 @@ class ServiceReconciler:
         elsewhere = list_elsewhere(wanted.task, names)
         if elsewhere:
             return order_replica(service, replica_id, port, now, market, revision, elsewhere)
-        problem = f"port {port} of the server's machine is used by a replica of {holder}, and the "
-        problem += "service may run nowhere else"
+        problem = f"port {port} of the server's machine is used by a replica of {holder}, and this "
+        problem += "service permits no provider except the server's own machine"
         return replace(service, problem=problem)
 
     async def _act(self, step: ServiceStep, service: StoredService) -> None:

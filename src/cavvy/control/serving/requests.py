@@ -29,7 +29,9 @@ _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
 class NameTaken(Exception):
-    """Raised if a service may not use a name of its section; `key` is the key with the name."""
+    """Raised if the `service` section of a task contains a host name or model name that the service
+    must not use. `key` is the key of the section with this name: `hosts` or `models`.
+    """
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -48,7 +50,9 @@ class ServiceStatus(Struct, frozen=True, kw_only=True):
 
 
 class ServiceRequests:
-    """Handles users' requests about services; see `QueuedCallRequests` for `list_sent`."""
+    """Handles users' requests about services. `list_sent` returns the IDs of the queued calls that
+    this server has sent to the gateway, or None if another server sends the calls of the queue.
+    """
 
     def __init__(
         self, parts: ServingParts, list_sent: Callable[[str], frozenset[str] | None]

@@ -37,8 +37,8 @@ class WarmGang(Struct, frozen=True, kw_only=True):
 
 
 class WarmGangNotReady(Struct, frozen=True, kw_only=True):
-    """A gang that fits the job, but was kept so recently that its agents or its charges are not
-    ready for a takeover.
+    """A gang that fits the job but cannot be taken over yet. The gang's former job ended so
+    recently that the agents do not wait for work yet, or the job's final charges are unknown.
     """
 
     attempt: Attempt

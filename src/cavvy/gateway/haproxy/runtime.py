@@ -29,8 +29,8 @@ class HaproxyRefused(Exception):
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
     """A service's requests, as far as HAProxy handles them itself. Requests that HAProxy passes on
-    to the gateway are not included. `answer_s` is the mean time of the last answers, in steps of a
-    millisecond.
+    to the gateway are not included. `answer_s` is the mean time, in seconds, in which the service
+    answered the most recent requests. HAProxy measures this time in whole milliseconds.
     """
 
     in_flight: int = 0

@@ -240,8 +240,8 @@ class _Job:
         return noticed
 
     def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
-        """Report to the policy which quotes changed, as far as the job can see them. Return whether
-        any changed.
+        """Report to the policy the changes of quotes that the job can notice. Return whether there
+        was such a change.
         """
         if self._knows is Knows.EVERYTHING:
             self._session.show(self.now_s, self.quotes)

@@ -1,3 +1,4 @@
 """The probe, which runs in the process of the user's script. When the probe receives a command, it
-measures a window of steps. The steps of a window are unchanged or have one change.
+measures a window of steps. During a window, the script runs either without a change or with exactly
+one change of its settings.
 """

@@ -255,8 +255,8 @@ def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
     """Return a line of the user's code and the kind of its work. The line is running, or it called
     the code that is running. The kind is `saving`, `work` (PyTorch operations, or an evaluation) or
     "". The kind is derived from the file or the name of the functions on the call stack, up to the
-    loop. A function whose name looks like an evaluation counts as `work`, even if a function that
-    saves calls this function.
+    loop. A function whose name indicates an evaluation counts as `work`. This rule also applies if
+    the evaluation is called from a function that saves a checkpoint.
     """
     line = kind = ""
     is_evaluation = False

@@ -52,10 +52,10 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 class DstackRule(Struct, frozen=True, kw_only=True):
     """dstack's autoscaler (dstackai/dstack at 511c318, services/services/autoscalers.py).
 
-    Every 15 s: wanted = ceil(requests per second over 60 s / target). The number of replicas grows
-    at least 300 s after the last change and shrinks at least 600 s after the last change. If no
-    replica exists, new replicas are added immediately. `target` is the share of a replica's maximum
-    rate. While no replica is ready, dstack's gateway answers 503.
+    Every 15 s: wanted = ceil(requests per second over 60 s / target). After a change of the number
+    of replicas, the autoscaler waits 300 s before it adds a replica, and 600 s before it removes a
+    replica. If no replica exists, new replicas are added immediately. `target` is the share of a
+    replica's maximum rate. While no replica is ready, dstack's gateway answers 503.
     """
 
     target: float = 0.7
