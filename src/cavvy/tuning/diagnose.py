@@ -29,8 +29,8 @@ ALONE = 0.5
 
 
 class Diagnoser:
-    """Measures windows of a session in rounds. Each round has one window of each mode. Rounds
-    alternate between the given order of modes and the reverse order.
+    """Measures windows of a session in rounds. Each round has one window of each mode. Every second
+    round has the reverse order of modes.
 
     At least `rounds` rounds are measured, and further rounds start until `patience_s` seconds have
     passed. After `limit_s` seconds, a round starts only if fewer than LEAST_ROUNDS were measured.
@@ -477,9 +477,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return the factor that converts the gain measured with fewer passes into the gain of a
-        single pass.
-        """
+        """Return the factor from the gain measured with fewer passes to the gain of one pass."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
