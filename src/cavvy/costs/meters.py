@@ -39,8 +39,9 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.STORAGE,
-        source="volumes that Cavvy created, from the volume's creation until the provider last "
-        "listed the volume, except for the time in which a job paid for the volume",
+        source="volumes that Cavvy created. The charged time begins when the volume is created "
+        "and ends when the provider last listed the volume; the time in which a job paid for "
+        "the volume is left out",
         providers=("aws",),
         missing="volume claims of Kubernetes: a cluster reports no prices; buckets: no call "
         "returns their size, and listing them costs money; volumes that Cavvy did not create",

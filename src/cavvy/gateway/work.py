@@ -80,7 +80,9 @@ class ReplicaWork:
         known[1] += weight * virtual
 
     def share_s(self, mark: float, now: float, weight: int = 1) -> float:
-        """Return the replica time that a request has used since `begin` returned `mark`."""
+        """Return the time of the replica, in seconds, that a request has used so far. `mark` is the
+        value that `begin` returned when the request began.
+        """
         return weight * (self._pass(now) - mark)
 
     def describe(self, now: float) -> Mapping[str, KeyWork]:

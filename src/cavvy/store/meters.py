@@ -75,7 +75,7 @@ class SqlMeters:
         return VolumeOwner(project=row[0], user=row[1], tags=decode_tags(row[2]))
 
     async def uses(self, gangs: Collection[str]) -> Mapping[str, Sequence[VolumeUse]]:
-        """Return for each of these gangs the periods in which jobs paid for its disks."""
+        """Return, by gang, the periods in which jobs paid for the disks of the gang."""
         return await self._read(lambda session: _read_uses(session, gangs))
 
     async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:

@@ -134,8 +134,8 @@ class StepWatch:
         self._start()
 
     def _forward_again(self, module: torch.nn.Module) -> None:
-        """Handle each forward pass of the model after the first pass and before the first optimizer
-        step.
+        """Handle the model's second and each later forward pass, as long as no optimizer has
+        stepped.
         """
         if not self._optimizers and self._has_gradients():
             self._finish_without_optimizer()

@@ -41,8 +41,8 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
 
 class _Share(TypedDict):
-    """The fields of a BatchJobRequest that AWS Batch accepts only for queues with a fair-share
-    policy.
+    """The fields of a BatchJobRequest that are set only if the queue has a fair-share policy,
+    because AWS Batch rejects them for all other queues.
     """
 
     share: str | None

@@ -271,7 +271,9 @@ class GcpCloud:
 
 
 def _ignore(_: object) -> None:
-    """Do nothing, because a provider must neither sleep nor report progress."""
+    """Stand in for the functions with which a client library sleeps and reports progress, since a
+    provider does neither.
+    """
 
 
 def _explain_silence(problem: str) -> str:

@@ -82,8 +82,8 @@ class _Search:
         self._runs: dict[tuple[int, bool], _Costs] = {}
 
     def launch(self, quotes: tuple[SpotQuote, ...]) -> None:
-        """Update the costs for the launches at a cut: a gang may start in any market, on demand or
-        on available spot.
+        """Update the costs at the start of a period between two quote changes. At this time, a gang
+        may start in any market, on demand or on available spot.
         """
         for market, quote in enumerate(quotes):
             best = self._nothing()
