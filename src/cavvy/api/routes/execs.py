@@ -165,9 +165,7 @@ async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wir
     return exec_id
 
 
-async def _wait(
-    app_state: AppState, listener: ChangeListener, found: JobExec
-) -> bool:
+async def _wait(app_state: AppState, listener: ChangeListener, found: JobExec) -> bool:
     """Wait for output. Until the agent has received the command, announce the command to the other
     servers again and again. The announcement is repeated because signals can be lost and the agent
     can reconnect to a different server. Returns False if no output arrived.
