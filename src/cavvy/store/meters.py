@@ -102,8 +102,8 @@ class SqlMeters:
         postings: Mapping[str, Sequence[LedgerPosting]],
         labels: Mapping[str, str],
     ) -> None:
-        """Store the division of a bill among client keys, together with the division's ledger
-        entries. `labels` names keys. Raises StaleVersion if another server has already divided a
+        """Store how a bill was divided among the client keys, together with the ledger entries that
+        result. `labels` names keys. Raises StaleVersion if another server has already divided a
         later state of the bill.
         """
         await self._write(lambda session: _divide(session, divided, postings, labels))
