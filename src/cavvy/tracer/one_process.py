@@ -87,8 +87,9 @@ def torchrun_environment() -> AbstractContextManager[Any]:
 
 @contextmanager
 def watch_rank_variables(missed: set[str]) -> Iterator[None]:
-    """Add each unset variable of torchrun that the user's own code reads to `missed`. A variable
-    that only a library reads is not added, because libraries also work without these variables.
+    """Record in `missed` each variable of torchrun that the user's own code reads although the
+    variable is not set. A variable that only a library reads is not added, because libraries also
+    work without these variables.
     """
     kind = type(os.environ)
     before = kind.__getitem__
