@@ -8,10 +8,10 @@ whether a replica must be ordered:
 * Needed: a replica is needed while a request for P waits, or if the last request for P arrived
   within `replicas.idle`. Requests that may be served anywhere form an additional set, which any
   replica can serve.
-* Kept: for each needed P, one replica of the newest revision is kept, even if the load needs fewer
-  replicas. The kept replica runs where all requests for P may be served, or was ordered for P and
-  has no place yet. If several replicas could be kept, Cavvy keeps the one that it would otherwise
-  end last.
+* Kept: if a replica is needed for P, Cavvy keeps one replica of the newest revision, even if the
+  load alone would need fewer replicas. The kept replica runs where all requests for P may be
+  served, or was ordered for P and has no place yet. If several replicas are possible, the replica
+  that would end last is kept.
 * Missing: if requests for P wait and no replica can be kept for P, a replica is ordered in regions
   within P, unless the service has its maximum number of replicas.
 * Full: the service already has its maximum number of replicas, but none of them can serve requests
