@@ -477,9 +477,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return the factor that converts the gain measured with fewer passes into the gain of a
-        single pass.
-        """
+        """Return the factor from the gain measured with fewer passes to the gain of one pass."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
