@@ -163,15 +163,16 @@ def _single(rows: _Rows) -> Iterable[str]:
     body.append(("deadlines missed, all prices", *_missed(rows)))
     body.append(
         (
-            "worst single run, spot at 0.3",
+            "highest cost of a single run divided by its optimum, spot at 0.3 of the on-demand price",
             *(f"{max(map(_ratio, _of(main, name))):.2f}" for name in _POLICIES),
         )
     )
     yield _table(heads, body)
     greedy, even = (_total(_of(main, name)) - 1 for name in ("greedy", "uniform-progress"))
     yield (
-        f"\nThe excess cost of Uniform Progress over the optimum is {even / greedy:.2f} of greedy's; "
-        "the paper reports about half.\n"
+        "\nThe excess cost of a policy is its cost above the optimum. The excess cost of Uniform "
+        f"Progress is {even / greedy:.2f} times the excess cost of greedy; the paper on Uniform "
+        "Progress reports about half.\n"
     )
     yield "\nThe ratios of `auto` / Uniform Progress / greedy in each cell:\n\n"
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)
@@ -233,7 +234,10 @@ def _several(rows: _Rows) -> Iterable[str]:
             if some:
                 hours = f"{int(slack) / 3600:.1f} h"
                 body.append(
-                    (f"{count} zones, {hours}, {len(_of(some, 'auto'))} windows", *_ratios(some))
+                    (
+                        f"{len(_of(some, 'auto'))} windows of {count} zones, deadline {hours}",
+                        *_ratios(some),
+                    )
                 )
     body.append(("**all**", *_ratios(random)))
     body.append(("deadlines missed", *_missed(rows)))
@@ -243,10 +247,11 @@ def _several(rows: _Rows) -> Iterable[str]:
 _HELD_OUT = """
 ## Months that were not used for tuning
 
-The policy was tuned on February 2023 only. These {jobs} jobs ran in AWS V100 zones of April (four zones for 177 h) and
-August 2023 (three zones for 305 to 428 h), with spot at 0.3 of the on-demand price
+The policy was tuned on February 2023 only. These {jobs} jobs were simulated with records of AWS V100 zones
+from April 2023 (four zones, 177 h) and August 2023 (three zones, 305 to 428 h). The price of spot was 0.3 times the on-demand price
 (`python benchmarks/policies.py held-out`). The price of knowledge is the total cost with margins divided by the total
-cost with full information; the bar is 1.03. The range of this price is two standard errors for independent jobs. The windows of
+cost with full information; the bar is 1.03. The table shows a
+range for this price: plus and minus two standard errors, computed as if the jobs were independent. The windows of
 the jobs overlap in time, because the record of April is long enough for only three windows without overlap. Jobs in overlapping
 windows are not independent, so the true range is wider than the range shown.
 
@@ -294,8 +299,8 @@ _UNSEEN = """
 Each row has {jobs} jobs of ten hours with deadlines of 1.02 to 5 times the work (`python benchmarks/unseen.py`). Each
 figure compares `auto` with the best of three simple policies, on-demand, greedy and Uniform Progress, which have the same
 knowledge and margins: the total cost of `auto` is divided by the total cost of this simple policy. In flapping markets, spot appears and disappears within minutes to an hour;
-in steady markets, it stays available for most of a day. Flapping and steady markets cannot be distinguished at first, and a wrong guess costs most where spot is
-hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed. Two constants of
+in steady markets, it stays available for most of a day. At first, the policy cannot know whether a market is flapping or steady. A wrong guess costs most
+where spot is hardly cheaper than on-demand: the highest cost ratio of `auto` in this table is {worst:.3f}. {missed} deadlines were missed. Two constants of
 the policy were chosen on these markets: the share of four fifths in the next paragraph, and the weight of the prior in the expected saving.
 
 Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save

@@ -87,8 +87,9 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def finish(self, exit: dict[str, object]) -> list[str]:
-        """Return all undelivered messages, each as JSON. If the list has no `exited` message, add
-        an `exited` message with the fields of `exit` to the list, but not to the queue.
+        """Return a list of all undelivered messages, each as JSON. If none of these messages is an
+        `exited` message, the list also contains a new `exited` message with the fields of `exit`.
+        The new message is not stored in the outbox.
         """
         self.settle()
         lines = [line for _, line in self._unsent]

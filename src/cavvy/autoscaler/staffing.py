@@ -38,7 +38,8 @@ def count_replicas(
 
 
 def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
-    """Return how many minutes a service must need fewer replicas before replicas are stopped:
+    """Return for how many minutes a service must have more replicas than it needs before the
+    autoscaler stops some. The number of minutes is:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 

@@ -313,9 +313,9 @@ def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "
             f"was {median} over {error.steps} steps, and nine of ten errors were at most {most}."
         )
     return (
-        f"The estimates for {find_kind(profile)} were tested with {error.steps} steps on an H200 "
-        f"that the calibration had not seen: the median error was {median}, and the largest error "
-        f"was {most}."
+        f"In tests on an H200 with {error.steps} steps of {find_kind(profile)} that were not used "
+        f"for the calibration, the median error of the estimates was {median} and the largest "
+        f"error was {most}."
     )
 
 

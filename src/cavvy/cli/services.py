@@ -148,7 +148,8 @@ def _show_trial(trial: "TrialView") -> str:
     if not trial.end and trial.weight is None:
         said = "takes over when all its replicas are ready"
     elif not trial.end:
-        said = f"gets {trial.weight}% of the requests until it has received {trial.asked}"
+        share = f"{trial.weight}% of the service's requests"
+        said = f"gets {share} until it has received {trial.asked} requests"
     parts = [f"revision {trial.revision} {'was ' if trial.end else ''}{said}"]
     if trial.requests:
         old, new = trial.errors

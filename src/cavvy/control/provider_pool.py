@@ -53,7 +53,9 @@ FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was fre
 
 
 class _Placed(Struct, frozen=True, kw_only=True):
-    """An offer's nodes that were assigned to a gang."""
+    """The nodes assigned to a gang: the key of their offer, their number and the time of the
+    assignment.
+    """
 
     key: str
     nodes: int

@@ -110,15 +110,15 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
     `old` and `new` are the sums over all blocks. `counted_old` and `counted_new` are the counters
     at the end of the last block. `failed` is the number of the new revision's failed requests.
-    `shift` and `information` are the sums S and W of the latency test. `deviation` (a sum of
-    squares) and `free` (its degrees of freedom) give the variance of the latency of both revisions;
-    `deviation_new` and `free_new` give the variance for the new revision alone. `blocks` is the
-    number of blocks. In each block, the difference between the two revisions' mean logarithms of
-    the latency is squared and multiplied by the block's weight; `spread` is the sum of these
-    products. `deviation_of_groups` and `free_groups` are the sums for the variance of the groups'
-    means. `failures` is the distribution that `failed` would have if both revisions were equally
-    good; `shifts` is the same for S. `found` is the reason why the test rolled back the new
-    revision.
+    `shift` is the sum S of the latency test, which compares the latencies of the two revisions, and
+    `information` is the sum of the weights in S. `deviation` (a sum of squares) and `free` (its
+    degrees of freedom) give the variance of the latency of both revisions; `deviation_new` and
+    `free_new` give the variance for the new revision alone. `blocks` is the number of blocks. In
+    each block, the difference between the two revisions' mean logarithms of the latency is squared
+    and multiplied by the block's weight; `spread` is the sum of these products.
+    `deviation_of_groups` and `free_groups` are the sums for the variance of the groups' means.
+    `failures` is the distribution that `failed` would have if both revisions were equally good;
+    `shifts` is the same for S. `found` is the reason why the test rolled back the new revision.
     """
 
     old: RevisionSums = RevisionSums()

@@ -73,8 +73,8 @@ def compose_all(
     to `notes` and the result is ().
 
     If the list `repeated` is given, the text is read as PyYAML does without libyaml: the last value
-    of a duplicate key is used, and the key is added to `repeated`. With `repeated`, a tab between
-    words is an error.
+    of a duplicate key is used, and the key is added to `repeated`. If `repeated` is given, PyYAML's
+    own parser reads the text, and this parser reports a tab between words as an error.
     """
     most = MAX_CHARACTERS if repeated is None else MAX_CHARACTERS_WITHOUT_LIBYAML
     if len(text) > most:

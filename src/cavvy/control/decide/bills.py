@@ -71,8 +71,9 @@ def budget_left(job: JobRecord, spent: Money) -> Money | None:
 
 
 def paid_time(left: Money, rate: HourlyRate) -> timedelta:
-    """Return how long the money lasts at this rate, which must not be 0. The result is at most
-    eleven years."""
+    """Return how long the money lasts if the job spends it at this rate. The rate must be above 0.
+    The result is at most eleven years.
+    """
     return timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
 
 

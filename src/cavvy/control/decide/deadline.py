@@ -108,8 +108,9 @@ def find_successor(candidates: Candidates) -> Recommendation:
 
 
 def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
-    """Return whether the job can leave a gang at risk, before the gang is reclaimed, without losing
-    work."""
+    """Return whether the job can move to another gang without losing work, before the provider
+    reclaims the job's gang. The job can move if it saves checkpoints and runs on spot.
+    """
     return job.task.checkpoint is not None and own.offer.purchase is Purchase.SPOT
 
 

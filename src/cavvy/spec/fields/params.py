@@ -214,7 +214,8 @@ class ParamFiller:
             self._notes.add(
                 node.mark,
                 f"the inserted parameters have more than {MAX_CHARACTERS:,} characters",
-                suggestion="use shorter values, or insert them less often",
+                suggestion="use shorter values for the parameters, or insert the parameters in "
+                "fewer places of the file",
             )
         return self._left >= 0
 
