@@ -244,7 +244,7 @@ def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(
     if not starts:
         assert after is not None
         assert after <= timedelta(minutes=1)
-        assert "already moved after such a warning" in uow.rows.attempts[1].reason
+        assert "already moved after an earlier warning" in uow.rows.attempts[1].reason
         events = len(uow.take_changes().events)
         step(uow, stays)
         assert (events, len(uow.take_changes().events)) == (1, 0), "told once"

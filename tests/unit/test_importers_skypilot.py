@@ -817,9 +817,12 @@ def test_an_empty_secret_is_an_empty_variable(
 def test_a_note_says_how_to_set_a_value() -> None:
     stored = "set the value with `cavvy secret set A`"
     for text, expected in (
-        ("run: x\nenvs: {A: }\n", f"{stored}, or for one job with --env A=VALUE"),
+        ("run: x\nenvs: {A: }\n", f"{stored}, or set the value for one job with --env A=VALUE"),
         ("run: x\nsecrets: {A: }\n", stored),
-        ("type: task\ncommands: [x]\nenv: [A]\n", f"{stored}, or for one job with --env A=VALUE"),
+        (
+            "type: task\ncommands: [x]\nenv: [A]\n",
+            f"{stored}, or set the value for one job with --env A=VALUE",
+        ),
         ("type: task\ncommands: [x]\nenv: {A: '${{ secrets.A }}'}\n", stored),
     ):
         assert [each.reason for each in parse_file(text).kept] == [expected]

@@ -99,8 +99,8 @@ class LogSpool:
 
     def acknowledge(self, wanted: int) -> None:
         """Delete the output before the position `wanted`, which is the position of the first byte
-        that the server still needs. `wanted` may be lower than in the previous call if the bytes
-        from `wanted` on are still stored.
+        that the server still needs. A later call may pass a lower position, but no byte from this
+        position on may have been deleted.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:

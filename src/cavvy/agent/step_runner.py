@@ -390,8 +390,10 @@ class StepRunner:
         then()
 
     def _heard(self, line: bytes) -> None:
-        """Handle a line from a step: `setup`, `sent` with an output and its bytes, the name and
-        text of an event, or the step's result as JSON."""
+        """Handle a line that a step wrote. The line is one of these: `setup`; `sent` with the
+        number of an output and the number of sent bytes; an event's name and text; the step's
+        result as JSON.
+        """
         word, _, text = line.partition(b" ")
         if line == b"setup":
             self._owner.say("setup")

@@ -6,13 +6,11 @@
     budget  = the allowed late requests minus the actual ones, at most `allowed` and at
               least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
 
-    backlog = waiting requests + rate * D - the requests that the replicas serve within D, where D
-              is the cold start of a replica that is requested now. A ready replica serves
-              concurrency / S requests per second; a starting replica does so once its own cold
-              start has ended.
-    If backlog * S / (concurrency * N) exceeds the service's maximum wait, N is at least
-              rate * S / concurrency + backlog * S / (concurrency * drain)
-    drain   = drain_s * exp(budget / allowed)
+    backlog = waiting requests + rate * D - the requests that the replicas serve within D. D is the
+    time until a replica that is requested now is ready. A ready replica serves concurrency / S
+    requests per second; a starting replica does so once its own cold start has ended. If backlog *
+    S / (concurrency * N) exceeds the service's maximum wait, N is at least rate * S / concurrency +
+    backlog * S / (concurrency * drain) drain = drain_s * exp(budget / allowed)
 
 Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
 after N was lower than the number of replicas for several minutes in a row; `count_agreeing` returns

@@ -133,8 +133,9 @@ def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
 
 
 _ENDS = {
-    "enough": "promoted: enough requests without evidence that this revision is worse",
-    "time": "promoted: no evidence within the time limit that this revision is worse",
+    "enough": "promoted because it answered enough requests without evidence that this revision "
+    "is worse",
+    "time": "promoted because the time limit ended without evidence that this revision is worse",
     "ready": "promoted: all replicas of this revision are ready",
     "errors": "rolled back: more requests fail than with the old revision",
     "latency": "rolled back: requests take longer than with the old revision",

@@ -21,8 +21,8 @@ def connect(
     is started if it is not running. If the server later stops answering, requests are repeated
     until the time limit of `patience`.
 
-    Raises ApiError `context-unknown`; Unreachable (the embedded server is not running and `start`
-    is False), StartFailed, IncompatibleVersions.
+    Raises ApiError with the code `context-unknown`, StartFailed, IncompatibleVersions. Raises
+    Unreachable if the embedded server is not running and `start` is False.
     """
     context = None if home is not None else chosen_context(default_home())
     if context is not None:

@@ -33,7 +33,9 @@ def tell_value(name: str, *, is_variable: bool) -> str:
     command line.
     """
     stored = f"set the value with `cavvy secret set {name}`"
-    return f"{stored}, or for one job with --env {name}=VALUE" if is_variable else stored
+    return (
+        f"{stored}, or set the value for one job with --env {name}=VALUE" if is_variable else stored
+    )
 
 
 def find_header_problem(name: str, value: str) -> str:

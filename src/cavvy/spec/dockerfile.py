@@ -150,8 +150,9 @@ def _choose_run(task: TaskSpec) -> str:
 
 
 def _vendor(task: TaskSpec) -> Vendor | None:
-    """Return the vendor of the first accelerator that the task requests: NVIDIA if the task accepts
-    any vendor, or None if the task requests no accelerator.
+    """Return the vendor of the first accelerator that the task requests. If the task requests
+    accelerators of any vendor, the result is NVIDIA. If the task requests no accelerator, the
+    result is None.
     """
     for need in task.resources.accelerators:
         known = find_accelerator(need.name) if need.name else None

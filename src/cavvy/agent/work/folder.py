@@ -96,8 +96,8 @@ def reduce(folder: str, only: list[str]) -> None:
 
 
 def is_used(path: str, uses: list[str]) -> bool:
-    """Return whether `path` is in `uses` or in a folder of `uses`. By this rule, the control plane
-    also chooses the files that the setup's key covers.
+    """Return whether `path` is in `uses` or in a folder of `uses`. The control plane uses the same
+    rule to choose the files from which it computes the setup's key.
     """
     return any(path == use or path.startswith(use + "/") for use in uses)
 

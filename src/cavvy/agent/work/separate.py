@@ -82,7 +82,9 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
 
 def enter(pid: int) -> None:
     """Enter the namespaces of separated work; `pid` is the ID that the work's first process has
-    outside the namespaces. Like `separate`, this function returns in a new process.
+    outside the namespaces. Like `separate`, this function forks: only the child process returns
+    from the function, and the calling process waits for the child process and exits with its exit
+    code.
     """
     names = ("user", "mnt", "ipc", "pid_for_children")
     opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]

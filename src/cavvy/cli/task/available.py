@@ -140,8 +140,8 @@ class _LiveOffers(Struct):
 
 
 def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers, _LiveOffers]:
-    """Return the offers of the configured providers for the task, and for `rival`, an on-demand
-    copy of the task.
+    """Return two results: the configured providers' offers for `task`, and their offers for
+    `rival`. `rival` is a copy of the task that requests on-demand capacity.
     """
     live, rivals, providers = _LiveOffers(), _LiveOffers(), load_providers()
     live.names = sorted(providers)

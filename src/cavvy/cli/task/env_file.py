@@ -53,7 +53,11 @@ def _read_value(match: re.Match[str], line: str) -> str:
     value = match["plain"] or match["double"] or ""
     if named := re.search(r"(?<!\\)\$\{[^}]*\}", value):
         hint = f"write the value in full; in single quotes, {named[0]} is plain text"
-        raise CommandFailure(f"{line}: Cavvy does not replace {named[0]}", hint, exit_code=2)
+        raise CommandFailure(
+            f"{line}: Cavvy does not replace {named[0]} by the value of a variable",
+            hint,
+            exit_code=2,
+        )
     if match["double"] is None:
         return value
     return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[1]), value)

@@ -311,8 +311,8 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
 
 def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
     """Return the failure that caused the gang to end. Ranks that stopped because the control plane
-    told them to are not considered. If the user or a limit stopped the job, only a failure before
-    the stop counts.
+    told them to are not considered. If the user or a limit stopped the job, failures after the stop
+    are not considered either.
     """
     stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]

@@ -1,13 +1,13 @@
 """Decides which replicas a service needs because requests must stay in certain places.
 
 Replicas in other places cannot serve a request that is bound to a place, so the needs of bound
-requests are computed separately from the load. For each set of places P in which some requests must
-stay, this module determines whether a replica in P is needed, which replica is kept for P, and
-whether a replica must be ordered:
+requests are computed separately from the load. Some requests must stay in a set of places P, for
+example in some regions. For each P, this module decides whether a replica in P is needed, which
+replica is kept for P, and whether a new replica must be ordered. The rules are:
 
 * Needed: a replica is needed while a request for P waits, or if the last request for P arrived
-  within `replicas.idle`. Requests that may be served anywhere form an additional set, which any
-  replica can serve.
+  within `replicas.idle`. The empty set P stands for requests that may be served anywhere; any
+  replica can serve these requests.
 * Kept: if a replica is needed for P, Cavvy keeps one replica of the newest revision, even if the
   load alone would need fewer replicas. The kept replica runs where all requests for P may be
   served, or was ordered for P and has no place yet. If several replicas are possible, the replica

@@ -304,10 +304,11 @@ def _variance_of_shift(trial: CanaryTrial) -> float:
 
 
 def _variance_of_groups(trial: CanaryTrial) -> tuple[float, int]:
-    """Return the variance per unit of information that the means of groups and the differences of
-    blocks show, and its degrees of freedom. Requests that a replica answers at the same time have
-    similar latencies. The variance of groups accounts for this correlation, and the variance of
-    single requests does not.
+    """Return a second estimate of the variance per unit of information, and its degrees of freedom.
+    The estimate is computed from the means of groups of successive requests and from the
+    differences of the revisions in the blocks. Requests that a replica answers at the same time
+    have similar latencies. The variance of groups accounts for this correlation, and the variance
+    of single requests does not.
     """
     free = trial.free_groups + trial.blocks - 1
     if free < 1:

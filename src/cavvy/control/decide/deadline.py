@@ -115,8 +115,9 @@ def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
 
 
 def go_ahead(job: JobRecord, own: Attempt, best: Recommendation) -> Recommendation:
-    """Keep only the recommended spot offers that are outside the gang's market and cost about as
-    much as the gang. If no suitable spot offer exists, the job stays on its gang.
+    """Return the spot offers in `best` to which the job may move. An offer must be in another
+    market than the gang's offer, and cost at most slightly more than the gang's offer. If there is
+    no such offer, the job stays on its gang.
     """
     offers = tuple(
         offer

@@ -148,8 +148,9 @@ def list_missing(
 ) -> tuple[str, ...]:
     """Return the markets in which replicas must be ordered, one entry for each replica, until each
     market has its wanted number of replicas. `living` are the replicas that run, start or will
-    start, and `gone` are the replicas that are ending or have ended. A spot market that has just
-    lost or refused a replica is not used for a while.
+    start, and `gone` are the replicas that are ending or have ended. If a replica in a spot market
+    has just been lost, or the provider has just refused to start one there, no replica is ordered
+    in this market for a while.
     """
     pausing = {
         each.market

@@ -57,8 +57,8 @@ _LONGEST_CALM = timedelta(hours=6)
 _ADVISED = "advice"  # key in JobRecord.retries that counts moves after a warning
 _START = timedelta(minutes=10)  # the budget must pay for both gangs for this long
 _MOVED_ENOUGH = (
-    "the provider says that this gang is at risk, but the job has already moved after such a "
-    "warning: the job may move again after"
+    "the provider warns that this gang may be reclaimed soon, but the job already moved after an "
+    "earlier warning. The job can move again after"
 )
 NO_STANDBY = Step(after=NEVER)  # for jobs whose work a second gang could not take over
 

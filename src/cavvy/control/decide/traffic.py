@@ -213,8 +213,8 @@ def _observe_market(
 
 
 def _mark_seen(service: StoredService) -> StoredService:
-    """Mark the service's cold starts and losses so far as passed to the autoscaler, and return the
-    service.
+    """Return the service with a mark on each cold start and each loss of a replica that has
+    happened until now. The mark means that the autoscaler has received this cold start or loss.
     """
     replicas = tuple(
         replace(each, measured=each.ready_at is not None, counted=each.loss is not None)

@@ -383,8 +383,8 @@ class SectionReader:
         return ""
 
     def reject_beside(self, owner: str, others: Iterable[str]) -> None:
-        """Add a problem for each field in `others` that is present, because a field in `others` has
-        no meaning together with the field `owner`.
+        """Add a problem for each field in `others` that the task file contains. The field `owner`
+        makes these fields meaningless.
         """
         for each in others:
             if self.has(each):
