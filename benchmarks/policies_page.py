@@ -141,7 +141,7 @@ def _single(rows: _Rows) -> Iterable[str]:
     picks: list[tuple[str, Callable[[_Row], bool]]] = [
         ("**all cells**", lambda row: True),
         (
-            "52 and 70 h x 0.05 and 0.2 h",
+            "deadlines of 52 and 70 h, restart overheads of 0.05 and 0.2 h",
             lambda row: (
                 row["deadline_hr"] in ("52.0", "70.0") and row["overhead_hr"] in ("0.05", "0.2")
             ),
@@ -261,7 +261,7 @@ _TABLES = {
     "deadlines": "three markets, deadlines of 1.05 to 3 times the work",
     "regions": "1 to 13 regions",
     "checkpoints": "three markets, checkpoints of 10 to 500 GB",
-    "triple": "three fixed zones, 60 h",
+    "triple": "three markets in fixed zones, deadline of 60 h",
 }
 
 
@@ -303,9 +303,9 @@ in steady markets, it stays available for most of a day. At first, the policy ca
 where spot is hardly cheaper than on-demand: the highest cost ratio of `auto` in this table is {worst:.3f}. {missed} deadlines were missed. Two constants of
 the policy were chosen on these markets: the share of four fifths in the next paragraph, and the weight of the prior in the expected saving.
 
-Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save
-four fifths of the price of one launch. In the expected saving, a few short periods with spot outweigh the prior. Before a change from on-demand to spot, the policy also asks whether spot is expected to save the price
-of this change, with at most the remaining work. If the policy did not compare the saving with four fifths of
+The policy starts on spot, or leaves on-demand to wait for spot, only if spot is expected to save at least four fifths of the price
+of one launch. In the expected saving, a few short periods with spot outweigh the prior. The policy changes from on-demand to spot only if
+the expected saving is also at least the price of this change. The expected saving counts at most the remaining work. If the policy did not compare the saving with four fifths of
 a launch, jobs in flapping markets with spot at 0.95 of on-demand would cost 1.056 times as much as the best simple policy (with full information; as in production,
 1.046 times).
 
@@ -411,7 +411,7 @@ def _left_out(rows: _Rows) -> Iterable[str]:
         "trace left out",
         "SpotHedge here",
         "steady",
-        "seeds with a lower cost",
+        "random seeds with which `steady` has a lower cost than SpotHedge",
         "random seeds with which `steady` has a higher availability than SpotHedge",
     )
     yield _table(heads, body)

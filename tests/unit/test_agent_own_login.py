@@ -266,7 +266,7 @@ def test_a_public_image_is_pulled_although_the_identity_has_no_right(
 def test_a_refusal_tells_why_there_was_no_login(clouds: Clouds, tmp_path: Path) -> None:
     clouds.role = None
     node = Node(tmp_path)
-    with pytest.raises(engine.CannotBuild, match=r"no identity for this registry: .*answered 404"):
+    with pytest.raises(engine.CannotBuild, match=r"no identity for this registry \(.*answered 404"):
         node.pull(clouds, ECR)
     clouds.role = "node"
     with pytest.raises(engine.CannotBuild, match="with the node's own identity"):

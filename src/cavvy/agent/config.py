@@ -71,8 +71,8 @@ class ConfigFields:
         """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
         If the field is missing or null, return the default. If the field has no default, return the
-        empty value of `kind`: an empty list or object, False or None. If `kind` has no empty value,
-        raise BadConfig.
+        empty value of `kind`: an empty list or object, False or None. Raise BadConfig if the field
+        is missing, has no default, and has a type without an empty value, such as "int".
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
         if value is None and (default is not None or plain != kind):
@@ -157,8 +157,9 @@ class NoticeNodeConfig(ConfigRecord):
 
 
 class NoticeReplyConfig(ConfigRecord):
-    """The request that acknowledges an event. In `body`, {id} is replaced by the value of the
-    event's field called `id`."""
+    """The request that acknowledges an event. The field `id` contains the name of a field of the
+    event. The agent replaces the text {id} in `body` by the value of this field.
+    """
 
     url: str
     body: str

@@ -68,10 +68,10 @@ def count_for_wait(
         P(wait > w)  = P(wait > 0) * exp(-(s - a) * w / (S * z))
 
     The formulas compute the waiting time of a queue with many servers (Halfin and Whitt, 1981),
-    with Hayward's approximation. According to the approximation, uneven arrivals have the same
-    effect as even arrivals with 1/z of the load on 1/z of the slots. If the gateway joins requests
-    to batches, S is the time of a full batch divided by the number of its requests, and requests
-    also wait for running batches: see `_late_share_of_batches`.
+    with Hayward's approximation. Hayward's approximation replaces uneven arrivals by even arrivals,
+    and divides both the load and the number of slots by z. If the gateway joins requests to
+    batches, S is the time of a full batch divided by the number of its requests, and requests also
+    wait for running batches: see `_late_share_of_batches`.
     """
     erlangs = load.erlangs
     if erlangs <= 0:
@@ -115,10 +115,10 @@ def _late_share_of_batches(
 
     A single slot starts a batch every t(n) seconds. A request arrives at a random time between two
     starts, so it waits t(n) / 2 on average, and P(wait > w) = 1 - w / t(n). With several slots, a
-    request waits for the first slot that becomes free. If the slots became free independently of
-    each other, P(wait > w) would be (1 - w / t(n))^s. However, the batches of different slots tend
-    to end at the same time, so the true exponent is smaller than s. We use s^0.75, an approximation
-    that was found by simulation. If the slots are fast enough to serve the load without batches,
+    request waits for the first slot that becomes free. If the s slots became free independently of
+    each other, the probability 1 - w / t(n) for one slot would be raised to the power s. However,
+    the batches of different slots tend to end at the same time, so the true exponent is smaller
+    than s. We use s^0.75, an approximation that was found by simulation. If the slots are fast enough to serve the load without batches,
     some requests find a free slot. The others wait; their share P(wait > 0) is computed with S = A
     + B.
     """

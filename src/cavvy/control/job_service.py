@@ -171,10 +171,11 @@ class JobService:
         return stored
 
     async def find_session(self, project: str, name: str) -> JobRecord:
-        """Return the job with this name or ID. If no such job exists, or the job is a session that
-        has ended, return the newest unfinished session of the machine with this name, if any. The
-        name of the returned session may differ from `name`, so callers must use the ID of the
-        session. Raises RowNotFound.
+        """Return the job with this name or ID. `name` may also be the name of a machine: if no job
+        has the name, or if the job with the name is an ended session, the result is the machine's
+        newest unfinished session. If there is none, return the ended session. The name of the
+        returned session may differ from `name`, so callers must use the ID of the session. Raises
+        RowNotFound.
         """
         try:
             job: JobRecord | None = await self._store.find_job(project, name)

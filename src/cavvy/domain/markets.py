@@ -44,8 +44,8 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 class MarketTally(Struct, frozen=True, kw_only=True):
     """The sum of all observations of one kind in one market. `seconds` is the total duration of the
-    observations in seconds. `node_seconds` is the same total with each duration multiplied by the
-    observation's number of nodes.
+    observations in seconds. `node_seconds` is the sum of the observations' node-seconds: the
+    duration of each observation in seconds, multiplied by its number of nodes.
     """
 
     market: str

@@ -68,7 +68,7 @@ def pull(
         try:
             own = find_login(image)
         except NoIdentity as error:
-            why_not = f" without a login (the node has no identity for this registry: {error})"
+            why_not = f" without a login, and the node has no identity for this registry ({error})"
         # the node's identity may have no rights to a public image, which needs none
         code = pull_as(own, engine, config, image, env) if own else 1
         if code:

@@ -58,7 +58,8 @@ _FILE = re.compile(r"(?:^|\s)(?:-r|--requirements?)[\s=]+(\S+)")
 
 def find_packages(text: str) -> dict[str, list[str]]:
     """Return, for each vendor, the arguments of those setup commands that install the vendor's
-    packages. The result is {} if conditions in the setup can decide which packages are installed.
+    packages. If the setup contains conditions, such as `if`, it is unknown which packages are
+    installed, and the result is {}.
     """
     text = _strip(text)
     if _CHOOSES.search(text):

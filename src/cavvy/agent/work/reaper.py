@@ -266,8 +266,9 @@ def removed_group(folder: str) -> bool:
 
 
 def sweep() -> None:
-    """Kill and reap all processes below this process, which must be a reaper. This process calls
-    the function after the work's reaper was killed.
+    """Kill and reap all processes below this process, which must be a reaper. The calling process
+    uses this function if another process has killed the reaper of the work, which would otherwise
+    end the work's processes.
     """
     for _ in range(500):
         for pid in descendants(os.getpid()):

@@ -54,8 +54,8 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """Raised if an agent sends an invalid list of a checkpoint's files. Either the agent has a bug,
-    or the sender is not an agent.
+    """Raised if an agent sends an invalid list of a checkpoint's files. Only an agent with a bug,
+    or a sender that is not an agent, sends such a list.
     """
 
 

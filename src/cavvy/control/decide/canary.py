@@ -234,9 +234,10 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
 
 
 def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
-    """Divide the rest of alpha between the test of errors and the test of latency so that the sum
-    of their powers is as large as possible. The power of a test depends on how many errors both
-    revisions have in total and on the variance, but not on which of the revisions is worse.
+    """Divide the rest of alpha between the test of errors and the test of latency. The division
+    maximises the sum of the two tests' powers; a test's power is its probability of detecting a
+    worse revision. The power of a test depends on how many errors both revisions have in total and
+    on the variance, but not on which of the revisions is worse.
     """
     requests = trial.old.requests + trial.new.requests
     failed = trial.old.errors + trial.new.errors

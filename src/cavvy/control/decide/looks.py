@@ -63,9 +63,9 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """Return the GangLook after the attempt entered `phase`. If `phase` is ENDING, the GangLook no
-    longer contains earlier requests to remove the gang, so that the server requests the removal
-    again.
+    """Return `look` as it must be when the gang's attempt has just entered the phase `phase`. If
+    `phase` is ENDING, the GangLook no longer contains earlier requests to remove the gang, so that
+    the server requests the removal again.
     """
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None, charged_at=None)
