@@ -118,9 +118,9 @@ def _late_share_of_batches(
     request waits for the first slot that becomes free. If the s slots became free independently of
     each other, the probability 1 - w / t(n) for one slot would be raised to the power s. However,
     the batches of different slots tend to end at the same time, so the true exponent is smaller
-    than s. We use s^0.75, an approximation that was found by simulation. If the slots are fast enough to serve the load without batches,
-    some requests find a free slot. The others wait; their share P(wait > 0) is computed with S = A
-    + B.
+    than s. We use s^0.75, an approximation that was found by simulation. If the slots are fast
+    enough to serve the load without batches, some requests find a free slot. The others wait; their
+    share P(wait > 0) is computed with S = A + B.
     """
     if batch is None:
         return 0.0
