@@ -241,7 +241,7 @@ def test_a_bucket_needs_what_all_servers_can_have(
     )
     with pytest.raises(StateDirError, match=told):
         choose_files(home, given, "postgresql://x")
-    with pytest.raises(StateDirError, match="the database is a file of the state folder"):
+    with pytest.raises(StateDirError, match="the database is an SQLite file"):
         choose_files(home, given, None)
 
 

@@ -80,8 +80,9 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Call `lose` for a storage request that raised `error`. Return the response's status, or 0
-        without a response.
+        """Count a failed storage request, and wait before the next try, as `lose` does. `error` is
+        the exception that the request raised. Return the response's status, or 0 without a
+        response.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         if isinstance(error, urllib.error.HTTPError):

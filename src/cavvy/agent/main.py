@@ -76,9 +76,9 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all files of the finished work, and any links with which the work has replaced the
-    agent's files. The claim is removed first, so that a later agent sends no reports about this
-    work.
+    """Remove all files of the finished work. If the work has put a symbolic link in the place of
+    one of the agent's files, remove the link, too. The claim is removed first, so that a later
+    agent sends no reports about this work.
     """
     from .work.trees import remove_tree
 

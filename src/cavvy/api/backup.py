@@ -220,8 +220,9 @@ def _describe(name: str, size: int) -> tarfile.TarInfo:
 
 
 class _HashingReader:
-    """Reads a file for `tarfile`, which requests exactly the bytes that `tarfile` then writes to
-    the archive.
+    """Reads a file for `tarfile`, and computes the hash of all bytes that were read. The hash is
+    that of the file in the archive, because `tarfile` writes each byte that it reads to the
+    archive.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -76,8 +76,10 @@ def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDi
     if url is None:
         raise StateDirError(
             "settings-invalid",
-            "server.files is set, but the database is a file of the state folder",
-            "set server.database too: only servers on PostgreSQL share files",
+            "server.files is set, but server.database is empty, so the database is an SQLite "
+            "file, which only one server can use",
+            "set server.database to a PostgreSQL database, which several servers can share, or "
+            "remove server.files",
         )
     if is_bucket(given):
         check_bucket(given, settings, uses_machine=_uses_machine(settings))

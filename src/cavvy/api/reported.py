@@ -111,8 +111,8 @@ def read_batch(
 
 
 def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
-    """Decode a message. Returns None if the message has no valid number, because the number could
-    belong to another message.
+    """Decode a message. Returns None if the message's sequence number `seq` is not valid, because
+    any number that the server chose instead could be the number of another message.
     """
     fields: dict[str, Any] = {"at": now}
     faults = []

@@ -8,8 +8,8 @@ any order, joined by `:`.
   GPU fits
 * count: 8, 1..4, 2.. or ..4 on each node; the default is 1
 * part: 0.5 or 1/6, for a node with at least this part of one accelerator
-* topology: 2x4 or 4x4x8, for the chips of a slice of TPUs; a type such as v5litepod-8 implies the
-  name and the number of chips
+* topology: the arrangement of the chips in a slice of TPUs, such as 2x4 or 4x4x8. The name and the
+  number of chips can also be stated together by a type of slice, such as v5litepod-8
 * memory: 80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
 With a product, a single size is exact (A100:80GB); without a product, the size is the minimum

@@ -1,4 +1,5 @@
-"""Passes events on to a webhook of a Cavvy service, as a signed batch of CloudEvents.
+"""Passes events on to a webhook of a Cavvy service. Each request to the webhook is signed and
+contains one batch of events in the CloudEvents format.
 
 The variable CAVVY_HOOK_URL contains the URL of the webhook, and CAVVY_HOOK_SECRET contains the
 webhook's secret. The webhook has `signature: standard`. If forwarding fails, the function raises an

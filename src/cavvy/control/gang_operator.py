@@ -61,8 +61,9 @@ class GangOperator:
         return self._looks
 
     def start_over(self) -> None:
-        """Forget all polls, as after a restart: this server's share of the work has changed, and
-        another server may have acted on the gangs.
+        """Forget the results of all polls of gangs. This must be called when the share of the gangs
+        that this server manages has changed, because another server may have acted on the new
+        gangs.
         """
         self._started_at = self._clock.now()
         self._looks.clear()

@@ -5,10 +5,9 @@ of the requests of each key, the time before the replica was ready (`cold start`
 time (`idle`). Requests that are in flight at the same moment share the replica equally. Each
 division posts entries that add up to zero: the divided amount is subtracted from the bill's own
 kinds and added to the kinds of the parts. Therefore, the parts of a bill add up exactly to the
-bill. Amounts that are added to a bill after the replica has ended count as idle time. Some requests
-get an entry without an amount, so that every request is counted. These are the requests that are
-reported after the last division of a bill, and the requests whose share is smaller than a
-micro-dollar.
+bill. Amounts that are added to a bill after the replica has ended count as idle time. So that every
+request is counted, a request gets an entry without an amount if it is reported after the last
+division of a bill, or if its share is smaller than a micro-dollar.
 """
 
 from collections.abc import Iterable, Mapping
@@ -67,8 +66,9 @@ def divide_bill(
     final: bool = False,
 ) -> Division | None:
     """Divide the bill's increase since the last division. Returns None if nothing remains to be
-    divided. If `final` is set, the replica has ended. Because the bill might never grow again, new
-    counts of requests are then recorded even if the bill has not changed.
+    divided. `final` is true if the replica has ended. After its end, the bill of a replica may
+    never grow again. Therefore, if `final` is true, new counts of requests are recorded even if the
+    bill has not grown.
     """
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
     kinds = {*bill.amounts, *before.moved}

@@ -1,8 +1,8 @@
 """Computes the cost of the data that nodes send out of their clouds: checkpoints, outputs and logs.
 
-The agent reports the number of bytes when the bytes are sent. If a node is lost while uploading a
-checkpoint, the number of sent bytes is unknown. Therefore the cost of this upload is known only as
-a range.
+The agent reports the number of bytes when the bytes are sent. If a node is lost while it uploads a
+checkpoint, the number of sent bytes is unknown, and only a lower and an upper limit of the upload's
+cost can be computed.
 """
 
 from collections.abc import Iterable

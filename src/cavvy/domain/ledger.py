@@ -79,8 +79,8 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
 class LedgerPosting(Struct, frozen=True, kw_only=True):
     """An amount for the half-open period [since, until). A posting does not have a position in the
     ledger yet. The store assigns the position. `line` and `line_since` (the kind and the start of
-    the charge) identify the line of the bill to which the posting belongs. The entries of a line
-    add up to its charge.
+    the charge) identify the line of the bill to which the posting belongs. The amounts of all
+    entries for one line of the bill add up to the amount of the charge.
     """
 
     kind: EntryKind

@@ -329,8 +329,8 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
 class UnplacedRequests(Struct, frozen=True, kw_only=True):
     """Requests that must stay in `places`, where the service has no replica. The requests wait
     because the service already has its maximum number of replicas. `places` has the format of
-    `place_loads.write_places`. A replica in `places` can start only after the replica with the
-    number `instead` has ended.
+    `place_loads.write_places`. The service may start a replica in `places` only after another
+    replica has ended; `instead` is the number of that other replica.
     """
 
     places: str

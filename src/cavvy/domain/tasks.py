@@ -313,11 +313,11 @@ class Workload(Struct, frozen=True, kw_only=True):
     """The amount of work, from which a plan computes how long the work takes.
 
     The amount of work is stated by `flops`, `samples` or `duration`. `flops` is the total number of
-    floating-point operations of the whole job, at `precision`; nodes reach the share `efficiency`
-    of their peak speed. `samples` is the total number of samples. `rates` contains the samples per
-    second that were measured on one node; the keys are names of accelerators, or "cpu". `duration`
-    is the time of the whole job, with the task's number of nodes and the accelerators `measured_on`
-    on each node.
+    floating-point operations of the whole job, at `precision`. For `flops`, the plan assumes that
+    the speed of a node is its peak speed times `efficiency`. `samples` is the total number of
+    samples. `rates` contains the samples per second that were measured on one node; the keys are
+    names of accelerators, or "cpu". `duration` is the time of the whole job, with the task's number
+    of nodes and the accelerators `measured_on` on each node.
     """
 
     flops: float | None = None

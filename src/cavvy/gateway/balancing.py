@@ -55,8 +55,10 @@ def choose_least(loads: Sequence[int], start: int) -> int:
 def choose_by_key(
     ring: Ring, key: int, loads: Sequence[int], total: int, load_factor: float
 ) -> int:
-    """Return the position of the key's replica, or of the next replica clockwise with room for one
-    more request, or -1 if all replicas are FULL. `total` is the total load of all replicas.
+    """Return the position of the replica that gets the request. The search starts at the key's
+    replica and continues clockwise on the ring until a replica's load is below the load limit. If
+    every load has reached the limit, the first replica that is not FULL is chosen. If all replicas
+    are FULL, the result is -1. `total` is the total load of all replicas.
     """
     points, owners = ring
     if not points:

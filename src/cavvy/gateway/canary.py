@@ -23,9 +23,9 @@ class RevisionFacts(Struct, frozen=True, kw_only=True):
     logarithm of a request's latency in seconds. The latency is the time from the start of the
     request at the replica to the last byte of the response. The sums cover the `timed` requests:
     the requests without an error, and the requests that the client aborted. `groups` counts the
-    groups of GROUP successive timed requests. `means` and `mean_squares` are the sums of the mean
-    logarithms of the groups and of the squared means. A gateway of an earlier version forms no
-    groups.
+    groups of GROUP successive timed requests. Each group has a mean logarithm; `means` is the sum
+    of these means, and `mean_squares` is the sum of the squared means. A gateway of an earlier
+    version forms no groups.
     """
 
     requests: int

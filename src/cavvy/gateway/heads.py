@@ -168,8 +168,8 @@ class RequestHead:
 
     def get_header(self, name: bytes) -> bytes:
         """Return the value of the first field with this name, which must be in lower case. The
-        search covers the fields that are passed on, and the fields that the gateway removed for its
-        own use.
+        field may be one that is passed on to the replica, or one that the gateway has removed
+        because only the gateway needs it.
         """
         if name in _NEEDED:
             return bytes(getattr(self, _NEEDED[name]))
@@ -447,5 +447,5 @@ def _without_length(fields: bytes) -> bytes:
 
 
 def may_begin_response(data: bytes) -> bool:
-    """Return whether more bytes can complete `data` to the head of a response."""
+    """Return whether `data` can be the beginning of the head of a response."""
     return b"HTTP/".startswith(data[:5]) and data.count(b"\n") == data.count(b"\r\n")

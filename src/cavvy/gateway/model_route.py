@@ -97,9 +97,10 @@ class ModelRoutes:
     def answer(
         self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
     ) -> "OpenRequest | bool | None":
-        """Return the request for a head that matches no service's own path. The result is an open
-        request, None if the request was answered, or False if the head's path is not one of the
-        routes for models.
+        """Handle a request whose path belongs to no single service; `head` contains its path and
+        headers. If the request must be passed on, the result is the open request. If the method has
+        already answered the request, the result is None. If the path is not one of the routes for
+        models, the result is False.
         """
         if not is_model_path(head):
             return False

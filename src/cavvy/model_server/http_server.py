@@ -147,4 +147,6 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, *arguments: Any) -> None:
-        """Log no requests, because the metrics count them."""
+        """Do nothing, so that requests cause no lines in the log. The server's metrics already
+        count the requests.
+        """

@@ -366,11 +366,11 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings that Daly's checkpoint interval, which is longer than the run's interval,
-    would bring. A longer interval means fewer pauses, which reduces the cost. Each time that a node
-    is lost, more work must be repeated: on average, half of the difference between the two
-    intervals. The cost of this work is subtracted. The result is None if the pauses take less than
-    5 % of the time.
+    """Return the savings if the run had used Daly's checkpoint interval, and this interval is
+    longer than the run's own. A longer interval means fewer pauses, which reduces the cost. Each
+    time that a node is lost, more work must be repeated: on average, half of the difference between
+    the two intervals. The cost of this work is subtracted. The result is None if the pauses take
+    less than 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None

@@ -84,7 +84,9 @@ def _best(found: Iterable[ReservationAdvice]) -> Mapping[tuple[str, str, str], R
 
 
 def _add(levels: list[float], machine: UsedMachine, since: datetime) -> float:
-    """Add the machine's share of each hour. Returns the machine's hours in the period."""
+    """For each hour of the period, add to `levels` the part of the hour during which the machine
+    was used. Returns the sum of these parts in hours.
+    """
     total = 0.0
     begin = max(0.0, (machine.since - since) / _HOUR)
     end = min(float(len(levels)), (machine.until - since) / _HOUR)

@@ -61,8 +61,9 @@ def chosen_interval(
     which writing one checkpoint extends the run.
 
     If the task states an interval, the time for writing is 0, because the stated work already
-    includes that time. If the task states no interval, the time is assumed to be CHECKPOINT_COST,
-    and the interval is the best interval for that cost.
+    includes that time. If the task states no interval, the planner assumes that writing a
+    checkpoint takes CHECKPOINT_COST. The returned interval is then the best interval for this
+    writing time.
     """
     if checkpoint is None:
         return None, timedelta(0)

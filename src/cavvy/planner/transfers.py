@@ -108,8 +108,9 @@ def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
 
 
 def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
-    """Return the date of the price that `find_egress` returns. The table of dates has the same keys
-    as the table of prices."""
+    """Return the date of the egress price for the offer's location, or None if no date is known.
+    `dates` has the same keys as the table of prices that `find_egress` uses.
+    """
     return _find(offer, dates)
 
 

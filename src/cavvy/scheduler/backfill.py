@@ -148,8 +148,9 @@ def _keeps_out(
     what: str,
     unit: int,
 ) -> bool:
-    """Return whether some combination of `others` leaves enough of the resource `what` for `wish`
-    alone, but too little for `wish` and `mine` together.
+    """Return whether `mine` can prevent `wish` from fitting on the host. This is so if a
+    combination of `others` leaves an amount of the resource `what` that is enough for `wish`, but
+    too small for the sum of `wish` and `mine`.
 
     A job in `others` that cannot run at the same time as `wish` is omitted: `wish` has to wait for
     its end, with or without `mine`.

@@ -141,7 +141,9 @@ class BucketLogs:
         return self._keys is not None and self._keys.of(project).encrypts
 
     def is_quick(self, project: str) -> bool:
-        """Return False: appending is never quick, because every call waits for the bucket."""
+        """Return False, because each call of `append` sends a request to the bucket and waits for
+        the answer.
+        """
         return False
 
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:

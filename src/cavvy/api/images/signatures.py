@@ -1,9 +1,9 @@
 """Verifies signatures of images in the formats of cosign, with public keys.
 
 Cosign's SIGNATURE_SPEC.md defines a "simple signing" payload with its signature. Cosign's
-BUNDLE_SPEC.md defines a Sigstore bundle with an in-toto statement in a DSSE envelope. The module
-ignores certificates and entries of transparency logs, which only prove who owns a key: the owners
-of a policy's keys are already known.
+BUNDLE_SPEC.md defines a Sigstore bundle with an in-toto statement in a DSSE envelope. Certificates
+and entries of transparency logs only prove who owns a key. The module ignores them, because the
+owners of the keys in a policy are already known.
 """
 
 import base64

@@ -1,4 +1,6 @@
-"""Describes the webhooks, cron lines and queue of a service for the answers of routes."""
+"""Describes the webhooks, cron lines and queue of a service in the form in which the API returns
+them.
+"""
 
 from datetime import datetime
 

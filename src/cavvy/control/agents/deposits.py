@@ -527,8 +527,9 @@ class DepositCollection:
 
 
 def _store_blob(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
-    """Store a file of the checkpoint. If the stored file has a wrong hash, store it a second time:
-    the first try deletes a damaged part that an earlier upload may have left.
+    """Store a file of the checkpoint. An interrupted upload may have left a damaged part of the
+    file. In this case, the hash of the stored file is wrong, and the first try deletes the part.
+    Therefore the file is then stored a second time.
     """
     try:
         _append(blobs, piece, read)

@@ -591,9 +591,9 @@ def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) ->
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
-    """Return how long work may continue if `left` must also pay for ending the work. The result is
-    the time that `left` pays for, minus the time to end the work, but at least half of the paid
-    time.
+    """Return how long work may continue if `left` must also pay for ending the work. `left` pays
+    for a certain time. The time that is needed to end the work is subtracted from the paid time; at
+    most half of the paid time is subtracted.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -73,7 +73,7 @@ class AdvanceAttempt(Struct, frozen=True, kw_only=True):
 
 
 class OrderRanks(Struct, frozen=True, kw_only=True):
-    """Send these ranks an order."""
+    """Send an instruction (`Order`) to the agents of these ranks."""
 
     ranks: tuple[int, ...]
     kind: str  # see Order.kind

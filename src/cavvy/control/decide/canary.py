@@ -20,9 +20,10 @@ errors over the blocks, and its distribution is exact: with a single block and a
 test would be Fisher's exact test. The distribution is conditional on n1, n0 and m. Therefore the
 part of alpha of a look may depend on these numbers.
 
-Latency. In a block, L1 and L0 are the mean logarithms of the latency of the new and the old
-revision, and w is n1 n0 / (n1 + n0). The variance of the logarithm within revisions and blocks is
-v. The statistic is
+Latency. In a block, L1 is the mean logarithm of the latency of the new revision, and L0 is that of
+the old revision. The block has the weight w = n1 * n0 / (n1 + n0), where n1 and n0 are the numbers
+of requests of the two revisions. The variance of the logarithm within revisions and blocks is v.
+The statistic is
 
     S / sqrt(v),  S = sum of w (L1 - L0).
 
@@ -258,8 +259,8 @@ def _power(effect: float, alpha: float) -> float:
 
 
 def _allow(most: float, information: float) -> float:
-    """Return the share of alpha that the looks so far may have spent together; this limit does not
-    apply to the last look.
+    """Return the share of alpha that all looks up to now may spend together. The last look of a
+    trial may exceed this limit.
     """
     large, small = most * _FOR_LARGE, most * (1 - _FOR_LARGE)
     soon = _FIRST_SPENT + _SPENT * _TIMES * information

@@ -71,7 +71,9 @@ def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> Se
 
 
 def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
-    """Return the current values of all reports together, without the counters."""
+    """Combine the values of all reports that describe the present, such as the number of requests
+    in flight. The counters, such as the total number of requests, are left out.
+    """
     return ServiceTraffic(
         at_s=at_s,
         in_flight=sum(each.in_flight for each in told),

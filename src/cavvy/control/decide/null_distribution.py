@@ -1,5 +1,6 @@
-"""The null distribution of a sequential test's statistic, restricted to the trial's outcomes in
-which no earlier look has rejected the hypothesis.
+"""The null distribution of a sequential test's statistic. The distribution contains only the
+outcomes of the trial in which the test was still running, because no earlier look rejected the
+hypothesis.
 
 A sequential test of a fixed length updates its null distribution at each look (Armitage, McPherson
 and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical

@@ -109,9 +109,9 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Return whether to read more jobs of the queue although the first jobs are blocked. A later
-    job may fit on an offer for which no job waits. `behind` lists the offers for which the jobs
-    that were already read wait.
+    """Return whether to read more jobs of the queue although the first jobs are blocked. A job
+    further back in the queue may fit on an offer for which none of the blocked jobs waits. `behind`
+    lists the offers for which the jobs that were already read wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False

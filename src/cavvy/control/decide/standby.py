@@ -381,8 +381,9 @@ def _reviewed(
 
 
 def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
-    """Return whether an on-demand gang that may be released has just saved a checkpoint; if so, the
-    job can wait for spot capacity."""
+    """Return whether the job can release its on-demand gang and wait for spot capacity. This
+    requires that the job may move, and that the gang saved a checkpoint in the last REVIEW period.
+    """
     saved, job = own.checkpoint_at, rows.job
     if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
         return False

@@ -54,8 +54,8 @@ class MachinePool:
         self, job: JobRecord, now: datetime, policies: Sequence[BoundPolicy]
     ) -> MachineIsBusy | MachineIsUnfit | NamedMachine | None:
         """Start the job on its machine and return None. If the job must wait or fail, return why.
-        If the machine has no gang, return the machine's row, which must be written when the job
-        gets a new gang.
+        If the machine has no gang, return a changed row of the machine. The caller must write this
+        row when it starts a new gang for the job.
         """
         assert job.task.machine is not None
         machine = await self.read(job.project, job.task.machine)

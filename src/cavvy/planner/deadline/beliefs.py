@@ -24,8 +24,9 @@ _MEANS = {
 
 
 class MarketBeliefs:
-    """The known facts about a job's markets, in the order of the markets in the job's terms. Times
-    are seconds since the job was submitted.
+    """The known facts about the markets in which a job may run. All lists have one element for each
+    market, in the same order in which the job's terms list the markets. Times are seconds since the
+    job was submitted.
     """
 
     def __init__(self, usd_hr: Sequence[float]) -> None:

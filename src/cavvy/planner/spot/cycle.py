@@ -18,9 +18,9 @@ can be decided by itself, and the best thresholds depend only on the lengths of 
 * When spot becomes available again while the job runs on demand, change to spot after spot has been
   available for `trust` hours.
 
-The price of slack is chosen so that the thresholds `patience` and `trust` use exactly the available
-slack in the remaining time (dual ascent on this single constraint). Each decision first computes
-the price of an hour of slack again.
+With a higher price of slack, the best thresholds `patience` and `trust` use less slack. The module
+searches for the price at which they use exactly the available slack in the remaining time (dual
+ascent on this single constraint). Each decision first computes the price of an hour of slack again.
 """
 
 from collections.abc import Callable
@@ -165,8 +165,8 @@ def plan_cycle(
 
 
 class _CyclesByPrice(dict[float, SpotCycle]):
-    """Computes the cycle of one market only once for each price of slack, because all searches try
-    the same prices.
+    """Caches the cycles of one market by the price of an hour of slack. All searches try the same
+    prices, so each cycle is computed only once.
     """
 
     def __init__(
@@ -199,7 +199,10 @@ class CycleProblem(NamedTuple):
     within: SpellLengths | None
 
     def is_free(self) -> bool:
-        """Return whether the available slack is enough even if slack has the price 0."""
+        """Return whether the job has more slack than it can use. With a price of 0 for slack, the
+        job would use as much slack as it ever uses; this amount is compared with the available
+        slack.
+        """
         return self._need(self._cycles())(0.0) <= self.slack
 
     def solve(self, guess: float = 0.0) -> SpotCycle:
@@ -211,8 +214,8 @@ class CycleProblem(NamedTuple):
         return _find_cycles(self.stays, self.away, self.saving, self.overhead)
 
     def _need(self, cycles: _CyclesByPrice) -> Callable[[float], float]:
-        """Return a function that maps the price of an hour of slack to the hours of slack that the
-        job needs.
+        """Return a function of the price of an hour of slack. The function returns how many hours
+        of slack the job uses at this price.
         """
         within, overhead, left = self.within, self.overhead, self.left
         if within is None:

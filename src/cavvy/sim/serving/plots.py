@@ -74,7 +74,7 @@ def plot_costs(loads: Sequence[LoadCosts], crossings: Sequence[WayCrossing], pat
             panel.axvline(load.per_day, color="black", linestyle="--", linewidth=0.8)
     panel.set_xscale("log")
     panel.set_yscale("log")
-    panel.set_xlabel("requests per day; dashed: the recorded load")
+    panel.set_xlabel("requests per day (dashed line: recorded load)")
     panel.set_ylabel("$ per month")
     panel.grid(alpha=0.3, which="both")
     panel.legend(fontsize="small")

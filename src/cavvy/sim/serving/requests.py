@@ -57,9 +57,9 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """The options for converting a file to requests: the token speed, the service time of requests
-    whose service time is not in the file, and the random seed for arrivals that the file states
-    only as a rate.
+    """The options for the conversion of a file to requests. `speed` is the token speed. `service_s`
+    is the service time of a request if the file does not state it. If the file states only the rate
+    of arrivals, the arrival times are drawn at random with `seed`.
     """
 
     speed: TokenSpeed = TokenSpeed()

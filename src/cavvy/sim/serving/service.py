@@ -148,8 +148,8 @@ class SimulatedService:
 
     def order(self, wanted: Sequence[int]) -> None:
         """Launch or end replicas so that each market has the wanted number. Replicas that have not
-        started are ended first. After them, the ready replicas with the fewest requests are ended,
-        each after its current requests.
+        started are ended first. If more replicas must end, the ready replicas with the fewest
+        requests are chosen. A ready replica first finishes the requests that it has, and then ends.
         """
         for market, count in enumerate(wanted):
             while self.count_held(market) > count:

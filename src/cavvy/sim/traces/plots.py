@@ -48,8 +48,9 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, float], float]:
-    """Return the mean score by overhead, policy and slack; without optima, the mean cost in
-    dollars."""
+    """Return the mean score for each combination of overhead, policy and slack. If the results
+    contain no optimal costs, return mean costs in dollars instead of mean scores.
+    """
     tally = ResultTally()
     for result in results:
         setting = result.setting

@@ -139,7 +139,9 @@ class KeyRows:
             self._session = None
 
     def _names(self, prefix: str) -> Sequence[str]:
-        """For each fact whose name begins with `prefix`, return the rest of the name."""
+        """Find the rows of the table `meta` whose key begins with `prefix`. Return these keys
+        without the prefix.
+        """
         sql = 'SELECT "key" FROM meta WHERE substr("key", 1, ?) = ? ORDER BY 1'
         rows = self._do(lambda session: session.run(sql, (len(prefix), prefix)).fetchall())
         return [str(key)[len(prefix) :] for (key,) in rows]

@@ -59,8 +59,9 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """Raised if the file is not a catalog that this program can use. The message suggests a remedy.
-    If the remedy depends on who owns the file, the remedy is a separate argument of the error.
+    """Raised if the file is not a catalog that this program can use. The message says what to do.
+    An instruction that is right only for the user's own catalog is a second argument of the
+    exception, so that callers with another file can omit it.
     """
 
     def __str__(self) -> str:
