@@ -71,7 +71,8 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.CORRECTION,
-        source="the change in cost when a provider corrects reported times, prices or uses",
+        source="the change in cost when a provider corrects a time, a price or an amount of use "
+        "that it had reported",
     ),
     LedgerMeter(kind=EntryKind.DISCOUNT, source="the discounts in the server's settings"),
 )

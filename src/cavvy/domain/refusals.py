@@ -42,8 +42,8 @@ class RefusalLimiter:
         return False
 
     def take_left_out(self, now: datetime) -> Sequence[LeftOut]:
-        """Return the numbers of unrecorded refusals in a minute that has ended. Each count is
-        returned only once.
+        """Return the numbers of unrecorded refusals in a minute that has ended. A later call does
+        not return these numbers again.
         """
         if not self._left_out or self._begun is None or now - self._begun < _WINDOW:
             return []

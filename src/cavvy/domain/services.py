@@ -342,9 +342,9 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     planner chose the offer) and runs at `place`. The replica may run at these `providers`; () means
     all providers that its task permits. A time such as `ready_at` is None until the replica reaches
     the corresponding state. `reason` is the reason for the last transition. The replica's program
-    listens on `port` of the node. `gang` is the gang that runs the replica. `gang` is "" while
-    there is no gang, and on the server's machine, where the gateway reaches the port without a
-    tunnel.
+    listens on `port` of the node. `gang` is the gang that runs the replica. While there is no gang,
+    `gang` is "". For a replica on the server's machine, `gang` is always "", because the gateway
+    reaches the replica's port without a tunnel.
     """
 
     id: str

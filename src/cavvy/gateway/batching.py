@@ -2,15 +2,14 @@
 
 The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` estimates the slope
 a and the constant b from the past batches of one replica. A larger batch shares b among more
-requests, so the module decides as
-follows:
+requests, so the module decides as follows:
 
-    size    the longest run of the waiting requests, oldest first, that has at most `max` instances
-            and would end before each of its requests is due. A request that would be late even in
-            the smallest batch does not count. While a replica is new, a batch has at most twice as
-            many instances as the largest batch that the replica has answered.
-    wait    only if the replica is the last free one, and only while waiting for the next request
-            lowers the sum of the latencies; see `pays_to_wait`.
+    size    The batch is the longest run of the waiting requests, oldest first, that has at most
+            `max` instances and would end before each of its requests is due. A request that would
+            be late even in the smallest batch does not count. While a replica is new, a batch has
+            at most twice as many instances as the largest batch that the replica has answered.
+    wait    The batch waits for more requests only if the replica is the last free one. Even then,
+            it waits only while waiting lowers the sum of the latencies (`pays_to_wait`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -12,9 +12,10 @@ _LOCATION = re.compile(rb"\r\n(?i:location):[\t ]*((?i:https?)://([^/?#\r]*))?(/
 
 
 def keep_below(head: ResponseHead, route: ServiceRoute, host: bytes) -> ResponseHead:
-    """Return the head of a response with the prefix that the gateway removed added to the path of
-    its `Location`, unless the location is on another host or is below the prefix already. `host` is
-    the request's Host.
+    """Return the head of a response so that its `Location` is correct for the client. If the
+    gateway removed a prefix from the path of the request, it adds this prefix to the path of the
+    `Location`. A `Location` that is on another host or already has the prefix is not changed.
+    `host` is the request's Host.
     """
     prefix = route.removed_prefix.encode()
     found = _LOCATION.search(head.fields) if prefix else None

@@ -61,7 +61,10 @@ def _optimise(original: OnnxModel, options: argparse.Namespace) -> tuple[OnnxMod
     except (ImportError, OSError, ValueError, KeyError, WrongRequest) as error:
         sys.exit(f"the model cannot be optimised: {type(error).__name__}: {error}")
     if best[0] is original:
-        _say("the original model is served: no optimised model is faster and close enough to it")
+        _say(
+            "the original model is served, because no optimised model is faster and gives nearly "
+            "the same answers"
+        )
         return original, {"optimised": 0}
     return best
 

@@ -73,8 +73,9 @@ def explain(
     `matches`), offers that a provider refuses (`refused`), and offers that break a limit of the
     task (in `plan`).
 
-    An offer that only breaks a limit is listed before an offer that fails a constraint. Offers of
-    providers that cannot run jobs come last.
+    First come offers that fit the task's resources but exceed its budget, duration or deadline.
+    Then come offers that do not fit the resources. Offers of providers that cannot run jobs come
+    last.
     """
     answers = list(matches)
     counts: Counter[Constraint] = Counter()

@@ -80,8 +80,9 @@ def disturb(
     every: timedelta | None,
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
-    """Return the expected time and the expected number of preemptions of work that takes `run_time`
-    and is preempted `per_hour` times an hour, or None if the work is not expected to finish.
+    """Return the expected time of a run, and the expected number of its preemptions. Without
+    preemptions, the run takes `run_time`; on average, there are `per_hour` preemptions in an hour.
+    The result is None if the run is not expected to finish.
 
     Each attempt needs the time `start` before the work continues. A preemption loses the work since
     the last checkpoint, or all work if `every` is None. λ is the rate of preemptions. A segment is

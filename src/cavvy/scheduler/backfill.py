@@ -57,9 +57,8 @@ class HostWaits:
 
         The check is made for each host of the job. Any of the running gangs and waiting jobs may
         occupy the host later. In each such case, every further waiting job that fits on the host
-        without `mine` must also fit with `mine`. The condition ensures that every waiting job
-        starts at the same time and on the same host as it would without the job that has the
-        allocations `mine`.
+        without `mine` must also fit with `mine`. If this condition is true, the job with the
+        allocations `mine` changes neither the start time nor the host of a waiting job.
         """
         return any(
             _may_delay_on(

@@ -351,9 +351,9 @@ class Store(Protocol):
     async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
         """Post the total amount of each discount in a month. `spread` maps the name of a discount
         to a mapping from the ID of each attempt to the discounted amount of this attempt. Amounts
-        are in micro-dollars, 0 or more. Only the difference from the amounts that were posted
-        earlier is added to the ledger; a discount that `spread` does not name is reversed. Returns
-        the number of new entries. Raises RowNotFound.
+        are in micro-dollars, 0 or more. If an amount was posted earlier, only the difference is
+        added to the ledger. If an earlier posting is for a discount that `spread` no longer
+        contains, the posting is reversed. Returns the number of new entries. Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:

@@ -93,8 +93,8 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: JobRecord) -> JobRecord:
-    """Return the job as a later read returns it: with the next version, and with only text that the
-    database can store.
+    """Return the job in the form in which the database will store it. The version is increased by
+    1, and characters that the database cannot store are replaced.
     """
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)

@@ -76,8 +76,8 @@ _GIVE = "UPDATE cavvy_leases SET holder = '' WHERE holder = ? AND name = ANY(?)"
 
 
 class Replica(Struct, frozen=True, kw_only=True):
-    """A server process that works with the database, or a command that keeps servers from
-    starting.
+    """A process that is registered in the database. The process is a server that uses the database,
+    or a command that prevents servers from starting while the command runs.
     """
 
     id: str

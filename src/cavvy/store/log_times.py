@@ -1,8 +1,8 @@
 """Records when the bytes of a log arrived.
 
 A file next to the log contains at most two pairs per second. A pair consists of an offset and a
-time. Bytes between the offsets of two pairs arrived less than half a second after the time of the
-first pair.
+time. The bytes of the log between the offsets of two successive pairs arrived at the time of the
+first pair, or up to half a second later.
 """
 
 import os

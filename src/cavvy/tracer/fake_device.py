@@ -194,8 +194,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
 
 def _mark_routed(func: Any, args: Any, out: Any, routed: int, experts: int) -> int:
-    """Mark the results as a choice of experts and return the number of choices, or return 0 if the
-    operation does not choose experts.
+    """If the operation chooses experts for samples, or computes something from such a choice, mark
+    its results as a choice of experts. Return the number of choices, or 0 for any other operation.
     """
     if func is torch.ops.aten.topk.default:
         # the number of samples times the number of experts per sample

@@ -120,9 +120,9 @@ def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """Return the FLOPs and the shape of the matrix product that computes a convolution: m pixels, n
-    output channels per group, and k inputs per output (input channels of a group times kernel
-    size).
+    """Return the FLOPs and the shape of the matrix product that computes a convolution. The product
+    has m rows for the pixels, n columns for the output channels of a group, and the inner dimension
+    k. k is the number of input channels of a group, multiplied by the kernel size.
     """
     if "backward" in name:
         grad, given, weight = args[0], args[1], args[2]

@@ -13,9 +13,10 @@ from torch.utils.data._utils import fetch
 
 class SampleCount:
     """Counts the samples of a micro-batch. The number is the size of the first dimension of the
-    model's input, or of the second dimension if layers expect the samples there. If a data loader
-    loaded fewer samples, such as graphs instead of their nodes, the number of loaded samples is
-    used. In `torch.func.vmap`, each element of the mapped dimension is a sample.
+    model's input, or of the second dimension if layers expect the samples there. If the data loader
+    loaded fewer samples than this size, the number of loaded samples is used. For example, a data
+    loader counts graphs, but the first dimension counts the nodes of all graphs. In
+    `torch.func.vmap`, each element of the mapped dimension is a sample.
     """
 
     def __init__(self) -> None:

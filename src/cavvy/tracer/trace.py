@@ -293,10 +293,11 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
     """Simulate a compiler that fuses kernels. Returns the bytes that each event moves, and the
     storages that the compiler recomputes or never creates.
 
-    All pointwise and reduction kernels between two matrix products become one kernel. A tensor that
-    only pointwise and reduction kernels read is not written, or is recomputed in the backward pass.
-    A tensor that a matrix product reads in the backward pass stays in memory. The partitioner of
-    PyTorch's compiler Inductor chooses tensors by these rules too.
+    All pointwise and reduction kernels between two matrix products become one kernel. If all
+    kernels that read a tensor are pointwise or reduction kernels, the tensor is not written to
+    memory. If the backward pass needs such a tensor, the tensor is recomputed. A tensor that a
+    matrix product reads in the backward pass stays in memory. The partitioner of PyTorch's compiler
+    Inductor chooses tensors by these rules too.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}

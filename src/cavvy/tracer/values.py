@@ -24,8 +24,8 @@ _UNFIT = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape}
 class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`). An
     unknown boolean is read as False, and an unknown number as 1. If the number was computed from
-    another unknown number, such as x + 5, the computation is repeated with x = 1. Code that reads
-    False or 1 usually takes the branch that it takes most often in a real run. A check such as
+    another unknown number, such as x + 5, the computation is repeated with x = 1. With False or 1,
+    most scripts continue with the same code as in most steps of a real run. A check such as
     `isfinite` gets its usual result: see `mark_likely`.
     """
 
@@ -64,9 +64,9 @@ def find_known(tensor: Any) -> torch.Tensor | None:
 
 
 def guess_number(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Record the guess of a number that an operation computes from other numbers, some of which are
-    unknown. An unknown number is guessed to be 1. For example, if `n` is unknown, the guess of `n +
-    5` is 6.
+    """Guess the result of an operation on numbers if some of the numbers are unknown, and record
+    the guess with the result. For example, `n + 5` is 6 if `n` is unknown, because an unknown
+    number is 1.
     """
     if not isinstance(out, torch.Tensor):
         return
@@ -148,7 +148,9 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Act like `torch.equal` and `torch.allclose`. Unknown values are assumed to be equal."""
+    """Act like `torch.equal` and `torch.allclose`. If the values of a tensor are unknown, the two
+    tensors count as equal.
+    """
     one, other = find_known(first), find_known(second)
     if one is None or other is None:
         return first.shape == second.shape

@@ -447,9 +447,9 @@ class Run:
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """Exit, save or continue, as all ranks agreed after the last step. While accumulated
-        gradients have not been applied yet, the exit or the save is postponed, because checkpoints
-        do not contain gradients.
+        """Exit, save a checkpoint or continue. All ranks do the same, because they have exchanged
+        their requests after the last step. While accumulated gradients have not been applied yet,
+        the exit or the save is postponed, because checkpoints do not contain gradients.
         """
         said = self._asked = max(self._asked, self._ready().said)
         if not said or self.world.agree([bool(self._pending) and not self._counted])[0]:

@@ -17,10 +17,11 @@ _OUT_OF_REACH = "the replica's node is out of reach"
 
 class ProbedPort(Struct, frozen=True):
     """A port of this machine, and the settings of the port's probes. `find` returns 0 while the
-    port is unknown. Each probe also reads the `metric` that the program reports at /metrics. If the
-    replica was `ready` before, for example before a restart of the server, an unknown port counts
-    as a failure after `patience_s`. The agent normally reconnects within `patience_s`. Without
-    `patience_s`, a replica whose program no longer listens would count as ready forever.
+    port is unknown. Each probe also reads the `metric` that the program reports at /metrics.
+    `ready` is true if the replica was ready before these probes began, for example before a restart
+    of the server. If the port of such a replica is still unknown after `patience_s` seconds, the
+    probe fails. The agent normally reconnects within `patience_s`. Without `patience_s`, a replica
+    whose program no longer listens would count as ready forever.
     """
 
     find: Callable[[], int]

@@ -1,5 +1,6 @@
-"""Estimates the time of one kernel on a device. Arithmetic runs at a rate that depends on the
-kernel's kind and shape. Memory traffic runs at a share of the bandwidth that depends on the kind.
+"""Estimates the time of one kernel on a device. The kernel's arithmetic operations run at a rate
+that depends on the kernel's kind and shape. Its memory traffic runs at a share of the memory
+bandwidth, which depends on the kind.
 """
 
 from math import ceil

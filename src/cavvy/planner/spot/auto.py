@@ -182,7 +182,11 @@ class AutoPolicy(MarketPolicy):
             patience = plan_wait(away, cycle.price, launch, cycle.relief).patience
         if patience <= GRAIN_S / _HOUR_S:
             return self._on_demand(
-                view, ("waiting longer would use up slack that is worth more later")
+                view,
+                (
+                    "the job runs on demand now, to keep its slack for a later time when "
+                    "waiting saves more money"
+                ),
             )
         return self._idle(
             view, moment, patience, "spot is expected to return before the slack runs out"

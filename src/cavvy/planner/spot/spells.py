@@ -84,8 +84,8 @@ class _Sums:
 
 class SpellLengths:
     """A weighted, sorted set of spell lengths. If the spells have already lasted some hours, an
-    object describes how much longer they will last. `mean` is the mean of the remaining lengths;
-    `sums` refers to the whole lengths.
+    object describes how much longer they will last. `mean` is the mean of the remaining lengths of
+    the spells. `sums` contains sums over the whole lengths of the spells, from their beginning.
     """
 
     __slots__ = ("_age", "_longer", "_passed", "_seen", "_start", "_weighted", "mean", "sums")

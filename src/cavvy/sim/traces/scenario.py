@@ -161,9 +161,10 @@ def _check_length(path: Path, job: SpotJob, series: Sequence[MarketSeries]) -> N
     for one in series:
         if one.length_s < job.start_s + job.setting.deadline_s:
             raise TraceError(
-                f"{path}: the record of {one.market.name} is {one.length_s / 3600:.0f} h long, but "
-                f"the deadline of {job.name} is "
-                f"{(job.start_s + job.setting.deadline_s) / 3600:.0f} h after the record's start"
+                f"{path}: the record of {one.market.name} covers {one.length_s / 3600:.0f} h, but "
+                f"the simulation of {job.name} needs a record of "
+                f"{(job.start_s + job.setting.deadline_s) / 3600:.0f} h, which ends at the job's "
+                "deadline"
             )
 
 

@@ -38,7 +38,9 @@ _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
 class WebAnswer(Struct, frozen=True, kw_only=True):
-    """A web server's answer. `status` can be the status of an error."""
+    """A web server's answer. An answer with a status such as 404 is also returned as this object,
+    not raised as an error.
+    """
 
     status: int
     body: bytes

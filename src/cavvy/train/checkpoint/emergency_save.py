@@ -4,7 +4,8 @@ enough memory would wait forever.
 The ranks cannot communicate after one of them ran out of memory, so each rank writes its own part
 of the last step. The save is used only if the parts of all ranks exist, and the number of ranks and
 the plan have not changed. The rank that ran out of memory also writes a note with a micro-batch
-that fits. The next attempt uses the note even if the attempt cannot use the emergency save.
+that fits. The next attempt trains with the micro-batch from the note, even if the attempt cannot
+load the emergency save.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The state of objects that a script adds to checkpoints with `run.keep`.
 
-The tensors of these objects are saved together with the model's tensors. The plain data of an
-object is an encoded copy of the object's state, in which each tensor has a shape but no values.
+The tensors of these objects are saved together with the model's tensors. The rest of an object's
+state is called its plain data and is stored as encoded text. In the plain data, only the shape of
+each tensor is stored, without its values.
 """
 
 import base64

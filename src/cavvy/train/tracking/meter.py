@@ -53,8 +53,8 @@ class Meter:
         there was no step.
 
         For each part of a step, the result contains the share of the host's time that the part
-        took. If a device works in the background, its time counts toward the part of the step in
-        which the host waits for the device.
+        took. A GPU works while the host continues. Its time therefore counts only when the host
+        waits for it, and toward the part of the step in which the host waits.
         """
         if not self._steps or self._seconds <= 0:
             return {}

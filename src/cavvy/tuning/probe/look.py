@@ -252,11 +252,12 @@ def calling_line() -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """Return a line of the user's code and the kind of its work. The line is running, or it called
-    the code that is running. The kind is `saving`, `work` (PyTorch operations, or an evaluation) or
-    "". The kind is derived from the file or the name of the functions on the call stack, up to the
-    loop. A function whose name indicates an evaluation counts as `work`. This rule also applies if
-    the evaluation is called from a function that saves a checkpoint.
+    """Return the innermost line of the user's code on the call stack, and the kind of work that it
+    does. PyTorch or another library may be running, called by this line. The kind is `saving`,
+    `work` (PyTorch operations, or an evaluation) or "". The kind is derived from the file or the
+    name of the functions on the call stack, up to the loop. A function whose name indicates an
+    evaluation counts as `work`. This rule also applies if the evaluation is called from a function
+    that saves a checkpoint.
     """
     line = kind = ""
     is_evaluation = False

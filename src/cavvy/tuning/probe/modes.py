@@ -52,10 +52,10 @@ UNCOMPARED: list[tuple[Any, str, Any]] = [
 
 class WindowModes:
     """Applies the current mode. `cached` repeats the last batch without reading. `resident` is like
-    `cached`, and also keeps the batch on the device. Four modes differ from `resident` in one
-    respect: `alone` sends no gradients, `double` doubles the batch, `larger` makes the micro-batch
-    `GROWTH` times as large, and `bf16` lowers the precision. `saving` reads data as usual and saves
-    a checkpoint.
+    `cached`, and also keeps the batch on the device. Each of four other modes is `resident` with
+    one more change. `alone` sends no gradients, `double` doubles the batch, `larger` makes the
+    micro-batch `GROWTH` times as large, and `bf16` lowers the precision. `saving` reads data as
+    usual and saves a checkpoint.
     """
 
     def __init__(self) -> None:
