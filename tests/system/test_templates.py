@@ -61,7 +61,7 @@ MODULES = {"horovod": ["mpi4py"]}
 STAGES = {
     "transfer-resnet": (
         [["base", "--epochs", "3"], ["tune", "--epochs", "3"]],
-        ("the head alone", "fine-tuned", "the same model without pretraining"),
+        ("the head alone", "fine-tuned", "the classifier without pretrained weights"),
     ),
     "lora-finetune": (
         [

@@ -186,7 +186,10 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, replicas: {target: {metric: x}}}", "a metric needs `value`"),
         ("{port: 1, events: {path: /x}}", "source"),
         ("{port: 1, events: {cron: '* * * * *', bucket: s3://b/}}", "`cron`"),
-        ("{port: 1, events: {cron: '* * * * *', every: 5s}}", "`every` has no effect with `cron`"),
+        (
+            "{port: 1, events: {cron: '* * * * *', every: 5s}}",
+            "`every` has no effect in an event with the source `cron`",
+        ),
         ("{port: 1, events: {cron: '0 3 * *'}}", "five fields"),
         ("{port: 1, events: {cron: '0 0 30 2 *'}}", "no date matches"),
         ("{port: 1, events: {webhook: a}}", "`secret` is missing"),

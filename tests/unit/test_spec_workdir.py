@@ -240,7 +240,8 @@ def test_a_linked_folder_is_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [({"most_bytes": 10}, "big.bin"), ({"most_files": 2}, "3 are in data")]
+    ("limit", "words"),
+    [({"most_bytes": 10}, "big.bin"), ({"most_files": 2}, "3 of the files are in data")],
 )
 def test_an_absurd_folder_is_refused_by_name(
     tmp_path: Path, limit: dict[str, int], words: str

@@ -280,7 +280,7 @@ def test_missing_local_files_are_found_before_the_submission(
         (
             f"# {'x' * 600_000}",
             "SERVER_REQUEST_MIB",
-            "the server accepts requests of at most 1 MiB",
+            "the server refuses requests of more than 1 MiB",
         ),
     ],
     ids=["file", "volume", "request"],

@@ -121,9 +121,9 @@ class ApiClient:
         return self._ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
-        """Return a job by its name or ID. If `session` is set and no unfinished job has the name,
-        `name` may also be a machine, whose newest unfinished session is then returned. Raises
-        ApiError `job-not-found`.
+        """Return a job by its name or ID. If `session` is set, `name` can also be the name of a
+        machine. If no unfinished job has this name, the newest unfinished session of the machine is
+        returned. Raises ApiError `job-not-found`.
         """
         asked = query(session=session)
         return self._ask(job_path(project, name) + asked, wire.JobDetail)
@@ -135,7 +135,9 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """Return the observations of each offer that was ever used."""
+        """Return, for each offer that was ever used, a summary of its launches, refusals and
+        preemptions.
+        """
         return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(

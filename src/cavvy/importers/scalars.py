@@ -13,8 +13,8 @@ NodeTest = Callable[[ScalarNode], bool]
 
 
 def describe_value(node: ScalarNode) -> str:
-    """Describe a node by its value in YAML 1.1. In YAML 1.1, `yes` is a boolean; `describe` would
-    call it a string.
+    """Describe a value of the file for an error message, with its type in YAML 1.1. An unquoted
+    `yes` is a boolean in YAML 1.1; `describe` would call `yes` a string.
     """
     if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
         return f"{node.text}, which YAML reads as {str(node.value).lower()},"

@@ -147,8 +147,9 @@ _code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
 
 
 def _needs_mounts(task: TaskSpec, setup: str) -> bool:
-    """Return whether the setup may need mounted files. The setup of a service must name the path of
-    a mount, because a setup among the commands takes time from the start of a replica.
+    """Return whether the setup may need mounted files. For a service, only a setup that names the
+    path of a mount counts, because a setup that runs with the commands delays each start of a
+    replica.
     """
     paths = [*(each.target for each in task.inputs), *(each.path for each in task.volumes)]
     return any(task.service is None or path.removeprefix("~") in setup for path in paths)

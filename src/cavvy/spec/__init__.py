@@ -32,7 +32,7 @@ def parse_own(
     root = check_single(documents, notes) if documents else None
     if root is None:
         notes.check()
-        raise AssertionError("a file without a tree must have a problem")
+        raise AssertionError("the file could not be parsed, but no problem was recorded")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
         fill = ParamFiller(values, notes).fill

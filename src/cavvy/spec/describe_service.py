@@ -65,9 +65,9 @@ def _queue(queue: QueueTerms) -> str:
         return ""
     sent = f"{queue.at_once} at once, " if queue.at_once else ""
     return (
-        f"are sent {sent}{queue.attempts} times at most, {format_duration(queue.backoff)} after "
-        f"the first failure; results are kept {format_duration(queue.keep)}; at most "
-        f"{queue.waiting} wait"
+        f"are sent {sent}at most {queue.attempts} times, the second time "
+        f"{format_duration(queue.backoff)} after the first failure; results are kept for "
+        f"{format_duration(queue.keep)}; at most {queue.waiting} calls wait"
     )
 
 

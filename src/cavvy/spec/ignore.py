@@ -120,8 +120,9 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
-    """Return whether the rules ignore a path. As in git, the innermost pattern file with a matching
-    line decides; within a file, the last matching line decides.
+    """Return whether the rules ignore a path. As in git, the last matching line of a pattern file
+    decides whether a path is ignored. If several pattern files have a matching line, the innermost
+    of these files decides.
     """
     for base, spec in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
@@ -135,8 +136,8 @@ def _names(pattern: "RegexPattern", name: str) -> bool:
     """Return whether a pattern matches this file or folder itself, and not only one of its parent
     folders. The name of a folder ends with a slash.
 
-    Like git, the caller checks each folder before its contents. The match function of pathspec
-    cannot be used, because it also tests the parent folders.
+    The caller checks each folder before the contents of the folder, as git does. The match function
+    of pathspec cannot be used, because it also tests the parent folders.
     """
     for match in pattern.regex.finditer(name) if pattern.regex else ():
         # `ps_d` is pathspec's group for the slash after a folder's name. A pattern without this

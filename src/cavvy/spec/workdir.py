@@ -282,7 +282,10 @@ def _ignore_hint(paths: Sequence[str]) -> str:
         top = path.split("/", 1)[0]
         counts[top] = counts.get(top, 0) + 1
     top, count = max(counts.items(), key=lambda item: item[1])
-    return f"{count:,} are in {top}; list this path in {OWN_FILE} if the work does not need it"
+    return (
+        f"{count:,} of the files are in {top}; if the work does not need them, list {top} in "
+        f"{OWN_FILE}"
+    )
 
 
 def _size_words(size: int) -> str:

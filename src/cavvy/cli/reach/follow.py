@@ -37,8 +37,8 @@ def follow(
     running.
 
     The output starts after event number `after` and with attempt number `first`. The name is
-    resolved to an ID only once: after a session has ended, the same name means the machine's next
-    session.
+    resolved to an ID only once, at the start, because the name of a session passes to the machine's
+    next session when the session ends.
     """
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out

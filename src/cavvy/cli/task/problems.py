@@ -58,16 +58,16 @@ def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:
 
 
 def _explain_size(file: str) -> list[str]:
-    """Return why the server would refuse a request that contains the text of the file, or "" if the
-    server would accept the request.
+    """Return why the server would refuse a request that contains the text of the file, or an empty
+    list if the server would accept the request.
     """
     limit = load_settings().whole("server.request_mib")
     size = os.path.getsize(file) if os.path.isfile(file) else 0
     if 2 * size <= limit * MIB:
         return []
     return [
-        f"the file has {size / MIB:.1f} MiB; a request contains the file twice, and the server "
-        f"accepts requests of at most {limit} MiB: raise the setting server.request_mib"
+        f"the file is too large: a request contains its {size / MIB:.1f} MiB twice, and the server "
+        f"refuses requests of more than {limit} MiB; raise the setting server.request_mib"
     ]
 
 

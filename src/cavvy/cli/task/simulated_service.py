@@ -89,7 +89,8 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     multiple=True,
     default=(0.95,),
     metavar="SHARE",
-    help="The share of requests that cavvy tries to answer on time; repeatable.",
+    help="The share of requests that the rule cavvy aims to answer on time. If the option is "
+    "repeated, the rule is simulated once for each share.",
 )
 @click.option(
     "--service-time",

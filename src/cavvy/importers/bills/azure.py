@@ -1,11 +1,11 @@
 """Reads Azure cost and usage details, as Cost Management exports them.
 
-Columns: "Understand cost details fields",
-https://learn.microsoft.com/azure/cost-management-billing/automate/understand-usage-details-fields,
-and the file schemas of the Enterprise Agreement (2024-08-01), the Microsoft Customer Agreement and
-pay-as-you-go (2019-11-01) below dataset-schema/, read on 2026-11-24. Dates have no time: a line
-covers a day, in UTC. Column names begin with a capital or a small letter, depending on the
-agreement.
+Microsoft's page "Understand cost details fields" explains the columns:
+https://learn.microsoft.com/azure/cost-management-billing/automate/understand-usage-details-fields.
+The folder dataset-schema/ of the same documentation lists the columns for each agreement: the
+Enterprise Agreement (schema of 2024-08-01), the Microsoft Customer Agreement and pay-as-you-go
+(schemas of 2019-11-01). Both sources were read on 2026-11-24. Dates have no time: a line covers a
+day, in UTC. Column names begin with a capital or a small letter, depending on the agreement.
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ _AMERICAN = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
 
 
 class WrongBillValue(Exception):
-    """A value of a row that cannot be read."""
+    """Raised if a value in a row of the bill cannot be read."""
 
     def __init__(self, fault: BillFault, column: str, value: object) -> None:
         super().__init__(f"{column}: {value!r}")

@@ -31,7 +31,7 @@ _WHEN = (
 _NOT_EVALUATED = "expressions in ${{ }} cannot be evaluated; write the value"
 _NOTED = {
     "https": "TLS of the gateway is a setting of the server",
-    "gateway": "the server has one gateway for all services",
+    "gateway": "the Cavvy server has one gateway, which all services share",
 }
 
 

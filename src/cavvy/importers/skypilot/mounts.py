@@ -26,9 +26,8 @@ _NOT_MOUNTED = (
     "does not see concurrent changes in the bucket, and nothing is deleted there"
 )
 _UPLOADED = (
-    "the local files are submitted with the job, not uploaded to {url} first; files that the work "
-    "changes are sent to the bucket every 30 s and when the work ends, and nothing is read from "
-    "the bucket"
+    "Cavvy submits the local files with the job and does not read the files in {url}; every 30 s "
+    "and when the work ends, Cavvy sends to {url} the files that the work has changed"
 )
 # Cavvy's URL scheme for buckets, by the name of the store or of the store's cloud
 _STORES = {

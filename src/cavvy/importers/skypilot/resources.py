@@ -520,8 +520,9 @@ def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
 
 
 def _join(found: list[ResourceSpec]) -> ResourceSpec:
-    """Return the first alternative, extended to accept everything that the other alternatives
-    accept."""
+    """Merge the alternatives into one specification that accepts the accelerators, providers,
+    regions and spot or on-demand instances of every alternative.
+    """
     spots = {each.spot for each in found}
     return replace(
         found[0],

@@ -401,8 +401,8 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    If `free` is True, EC2 chooses the first subnet, and if `zone` is also given, no subnet is tried
-    after the first one.
+    If `free` is True, the first name is None. If `free` is True and `zone` is given, the sequence
+    of the names to try next is empty.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:

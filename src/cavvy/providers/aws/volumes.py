@@ -103,8 +103,8 @@ class GangVolumes:
                 there = str(told["AvailabilityZone"])
                 if zone not in (None, there):
                     text = (
-                        f"the volume {volume.source} is in {there}, but {by or gang.offer.key} is "
-                        f"in {zone}"
+                        f"the volume {volume.source} is in the zone {there}, but "
+                        f"{by or gang.offer.key} is in the zone {zone}"
                     )
                     raise Refused(f"volumes: {text}") if by else NoCapacity(text)
                 self._check_free(volume.source, told, gang.name)

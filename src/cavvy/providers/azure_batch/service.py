@@ -51,7 +51,9 @@ _AT_ONCE = 8  # jobs that are read at the same time
 
 
 class AzureBatchService:
-    """Implements `ManagedService`. A job's id is the job's id in the Batch account."""
+    """Implements `ManagedService`. The id of a job is the id that the job has in the Azure Batch
+    account.
+    """
 
     # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
     # variables, no time for which a new job may be missing from lists, and no time between SIGTERM

@@ -55,6 +55,6 @@ class VmContract(ProviderContract, FaultTests):
             await harness.remove(gang.name)
             scripts = [each for request in cloud.requests[begun:] for each in request.user_data]
             if set(scripts) == {"#!/bin/sh\n"}:  # the service has no user data for a script
-                pytest.skip("the service starts the image itself")
+                pytest.skip("the service, not a script on the machine, starts the container image")
             assert scripts
             assert all(("command -v podman" in each) == bool(image) for each in scripts)

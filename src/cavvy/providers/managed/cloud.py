@@ -1,8 +1,8 @@
 """Adapts a managed service to the code in `vm`: each instance of a job counts as a machine.
 
-A job of N instances is one request for N machines. The name of the job is the name of the machine
-with rank 0. A machine's id is the id of its job, "#" and the container's index in the job. If jobs
-are single (`ServiceTraits.single`), each machine is a separate job, which has the machine's name.
+A job of N instances is one request for N machines. The job is given the name of its machine with
+rank 0. A machine's id is the id of its job, "#" and the container's index in the job. If jobs are
+single (`ServiceTraits.single`), each machine is a separate job, which has the machine's name.
 """
 
 import re

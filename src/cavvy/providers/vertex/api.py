@@ -42,8 +42,8 @@ class VertexApi:
     async def create(
         self, location: str, body: Mapping[str, Json], *, verb: str = "", **query: str
     ) -> Json:
-        """Request an object. `verb` is the custom method, such as "upload", for collections whose
-        objects are not created by a plain POST.
+        """Request an object. If Vertex AI creates the objects of a collection with a custom method,
+        such as "upload", `verb` is the name of this method.
         """
         path = await self._path(location) + (f":{verb}" if verb else "")
         path += f"?{urlencode(query)}" if query else ""

@@ -356,7 +356,11 @@ def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | WebhookTr
     kind, others = _EVENT_KINDS[named]
     values = table.values()
     for name in sorted(values.keys() - others - {named}):
-        table.wrong(name, f"`{name}` has no effect with `{named}`", suggestion="delete it")
+        table.wrong(
+            name,
+            f"`{name}` has no effect in an event with the source `{named}`",
+            suggestion="delete it",
+        )
         del values[name]
     if named == "webhook":
         if "secret" not in values:

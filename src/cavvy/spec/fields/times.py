@@ -179,7 +179,9 @@ def _build_schedule(table: SectionReader) -> JobSchedule | None:
     values = table.values()
     if "time_zone" in values and not table.has("cron"):
         table.wrong(
-            "time_zone", "`time_zone` belongs to `cron`", suggestion="write the zone into `at`"
+            "time_zone",
+            "`time_zone` belongs to `cron`",
+            suggestion="delete `time_zone` and write the zone at the end of the time in `at`",
         )
     return JobSchedule(**values) if "at" in values or "cron" in values else None
 

@@ -76,7 +76,7 @@ def _build(table: SectionReader) -> Volume | None:
         table.reject_beside(owner, ("size", "type", "keep"))
         return volume if source else None
     if table.has("type") and not table.has("size"):
-        message = "`type` needs `size`, because only new volumes have these keys"
+        message = "`type` needs `size`: both keys describe a volume that Cavvy creates"
         table.wrong("type", message, suggestion="add `size`")
     if not table.get("keep", True) and not table.has("size"):
         message = "`keep: false` needs `size`, because only new volumes can be deleted"

@@ -78,7 +78,9 @@ class Transformer(nn.Module):
 
 
 def show(weights: torch.Tensor) -> str:
-    """Draw the attention to each patch of one image, with letters instead of shades."""
+    """Return a text picture of the attention to each patch of one image; the denser the character,
+    the more attention the patch gets.
+    """
     looked = weights.mean((0, 1)).view(4, 4)
     return "\n".join(
         "".join(2 * " .:-=+*#%@"[int(9 * v)] for v in row)

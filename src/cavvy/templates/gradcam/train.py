@@ -3,8 +3,8 @@ methods.
 
     python train.py --method grad-cam    # writes heatmaps/grad-cam.png
 
-    with gradients      Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
-    without gradients   Score-CAM (keeps only the bright parts of a channel), Ablation-CAM (removes
+    with gradients:     Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
+    without gradients:  Score-CAM (keeps only the bright parts of a channel), Ablation-CAM (removes
                         a channel), Eigen-CAM
 
 Each image is a digit of scikit-learn at a random position on a patch of a photograph. The network
@@ -167,7 +167,9 @@ def _without_each(
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-    """Return the image next to a copy with a coloured heat map."""
+    """Return a picture with the image on the left and a copy of the image under a coloured heat map
+    on the right.
+    """
     colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
     return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
 

@@ -137,7 +137,7 @@ def tune(epochs: int, lr: float, weights: str) -> None:
         lambda: Classifier(ResNet() if weights == "digits" else EfficientNetLite0(learnt=False))
     )
     fit(run, model, few, epochs, lr)
-    said.append(("the same model without pretraining", accuracy(model, *test)))
+    said.append(("the classifier without pretrained weights", accuracy(model, *test)))
     if run.world.is_first:
         for name, right in said:
             print(f"{name}: accuracy {right:.4f} on {len(test[1])} images of the digits 5 to 9")

@@ -133,8 +133,9 @@ def _list_hyperparameters(task: TaskSpec) -> dict[str, str]:
 
 
 def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, str]]:
-    """Return the program, and the container's environment variables. The program itself sets
-    variables that are too long for SageMaker.
+    """Return the shell program of the container, and the container's environment variables. If
+    SageMaker rejects a variable as too long, or allows no more variables, the shell program exports
+    the variable instead.
     """
     variables = {
         **list_variables(task, task.nodes),
