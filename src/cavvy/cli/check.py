@@ -276,8 +276,8 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
 
 
 async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
-    """Return the user's identity at the provider. If the provider has no identities, return the
-    number of its offers, which shows that the provider answers.
+    """Return the user's identity at the provider. If the provider does not report an identity,
+    return the number of the provider's offers instead. A number shows that the provider answers.
     """
     from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
 

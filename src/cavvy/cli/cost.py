@@ -205,7 +205,7 @@ def _sums_out(
     ]
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
-        several = ", which counts a job with several tags only once" if by == ["tag"] else ""
+        several = " (a job with several tags is counted only once)" if by == ["tag"] else ""
         click.echo(f"total {show(total)}{several}")
 
 

@@ -138,7 +138,7 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
         f"port {port} of {target} is the same as port {port} of this machine, because the job uses "
         "this machine's "
         "network",
-        f"{host}:{port} already reaches this port; {other}",
+        f"use {host}:{port} without `cavvy forward`; {other}",
     )
 
 

@@ -1,4 +1,4 @@
-"""`cavvy login`: signs in to a server, which later commands use."""
+"""`cavvy login`: signs in to a server. Later commands are sent to this server."""
 
 from typing import TYPE_CHECKING
 

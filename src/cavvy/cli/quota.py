@@ -73,7 +73,7 @@ def command(
     rows_out(columns, shown, output, empty="no quotas are known")
     if output == "table" and (hidden := len(rows) - len(shown)):
         are = "1 quota has" if hidden == 1 else f"{hidden} quotas have"
-        text_out(f"{are} a limit of 0; `cavvy quota --all` shows all quotas")
+        text_out(f"{are} a limit of 0 and therefore no row; `cavvy quota --all` shows all quotas")
     _print_untold(report)
 
 

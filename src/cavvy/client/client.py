@@ -193,9 +193,9 @@ class ApiClient:
         """Yield the log as `logs` does, in chunks with their positions. An empty chunk means that
         nothing new arrived during a long poll.
 
-        `attempt` selects a single attempt, and `first` the attempt to begin with. Bytes that
-        arrived before `since` are skipped. With `times`, chunks contain the times at which the
-        server received their bytes.
+        `attempt` limits the log to one attempt. Otherwise, the log begins with the attempt number
+        `first`. Bytes that arrived before `since` are skipped. With `times`, chunks contain the
+        times at which the server received their bytes.
         """
         at, offset = attempt or first, 0
         while True:

@@ -1,6 +1,7 @@
 """Reads the keys that another tool allows from the file `keys.yaml` in the folder of its importer.
 
-An entry of `keys.yaml` describes a shape, which is the set of allowed values. A shape is one of
+An entry of `keys.yaml` describes a shape, which is the set of allowed values. The possible shapes
+are:
 
 * a word: a shape that the importer defines, or the name of another entry of the file
 * a word with its arguments, such as `whole 1..8`, `number above 0` or `one-of aws gcp`

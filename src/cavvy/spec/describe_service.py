@@ -48,7 +48,7 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     if service.slo.availability is not None:
         promises.append(f"{100 * service.slo.availability:g}% answered")
     yield "promises", listed(promises, "and") if promises else ""
-    yield "responses", "state what their requests have cost" if service.price_header else ""
+    yield "responses", "have a header with the cost of the request" if service.price_header else ""
     yield "updates", _update(service.update)
     yield "queued calls", _queue(service.queue)
     events = [_event(each) for each in service.events]
@@ -97,7 +97,10 @@ def _replicas(replicas: ReplicaCount) -> str:
     if replicas.least == replicas.most:
         return str(replicas.least)
     text = f"{replicas.least} to {replicas.most}, {_target(replicas)}"
-    return f"{text}; {replicas.least} after {format_duration(replicas.idle)} without a request"
+    return (
+        f"{text}; scaled down to {replicas.least} after {format_duration(replicas.idle)} without a "
+        "request"
+    )
 
 
 def _target(replicas: ReplicaCount) -> str:

@@ -1,7 +1,7 @@
 """Refuses valid features that Cavvy does not support yet, or that a provider does not support.
 
-`NOT_YET` is used when a file is read. `refusals` is used when a provider's offers are checked for a
-task.
+The parser refuses the keys of a task file that `NOT_YET` contains. When Cavvy checks a provider's
+offers for a task, `refusals` lists the features that the provider does not support.
 """
 
 import json

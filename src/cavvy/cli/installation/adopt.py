@@ -52,7 +52,7 @@ def command(database: str | None, source: str | None) -> None:
     copied = f", and copied {done.files} files" if done.files else ""
     click.echo(
         f"{'had moved' if done.again else 'moved'} {', '.join(shown)} and {sum(rows.values())} "
-        f"other rows to PostgreSQL{copied}; all rows were compared"
+        f"other rows to PostgreSQL{copied}; compared every row with the original"
     )
     click.echo(f"{(folder or home).file(MOVED)} is the former database, which is no longer used")
     click.echo("start the server: cavvy server start")

@@ -142,7 +142,7 @@ until_option = click.option(
     "--until",
     metavar="TIME",
     callback=_read_time,
-    help="Include only the time before TIME, which has the same format as for --since.",
+    help="Include only the time before TIME. The format of TIME is the same as for --since.",
 )
 
 providers_option = click.option(

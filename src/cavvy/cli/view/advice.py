@@ -16,7 +16,8 @@ def describe_remedy(waste: Waste, job: str) -> str:
             return f"resources: {{instance: {offer.instance_type}}}"
         case WasteKind.STARVED:
             return (
-                f"cavvy profile: add CPUs or data loaders, because the GPU waits for data ({job})"
+                f"add CPUs or data loaders, because the GPU waits for data (`cavvy profile {job}` "
+                "shows more)"
             )
         case WasteKind.LARGE_GPU if offer is not None:
             return f"cavvy run TASK.YAML --gpu {offer.accelerator}:{offer.accelerators_text}"

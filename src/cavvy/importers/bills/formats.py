@@ -80,7 +80,7 @@ def read_bill(
         wrong = " and ".join(" or ".join(names) for names in lacking)
         has = ", ".join(list(first[1])[:_MOST_NAMES])
         raise BillFileError(
-            f"{file} lacks the column {wrong} of a {form.title}",
+            f"{file} does not contain the column {wrong}, which every {form.title} has",
             f"the file has the columns {has}; choose the format with --provider, or name columns "
             "with --map",
         )

@@ -147,8 +147,8 @@ _CHOICES = ("any_of", "ordered")
 
 
 def _overlay(base: MapNode, over: MapNode) -> MapNode:
-    """Return the table `base`, changed by the table `over` of one alternative. If both tables have
-    a key, the value comes from `over`. Labels are merged.
+    """Return a table with the keys of `base` and of `over`, the table of one alternative. If both
+    tables have a key, the value comes from `over`. Labels are merged.
     """
     labels, more = child(base, "labels"), child(over, "labels")
     table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}
@@ -536,8 +536,8 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
     """Return whether the alternatives contain every pair of a provider and a region. If a pair of a
     provider and a region is missing, a list of providers and a list of regions would also allow
-    pairs that the file does not name. Either every alternative or no alternative must state a
-    provider, and the same applies to regions.
+    pairs that the file does not name. If some alternatives state a provider and others do not,
+    return False. Regions are checked in the same way.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

@@ -124,9 +124,9 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     """Return the provider error that corresponds to a fault; `what` names the call in the error's
     message.
 
-    `making` states whether the call creates an object that a launch needs. If `making` is True, the
-    result is NoCapacity for a code in ELSEWHERE and Refused for a missing object; after NoCapacity,
-    Cavvy tries another offer.
+    Set `making` to True if the call creates an object for a launch. If `making` is True, a fault
+    with a code in ELSEWHERE becomes NoCapacity, after which Cavvy tries another offer. If `making`
+    is True and an object is missing, the fault becomes Refused.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")

@@ -205,8 +205,9 @@ class AzureMlEndpoints:
         return code, str(error.get("message") or "Azure reports no reason")
 
     async def _tidy(self, unused: Sequence[Json]) -> None:
-        """Delete old endpoints without a deployment. An endpoint stays without a deployment if,
-        before the deployment is created, the server stops or the replica is no longer needed.
+        """Delete old endpoints without a deployment. An endpoint has no deployment if the server
+        stopped before it created the deployment. An endpoint also has none if its replica was no
+        longer needed by then.
         """
         now = self._now()
         if not self._leftovers.is_due("", now):

@@ -53,8 +53,8 @@ class EndTests(ScenarioSuite):
     async def test_an_end_is_remembered_and_never_changes(
         self, harness: ContractHarness, by_itself: bool
     ) -> None:
-        """The report of an ended gang does not change with time, or after a restart, a removal or
-        another launch.
+        """The report of an ended gang never changes. Time, a restart of Cavvy, the removal of the
+        gang and another launch of the gang leave the report unchanged.
         """
         harness.needs_memory()
         gang = await harness.running("ended")

@@ -238,8 +238,8 @@ class MemoryPlace:
         self.cloud.time += length
 
     async def end(self, gang: str) -> None:
-        """Shut the machines down. If the cloud bills machines that are shut down, delete the
-        machines instead, as a person would.
+        """End the machines as their owner would, so that their bills end: shut the machines down
+        or, if the cloud also bills machines that are shut down, delete the machines.
         """
         ends = self.cloud.traits.bill_ends
         for each in self.cloud.billed():

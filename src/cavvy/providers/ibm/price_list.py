@@ -1,8 +1,9 @@
 """Reads the prices of profiles from IBM's Global Catalog, which is public
 (https://cloud.ibm.com/apidocs/resource-catalog/global-catalog).
 
-The plan of a profile has the profile's name, and the plan's prices differ by region. This module
-does not read the prices of the older profiles gx2 and bx2, which IBM sells in parts under one plan.
+In the catalog, each profile (a machine type) has a plan (an entry with prices). The plan has the
+same name as its profile, and its prices differ by region. This module does not read the prices of
+the older profiles gx2 and bx2, which IBM sells in parts under one plan.
 """
 
 import asyncio

@@ -2,9 +2,9 @@
 server the machine is connected. Other servers reach a machine through
 the server to which it is connected.
 
-The server that has the session writes the machine's record when the session begins, and when the
-machine falls silent, resumes its calls or leaves. A session's record is valid only while the server
-that wrote the record is alive.
+The server to which the machine is connected writes the record of the session. It writes the record
+when the session begins, when the machine stops or resumes its calls, and when the machine leaves. A
+session's record is valid only while the server that wrote the record is alive.
 """
 
 from collections.abc import Mapping

@@ -131,7 +131,7 @@ class SageMakerEndpoints:
         found = [] if task.service is None else _object_to_program(task)
         image = task.image or str(self._settings.get("image") or "")
         if image and not _IMAGE.fullmatch(image.replace("{region}", "any")):
-            reason = "SageMaker starts containers only from images in Amazon ECR, such as "
+            reason = "SageMaker starts only images in Amazon ECR, with names such as "
             reason += "123456789012.dkr.ecr.us-east-1.amazonaws.com/name:tag"
             found.append(Objection("image", reason))
         return [*found, *object_to_endpoint(task, MANIFEST.title, CONTRACT)]
