@@ -86,8 +86,8 @@ def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient
     assert "spot is still available" in told
     assert "standby gang attempt 2" in told
     assert (
-        "$1.50 more expected ($0.90 to $4.00 in 80 % of simulated runs), 98% of runs end in time, "
-        "about 6h30m left" in told
+        "$1.50 more expected ($0.90 to $4.00 in 80 % of simulated runs); "
+        "about 6h30m left; the job ends in time in 98% of the runs" in told
     )
     assert json.loads(run("status", "steered", "-o", "json").stdout)["forecast"]["in_time"] == 0.98
     client.all_jobs["over"] = make_job("over", "done", plan_state=plan_state)

@@ -215,5 +215,5 @@ def _show_details(record: "dict[str, Any]") -> str:
     for name in ("before", "after"):
         parts += [f"{name} {key}={value}" for key, value in (record[name] or {}).items()]
     if record["left_out"]:
-        parts.append(f"{record['left_out']} refusals without a record")
+        parts.append(f"{record['left_out']} more refusals were not recorded")
     return ", ".join([*([record["code"]] if record["code"] else []), *parts])

@@ -75,7 +75,11 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
     callback=_read_percent,
     help="The share of the budget at which running jobs stop, or never.",
 )
-@click.option("--carry-over", is_flag=True, help="Add the unspent amount of the last month.")
+@click.option(
+    "--carry-over",
+    is_flag=True,
+    help="Add the amount that was not spent in the last month to the budget of this month.",
+)
 @click.option("--webhook", default="", metavar="URL", help="Send alerts to this URL.")
 def set_budget(
     name: str,

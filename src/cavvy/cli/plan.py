@@ -520,7 +520,9 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     )
     click.echo()
     rows_out(
-        columns, forecast, title="forecast until the deadline, for each value of resources.spot"
+        columns,
+        forecast,
+        title="expected course of the job until its deadline, for each value of resources.spot",
     )
     runs = max(each.runs for each in forecast)
     click.echo(

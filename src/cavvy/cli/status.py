@@ -127,7 +127,11 @@ def _plan_state_facts(
         cost = f"{money[0]} more expected ({money[1]} to {money[2]} in 80 % of simulated runs)"
         length = format_duration(timedelta(minutes=max(1, round(forecast.hours_p50 * 60))))
         facts.append(
-            ("forecast", f"{cost}, {forecast.in_time:.0%} of runs end in time, about {length} left")
+            (
+                "forecast",
+                f"{cost}; about {length} left; the job ends in time in "
+                f"{forecast.in_time:.0%} of the runs",
+            )
         )
     elif forecast is not None:
         facts.append(("forecast", forecast.reason))

@@ -27,8 +27,8 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Raised if another server has changed the record since this server read the record. The ledger
-    has already read the other server's version of the record.
+    """Raised if another server has changed the record since this server read the record. When the
+    exception is raised, the ledger already contains the record as the other server wrote it.
     """
 
 

@@ -106,8 +106,9 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
 def read_any_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "TaskSpec":
-    """Read a task, even from a file of another tool that `cavvy run` would refuse. Prints notes on
-    how the file was translated to a task. Raises CommandFailure.
+    """Read a task from a task file or from a file of another tool. A file of another tool is read
+    even if `cavvy run` would refuse it. Prints notes on how the file was translated to a task.
+    Raises CommandFailure.
     """
     from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError

@@ -118,7 +118,11 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
     if method not in ("get", "post"):
         kept_keys.refuse_at(probe, "probes.method", "probes are GET or POST requests")
     elif method == "get" and body is not None:
-        kept_keys.refuse_at(probe, "probes.body", "probes with a body are POST requests")
+        kept_keys.refuse_at(
+            probe,
+            "probes.body",
+            "a GET request of a probe cannot have a body; write `method: post` or delete the body",
+        )
     if "${{" in (body or ""):
         kept_keys.refuse_at(probe, "probes.body", _NOT_EVALUATED)
     if text_at(probe, "ready_after") not in (None, "1"):

@@ -137,8 +137,8 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
 
 
 def _has_order(node: MapNode) -> bool:
-    """Return whether the alternatives are ordered. Entries of `ordered` and of a list of
-    accelerators are ordered; a {set} of accelerators is not ordered.
+    """Return whether the alternatives are ordered. The entries of `ordered` and of a YAML list of
+    accelerators are ordered; the entries of a YAML set (in braces) are not.
     """
     return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 
@@ -359,7 +359,10 @@ def _read_accelerators(
     mark, key = mark_of(table, "accelerators"), "resources.accelerators"
     if not split[2].is_integer():
         kept_keys.note(
-            mark, key, f"{text} becomes {math.ceil(split[2])}, because devices are not shared"
+            mark,
+            key,
+            f"{text} is rounded up to {math.ceil(split[2])}, because Cavvy gives a job "
+            "only whole accelerators",
         )
     found = _find(*split)
     if found.problem and spare:

@@ -523,7 +523,7 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
             "nodes need Linux/UNIX with default tenancy"
         )
     if block and str(told["InstanceType"]).startswith(_ULTRA):
-        problem = "the reservation belongs to an UltraServer, whose end times are not supported"
+        problem = "the reservation is for an UltraServer; Cavvy does not support its end times"
     ends_at = end - _BLOCK_CLEARED if block and end is not None else None
     return CapacityReservation(
         id=str(told["CapacityReservationId"]),

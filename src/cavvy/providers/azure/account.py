@@ -136,8 +136,8 @@ class AzureAccount:
         await self._ask(self._api.send("DELETE", f"{path}?{_version(kind)}{query}"))
 
     async def post(self, kind: str, name: str) -> None:
-        """Call an action of a resource, such as `cancel`. `name` ends with the action, such as
-        "NAME/cancel".
+        """Call an action of a resource, such as `cancel`. Append a slash and the action to the
+        `name` of the resource, such as "NAME/cancel".
         """
         path = await self.path(kind, name)
         await self._ask(self._api.send("POST", f"{path}?{_version(kind)}"))

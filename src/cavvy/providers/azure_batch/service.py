@@ -291,7 +291,7 @@ def _is_deleting(told: Mapping[str, Any]) -> bool:
 
 
 def _is_refused(fault: CloudFault) -> bool:
-    """Return whether Azure Batch would also refuse a repeated request."""
+    """Return whether Azure Batch would refuse the same request again."""
     return 400 <= fault.status < 500 and fault.status not in _NOT_REFUSED
 
 

@@ -1,4 +1,6 @@
-"""Rules for removals and ends: a removed gang stays removed, and its bill can be closed."""
+"""Rules for the removal and the end of a gang: a removed gang is never listed again, and the
+provider can report the final cost of an ended gang.
+"""
 
 import asyncio
 from contextlib import suppress

@@ -113,8 +113,8 @@ class FaultTests(ScenarioSuite):
         self, harness: ContractHarness, fault: LaunchFault
     ) -> None:
         """The control plane loses its record of the gang, so it neither repeats the launch nor
-        removes the gang. If all nodes were started despite the fault, the provider reports the
-        gang.
+        removes the gang. In the end, either no node of the gang is billed, or all nodes run and the
+        provider reports the gang.
         """
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-forgotten", nodes=_NODES)

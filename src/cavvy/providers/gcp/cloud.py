@@ -100,8 +100,8 @@ class GcpCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
-        machine types that `identity` lists as not offered.
+        """Return facts for `cavvy check`. Call `offers` first: `offers` records the machine types
+        that Cavvy cannot offer, and `identity` lists these types.
         """
         left_out = {
             "machine types without a known price": self._market.unpriced,

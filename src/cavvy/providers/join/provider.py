@@ -380,7 +380,9 @@ class JoinProvider:
             self._hang_up(name)
 
     def _notice(self, name: str) -> None:
-        """Announce a machine that another server has connected or lost."""
+        """Announce that a machine has connected to another server or has lost the connection to
+        another server.
+        """
         found = self._sessions.find(name)
         found = found if found is not None and found.up else None
         before, self._elsewhere[name] = self._elsewhere.get(name), found

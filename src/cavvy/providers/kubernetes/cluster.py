@@ -300,10 +300,10 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 def requested(pod: Object, resource: str) -> ResourceAmount:
     """Return the resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
-    The scheduler uses the larger of two amounts: the requests of all containers and sidecars, and
-    the largest request of an init container plus the requests of the sidecars that start before it.
-    If the pod as a whole requests CPUs or memory, that request replaces the amount for the
-    containers.
+    The scheduler uses the larger of two amounts. The first amount is the sum of the requests of all
+    containers and sidecars. The second amount is the peak while init containers run: the request of
+    an init container plus the requests of the sidecars that start before it. If the pod as a whole
+    requests CPUs or memory, that request replaces the amount for the containers.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -2,8 +2,8 @@
 
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
 endpoint. In this module, a job is the deployment, because only the deployment is billed. The model
-and the endpoint have the same name, and are deleted together with the deployment, or later if the
-server stopped before the deletion. Google creates, deploys and removes models and endpoints in
+and the endpoint have the same name. Cavvy deletes both when it deletes the deployment, or later if
+the server stopped in between. Google creates, deploys and removes models and endpoints in
 long-running operations.
 """
 
@@ -159,7 +159,7 @@ class VertexEndpoints:
         found = [*object_to_program(task, "Vertex AI", CONTRACT)]
         image = task.image or str(self._settings.get("image") or "")
         if image and not _IMAGE.fullmatch(image.replace("{region}", "any")):
-            reason = "Vertex AI starts endpoints only from images in Artifact Registry, such as "
+            reason = "Vertex AI endpoints run only images in Artifact Registry, with names such as "
             reason += f"us-docker.pkg.dev/project/repository/name:tag ({CONTRACT})"
             found.append(Objection("image", reason))
         found += object_to_files(task, "Vertex AI copies no files into the container", CONTRACT)

@@ -138,9 +138,9 @@ def _list_steps(task: TaskSpec, machine: Machine) -> list[str]:
     steps = {
         f"Run: az ml job create --file {task.name}.yaml, with the defaults group and workspace "
         "set": True,
-        "Replace CLUSTER with your cluster, or create it: az ml compute create --name CLUSTER "
-        f"--type AmlCompute --size {machine.instance_type} --min-instances 0 --max-instances "
-        f"{task.nodes} --tier {tier} --idle-time-before-scale-down {_IDLE_S}": True,
+        "Replace CLUSTER with the name of your cluster. To create a cluster, run: az ml compute "
+        f"create --name CLUSTER --type AmlCompute --size {machine.instance_type} --min-instances 0 "
+        f"--max-instances {task.nodes} --tier {tier} --idle-time-before-scale-down {_IDLE_S}": True,
         f"Replace {_ACCOUNT} with your storage account": len(others) < len(uris),
         f"inputs, outputs: {', '.join(others)} are not on Azure Blob; copy them from or to the "
         f"folders in {_STORE}/{task.name}/": bool(others),

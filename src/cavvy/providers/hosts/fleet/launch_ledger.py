@@ -37,7 +37,7 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
 
 class FleetGangEnd(Struct, frozen=True, kw_only=True):
     """The record of an ended gang. `owing` names the hosts that have not confirmed yet that the
-    gang has ended. The gang's agents that still run on the hosts in `owing` are killed.
+    gang has ended. Cavvy kills the gang's agents that still run on these unconfirmed hosts.
     """
 
     name: str
