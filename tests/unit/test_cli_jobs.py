@@ -570,6 +570,16 @@ def test_an_option_of_another_tool_names_ours(command: str, option: str, advice:
     assert f"hint: {advice}" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("run", "--env"), ("server", "start", "--database"), ("--context",)]
+)
+def test_a_missing_value_names_the_help_of_the_command(words: tuple[str, ...]) -> None:
+    answer = run(*words)
+    called = " ".join(["cavvy", *words[:-1]])
+    assert answer.exit_code == 2
+    assert f"hint: `{called} --help` shows the usage" in answer.stderr
+
+
 def test_stop_names_the_command_for_a_machine(client: FakeClient) -> None:
     client.named = [make_machine("box")]
     answer = run("stop", "box")

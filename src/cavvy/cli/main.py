@@ -129,7 +129,7 @@ class LazyGroup(click.Group):
             if isinstance(error, NoArgsIsHelpError) and error.ctx and error.ctx.parent is None:
                 error.show()
                 sys.exit(error.exit_code)
-            failure = explain(error)
+            failure = explain(error, self._find_called(sys.argv[1:] if args is None else args))
         except click.Abort as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 sys.exit(_INTERRUPTED)
@@ -138,6 +138,18 @@ class LazyGroup(click.Group):
             sys.exit(code if isinstance(code, int) else 0)
         failure.show()
         sys.exit(failure.exit_code)
+
+    def _find_called(self, args: Sequence[str]) -> str:
+        """Return the command that the arguments call, such as `cavvy server start`."""
+        command: click.Command | None = self
+        called = ["cavvy"]
+        for word in args:
+            if not isinstance(command, click.Group):
+                break
+            with click.Context(command) as context:
+                command = command.get_command(context, word) or command
+            called += [word] if command.name == word else []
+        return " ".join(called)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

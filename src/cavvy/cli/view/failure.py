@@ -32,8 +32,10 @@ class CommandFailure(click.ClickException):
                 )
 
 
-def explain(error: click.ClickException) -> CommandFailure:
-    """Convert an error of the command-line parser to a CommandFailure."""
+def explain(error: click.ClickException, called: str = "cavvy") -> CommandFailure:
+    """Convert an error of the command-line parser to a CommandFailure. `called` is the command that
+    was called, for errors of click that do not contain the command.
+    """
     if isinstance(error, CommandFailure):
         return error
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
@@ -43,7 +45,7 @@ def explain(error: click.ClickException) -> CommandFailure:
         return CommandFailure(f"expected one of {', '.join(names)}", hint, error.exit_code)
     message, hint = error.format_message(), ""
     if isinstance(error, click.UsageError):
-        hint = f"`{error.ctx.command_path if error.ctx else 'cavvy'} --help` shows the usage"
+        hint = f"`{error.ctx.command_path if error.ctx else called} --help` shows the usage"
     if isinstance(error, click.NoSuchOption):
         message = f"there is no option {error.option_name}"
         if error.option_name[1:2].isdigit():  # The command's numbers are all positive.
