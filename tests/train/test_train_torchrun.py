@@ -177,7 +177,10 @@ def test_two_models_with_a_loss_each_learn_as_in_a_plain_loop(found: Found) -> N
 def test_a_checkpoint_of_other_data_is_refused_unless_that_is_accepted(found: Found) -> None:
     for begun, fewer, reseeded, accepted in found("other data"):
         assert (begun, accepted) == ("3", "8")
-        assert "changed since the checkpoint: samples was 120 and is now 96. From sample 72 on" in fewer
+        assert (
+            "changed since the checkpoint: samples was 120 and is now 96. From sample 72 on"
+            in fewer
+        )
         assert "the checkpoint: seed was 3 and is now 4" in reseeded
 
 

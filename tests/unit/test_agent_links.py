@@ -27,7 +27,8 @@ def configure(gang: Path, rank: int) -> AgentConfig:
     config = AgentConfig.__new__(AgentConfig)
     config.home = str(gang / str(rank))
     config.folder = config.home + "/work"
-    for name in ("phase_file", "setup_script", "run_script", "entry_script"):
+    config.separates = False
+    for name in ("phase_file", "setup_script", "run_script", "entry_script", "enter_script"):
         setattr(config, name, f"{config.home}/{name}")
     return config
 
