@@ -43,6 +43,8 @@ def test_a_team_uses_a_server_on_kubernetes(cluster: Cluster, tmp_path: Path) ->
             assert ada.cli("run", "--yes", task).count("GPU-") == 2
             (job,) = ada.json("ps", "--all")
             assert (job["name"], job["phase"]) == ("hello", "done")
+            # the job is done before its pod is removed, and so before the bill is complete
+            wait_until(lambda: ada.json("cost", job["id"])["charges"])
             (charge,) = ada.json("cost", job["id"])["charges"]
             assert charge["rate_micros_per_hour"] == 7200 * 10**6
         ran = cluster.api("/api/v1/namespaces/cavvy-jobs/events")["items"]
