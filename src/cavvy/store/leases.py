@@ -151,8 +151,9 @@ class ReplicaLeases:
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
         """Renew this server's registration, and acquire leases. A lease that another server should
         hold is first added to `leaving`. The next call of `turn` releases the leases in `leaving`,
-        except the leases in `unfinished`. `unfinished` contains the leases whose rows a pass of the
-        reconciler is still writing. Raises StoreUnusable.
+        except the leases in `unfinished`. `unfinished` contains the leases that are still needed,
+        because the reconciler has begun a pass with their keys and has not finished it. Raises
+        StoreUnusable.
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]

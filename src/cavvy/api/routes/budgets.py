@@ -218,9 +218,9 @@ def _check(ask: wire.BudgetAsk) -> None:
         problem = "a tag is NAME=VALUE"
     elif len(stops) == 2 and stops[0] > stops[1]:
         problem = (
-            f"hard_percent, {stops[1]}, is below soft_percent, {stops[0]}: from {stops[1]}% of the "
-            "budget, new work would start and be stopped immediately; set hard_percent to at "
-            f"least {stops[0]}"
+            f"hard_percent, {stops[1]}, is below soft_percent, {stops[0]}: between {stops[1]}% and "
+            f"{stops[0]}% of the budget, new work would start and be stopped immediately; set "
+            f"hard_percent to at least {stops[0]}"
         )
     elif ask.webhook and not is_web_address(ask.webhook):
         problem = f"the webhook {ask.webhook[:200]!r} is not an http or https address"
