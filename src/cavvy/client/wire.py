@@ -227,10 +227,10 @@ class EventView(Answer, frozen=True, kw_only=True):
 
     `fact` is for programs, `text` is for people. The meaning of `fact` depends on `kind`. For
     `webhook`, `fact` is the event that was reported (finish, failure or budget). For `exited`,
-    `fact` is the rank's `exit_failure` or outcome. For `avoided`, `standby`, `queued` and the end
-    of an attempt, `fact` is the `failure`. For the first `queued` event, `fact` is submitted or
-    scheduled. If `kind` is `limit` or `stopping`, or the event reports the end of a stopped job,
-    `fact` is the `stop_cause`.
+    `fact` is the rank's `exit_failure` or outcome. For events of the kinds `avoided`, `standby` and
+    `queued`, and for the event at the end of an attempt, `fact` is the attempt's `failure`. For the
+    first `queued` event, `fact` is submitted or scheduled. If `kind` is `limit` or `stopping`, or
+    the event reports the end of a stopped job, `fact` is the `stop_cause`.
     """
 
     id: int

@@ -5,7 +5,7 @@ A cloud bills a volume for its whole life under the tag of the gang for which th
 created. In the ledger, the disk charges of a job cover the time in which the job used the volume;
 the volume's own entries cover the remaining time. Therefore one sum is compared, which contains the
 disk costs of the volume itself, of the gang in the volume's tag, and of all jobs that used the
-volume. The volume's own charges cover the time for which no job paid. Therefore the times of
+volume. The volume's own charges cover exactly the time for which no job paid, so the times of the
 charges show which jobs used the volume. If a job used the volume, the job's disk charge begins at
 the moment when a charge of the volume ends, or ends at the moment when a charge of the volume
 begins. The two times are equal to the microsecond.

@@ -177,9 +177,10 @@ def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) ->
 
     If the batch of n instances starts now, the total latency of the batch is k * t(n). The next
     request arrives g later and starts when the batch ends, so the latency of the next request is
-    t(n) + t(m) - g. If the batch waits, these two latencies are k * (g + t(n + m)) and t(n + m).
-    With t(n) = a * n + b, the sum of the latencies with waiting, minus the sum without waiting, is
-    (k + 1) * g + k * a * m - b. If this difference is negative, the batch should wait.
+    t(n) + t(m) - g. If the batch waits for the next request, the total latency of its k requests is
+    k * (g + t(n + m)), and the latency of the next request is t(n + m). With t(n) = a * n + b, the
+    sum of the latencies with waiting, minus the sum without waiting, is (k + 1) * g + k * a * m -
+    b. If this difference is negative, the batch should wait.
     """
     if not times.known:
         return False

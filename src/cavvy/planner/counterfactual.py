@@ -23,11 +23,11 @@ def compare_counterfactuals(
     `ran` on the offer `here`.
 
     If the task's stated work gives an estimated time for both offers, the measured time is
-    multiplied by the ratio of the two estimates. In the ratio, errors in the stated work, such as a
-    wrong efficiency, cancel out. If an estimated time is missing, the run is assumed to take the
-    same time on both offers. Each result states whether its time was multiplied by this ratio or is
-    the measured time itself. Offers whose CPUs have a different architecture from the run's CPUs
-    are left out.
+    multiplied by the ratio of the two estimates. An error in the stated work, such as a wrong
+    efficiency, changes both estimates by the same factor, so it does not change their ratio. If an
+    estimated time is missing, the run is assumed to take the same time on both offers. Each result
+    states whether its time was multiplied by this ratio or is the measured time itself. Offers
+    whose CPUs have a different architecture from the run's CPUs are left out.
     """
     own = find_architecture(here)
     at_hand = [offer for offer in offers if find_architecture(offer) == own]

@@ -1,9 +1,10 @@
 """Finds the commitments that would have saved money, from the number of machines used in each hour.
 
 The committed machines are numbered from 1. The machine with the number k counts as used in each
-hour in which at least k machines ran. A commitment for the k-th machine pays if this machine's
-hours of use would cost more on demand than the whole period would cost at the committed rate.
-Commitments are added one machine at a time, until another commitment would not save money.
+hour in which at least k machines ran. A commitment for the k-th machine saves money if the hours in
+which this machine is used would cost more on demand than all hours of the period cost at the
+committed rate. Commitments are added one machine at a time, until another commitment would not save
+money.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -21,10 +21,10 @@ _T = TypeVar("_T")
 class TransferEstimate(Struct, frozen=True):
     """The sizes, times and cost of copying a task's inputs and outputs on one offer. `input_time`
     is for one start of a gang, whose nodes copy at the same time; `output_time` is for the outputs,
-    which are copied once. `cost` includes the copies of all nodes and of all starts. `unpriced` is
-    true if the price of a copy is unknown and `cost` therefore does not include the price. If the
-    region of a bucket is unknown, the bucket is assumed to be in the offer's region, where copies
-    are free. `assumed_region` is this region, or "" if no region was assumed.
+    which are copied once. `cost` is the cost of all copies that all nodes make at all starts.
+    `unpriced` is true if the price of a copy is unknown and `cost` therefore does not include the
+    price. If the region of a bucket is unknown, the bucket is assumed to be in the offer's region,
+    where copies are free. `assumed_region` is this region, or "" if no region was assumed.
     """
 
     input_mib: int

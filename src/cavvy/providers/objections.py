@@ -25,9 +25,10 @@ def make_minimal_task(manifest: Manifest) -> TaskSpec:
 
 
 def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
-    """Return the objections, without duplicates: work that is not a session, features that the
-    manifest lists as unsupported, then unknown options, then the provider's own objections. If the
-    provider objects to an option that is also unknown, only the provider's objection is listed.
+    """Return the objections without duplicates, in this order: to work that is not a session, to
+    features that the manifest lists as unsupported, to unknown options, and the provider's own
+    objections. If the provider objects to an option that is also unknown, only the provider's
+    objection is listed.
     """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()

@@ -2,12 +2,13 @@
 append to and read the same log.
 
 A log is a set of pieces. The object `PROJECT/JOB/ATTEMPT.RANK/START-SIZE-MICROS-PAIRS` contains
-SIZE bytes of the log from the offset START on, followed by PAIRS pairs of an offset and the time at
-which bytes arrived. MICROS is the time of the first pair. If a piece has only one pair, the pair is
-not stored in the object, because START and MICROS in the object's name already contain the pair. An
-encrypted piece has a name that ends with `.sealed`. Two servers never write different bytes at the
-same offset, so servers need no lock, and their pieces may overlap. Many small pieces are replaced
-by one large piece. The methods block on requests to the bucket.
+SIZE bytes of the log, which begin at the offset START. PAIRS pairs follow: each is an offset, and
+the time at which the bytes at this offset arrived. MICROS is the time of the first pair. If a piece
+has only one pair, the pair is not stored in the object, because START and MICROS in the object's
+name already contain the pair. An encrypted piece has a name that ends with `.sealed`. Two servers
+never write different bytes at the same offset, so servers need no lock, and their pieces may
+overlap. Many small pieces are replaced by one large piece. The methods block on requests to the
+bucket.
 """
 
 import re

@@ -26,8 +26,8 @@ class KeyUse(Struct, frozen=True, kw_only=True):
 
 class KeyRotation(Struct, frozen=True, kw_only=True):
     """The result of `rotate_key`. `files` counts the data keys (the keys that encrypt files) that
-    were encrypted again. `unreadable` contains the project, name and reason of each secret that
-    could not be decrypted and is unchanged.
+    were encrypted again. `unreadable` lists the secrets that could not be decrypted, each with its
+    project, its name and the error. The rotation does not change them.
     """
 
     key: WrappingKey

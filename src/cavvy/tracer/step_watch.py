@@ -36,9 +36,10 @@ class StepWatch:
       `optimizer.step`, or to the second forward pass if the script accumulates gradients.
     * With several optimizers, for example of a generator and a discriminator, all optimizers take
       turns in one recorded step. The recorded step begins when the first optimizer steps, and ends
-      when the first optimizer steps again after another optimizer. If no other optimizer steps
-      soon, only the first optimizer counts. If no model runs between the steps of the optimizers,
-      these steps count as one step, as if there were a single optimizer.
+      when the first optimizer steps again after another optimizer. If no other optimizer makes a
+      step soon, the others are ignored, and the first is treated as the only one. If no model runs
+      between the steps of the optimizers, these steps count as one step, as if there were a single
+      optimizer.
     * Without an optimizer of PyTorch, the step lasts up to the second forward pass after a backward
       pass. The script is assumed to update parameters as SGD does.
     """

@@ -65,8 +65,8 @@ def find_known(tensor: Any) -> torch.Tensor | None:
 
 def guess_number(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Guess the result of an operation on numbers if some of the numbers are unknown, and record
-    the guess with the result. For example, `n + 5` is 6 if `n` is unknown, because an unknown
-    number is 1.
+    the guess with the result. An unknown number is guessed to be 1. For example, if `n` is unknown,
+    the guess of `n + 5` is 6.
     """
     if not isinstance(out, torch.Tensor):
         return

@@ -159,9 +159,9 @@ class RankWorld:
 
 def _name_rerun(size: int) -> str:
     """Return a name for this start of the program, which differs from the names of earlier starts.
-    The name is "" if this is the first start with torchrun's store. A program starts again with
-    torchrun's store in the same process, or after torchrun restarted the ranks. The restart counts
-    of torchrun are not used, because they can differ between nodes.
+    The name is "" if this is the first start with torchrun's store. Several starts can share one
+    store of torchrun: a program can start again in the same process, and torchrun can restart the
+    ranks. The restart counts of torchrun are not used, because they can differ between nodes.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

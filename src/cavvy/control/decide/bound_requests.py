@@ -10,8 +10,8 @@ replica is kept for P, and whether a new replica must be ordered. The rules are:
   replica can serve these requests.
 * Kept: if a replica is needed for P, Cavvy keeps one replica of the newest revision, even if the
   load alone would need fewer replicas. The kept replica runs where all requests for P may be
-  served, or was ordered for P and has no place yet. If several replicas are possible, the replica
-  that would end last is kept.
+  served, or was ordered for P and has no place yet. If several replicas could be kept, Cavvy keeps
+  the one that it would otherwise end last.
 * Missing: if requests for P wait and no replica can be kept for P, a replica is ordered in regions
   within P, unless the service has its maximum number of replicas.
 * Full: the service already has its maximum number of replicas, but none of them can serve requests

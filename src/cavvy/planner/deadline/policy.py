@@ -2,8 +2,8 @@
 
 The core of the policy (`spot/auto.py`) proposes a decision. The rules are applied one after another
 and can replace the core's decision. Each rule decides from the same inputs as the core: the job's
-terms and the current view. A rule may also request the core's decision for a view other than the
-current view.
+terms and the current view. A rule can also change the view, and ask the core how it would decide
+for the changed view.
 """
 
 from collections.abc import Callable, Sequence

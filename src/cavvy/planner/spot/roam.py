@@ -3,10 +3,10 @@ module for a job that has several markets and enough slack to finish on spot onl
 
 Costs are compared with the cost of working on spot in the current market. One more idle hour costs
 the price of one hour of slack, and a launch costs its loading time. A move to another market costs
-the copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience (how
-long to wait) is the solution of a ski-rental problem over the periods without spot. The price of
-slack is chosen as low as possible. At this price, the remaining cycles of the job are expected to
-use at most the slack that the job has left.
+the copy of the checkpoint, a launch, and the difference in price. The patience says how long the
+job waits in a period without spot. As in `cycle`, it is the solution of a ski-rental problem. The
+price of slack is chosen as low as possible. At this price, the remaining cycles of the job are
+expected to use at most the slack that the job has left.
 """
 
 from collections.abc import Sequence

@@ -160,10 +160,10 @@ class SteadyPlacement:
     The policy assumes that a zone loses all its replicas at the same time, and that a loss becomes
     less likely the longer a zone has kept its replicas. The assumed losses per hour are the prior
     losses divided by the sum of two times in hours: the age of the zone's oldest replica, and the
-    prior hours. If too few replicas remain after a loss, the policy assumes that the missing
-    replicas are replaced after one cold start and one tick. Spares are added while the expected
-    shortfall of replicas exceeds the allowed shortfall. On-demand replicas fill the gap until spot
-    replicas are ready, and back up spot replicas that are scarce or at risk.
+    prior hours. The policy assumes that lost replicas are replaced after the time of one cold start
+    and one tick, if too few others remain. Spares are added while the expected shortfall of
+    replicas exceeds the allowed shortfall. On-demand replicas fill the gap until spot replicas are
+    ready, and back up spot replicas that are scarce or at risk.
     """
 
     def __init__(

@@ -2,12 +2,13 @@
 programming for one or several markets.
 
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
-Prices are constant between two cuts. Therefore a stay that starts between two cuts could also start
-at a cut, with the same work and the same cost, so only stays that start at a cut are considered. A
-stay may end at any time. The state at a cut is the running stay and the amount of work done. At a
-launch, the model subtracts the overhead from the work done, and while the gang loads, the model
-adds the same amount again. A stay that ends while its gang still loads does no work and only adds
-cost. As a result, no state costs less in the model than in reality.
+Prices are constant between two cuts. Therefore, for each stay that starts between two cuts, there
+is a stay that starts at a cut and has the same work and the same cost. So the program considers
+only stays that start at a cut. A stay may end at any time. The state at a cut consists of the stay
+that is running then, and the amount of work done. At a launch, the model subtracts the overhead
+from the work done, and while the gang loads, the model adds the same amount again. A stay that ends
+while its gang still loads does no work and only adds cost. As a result, no state costs less in the
+model than in reality.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -123,7 +124,8 @@ class _Search:
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
     """Return an array of minima: element i is the lowest of the elements i - `length` to i of
-    `level`. Each step doubles the number of compared indices.
+    `level`. The function needs few steps, because each step doubles the number of indices over
+    which the minimum is taken.
     """
     width = 1
     while width < length + 1:

@@ -67,10 +67,9 @@ class KeptFiles:
         self._made.clear()
 
     def _is_old(self, path: str) -> bool:
-        """Return whether this file or link is older than the script's run or, for a folder, whether
-        the folder contains an older file or link. The time of the last status change (ctime)
-        decides, so a copy counts as new even if the script preserved the original's modification
-        time.
+        """Return whether a file or link existed before the script's run. A folder is old if it
+        contains an old file or link. The time of the last status change (ctime) decides, so a copy
+        counts as new even if the script preserved the original's modification time.
         """
         try:
             found = os.lstat(path)

@@ -179,11 +179,11 @@ class BusyLines:
 
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
-    """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
-    the parts of a step. `between` maps each kind of code to the nanoseconds for which code of this
-    kind ran between the parts of steps. The kinds are `python`, `saving`, `work` (the rest of the
-    user's code), and `loop` (the loop itself). `lines` contains the most frequent lines of each
-    kind except `loop`, with their shares of all time.
+    """Summarize samples. `own` is a share of all time: the time in which the user's lines ran
+    Python, without the time between the parts of a step. `between` maps each kind of code to the
+    nanoseconds for which code of this kind ran between the parts of steps. The kinds are `python`,
+    `saving`, `work` (the rest of the user's code), and `loop` (the loop itself). `lines` contains
+    the most frequent lines of each kind except `loop`, with their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}

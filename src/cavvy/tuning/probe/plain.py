@@ -41,8 +41,8 @@ class PlainLoop:
     The report contains the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
     seconds of each part of a step), and `lines` (the script's lines that run most often, with their
     shares of all time). The part `prepare` is the script's own code before the first forward pass
-    of a step, except code that runs before a DataLoader returns the batch. The part `own` is all
-    other time that the script's own code uses.
+    of a step. Code that runs before a DataLoader returns the batch is left out. The part `own` is
+    all other time that the script's own code uses.
     """
 
     def __init__(self, folder: str, done: Callable[[dict[str, Any]], None]) -> None:

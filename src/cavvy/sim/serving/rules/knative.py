@@ -12,10 +12,10 @@ class KnativeRule(Struct, frozen=True, kw_only=True):
 
     Every 2 s: wanted = ceil(mean concurrency over 60 s / target), target = 0.7 of the slots of a
     replica. If the number computed over 6 s is at least twice the number of ready replicas, the
-    rule panics. During a panic, the rule uses the higher of the numbers over 6 s and 60 s, and does
-    not shrink. The panic ends when the condition for a panic has not been met for 60 s. The result
-    is the highest number of replicas computed within `delay_s`; the result is 0 if there was no
-    load for a window plus 30 s.
+    rule panics. During a panic, the rule uses the higher of two numbers, computed from the last 6 s
+    and from the last 60 s, and never removes replicas. The panic ends when the condition for a
+    panic has not been met for 60 s. The result is the highest number of the last `delay_s` seconds.
+    After a window and further 30 s without load, the result is 0.
     """
 
     target: float = 0.7
