@@ -95,7 +95,7 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
         ({"until": timedelta(seconds=30)}, "the reservation ends too soon"),
         (
             {"type": "p6e-gb200.36xlarge", "block": True, "until": timedelta(hours=9)},
-            "the reservation belongs to an UltraServer",
+            "the reservation is for an UltraServer",
         ),
     ],
 )

@@ -363,7 +363,7 @@ def test_what_fits_nowhere_is_told_what_would_have_to_change() -> None:
 def test_paid_places_need_consent() -> None:
     refused = only(run_scenario(submissions=(SimSubmission(task=task(), consented=False),)))
     assert refused.job.phase is JobPhase.FAILED
-    assert "consent" in refused.job.reason
+    assert "neither --yes nor a budget" in refused.job.reason
     free = only(
         run_scenario(
             offers=(FREE, CHEAP), submissions=(SimSubmission(task=task(), consented=False),)

@@ -102,7 +102,7 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
 
         other = ranch.lab.add()
         said = other.run(f"{line} 2>&1 || true")
-        assert "works for one machine" in said
+        assert "works for only one machine" in said
         assert [machine.name for machine in client.joined()] == ["h1"]
 
 

@@ -258,5 +258,5 @@ def test_a_batch_sampler_has_global_batches() -> None:
 def test_another_sampler_is_refused_on_resume() -> None:
     data = Data(range(9), global_batch=4)
     other = Data(range(9), global_batch=4, sampler=RandomSampler(range(9)))
-    with pytest.raises(ValueError, match="sampler from None to RandomSampler"):
+    with pytest.raises(ValueError, match="sampler was None and is now RandomSampler"):
         other.resume(4, data.order)

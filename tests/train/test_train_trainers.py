@@ -119,7 +119,7 @@ def test_an_order_of_other_data_is_refused(tmp_path: Path, monkeypatch: pytest.M
     run(1, guests.train, "huggingface", 4, 2, 2, 0, folder=tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(guests, "SAMPLES", guests.SAMPLES + 1)
-    with pytest.raises(ValueError, match="samples from 22 to 23"):
+    with pytest.raises(ValueError, match="samples was 22 and is now 23"):
         guests.start("huggingface", 1, 0, 4, 2)
 
 
