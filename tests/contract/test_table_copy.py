@@ -170,7 +170,9 @@ async def test_a_row_that_arrives_changed_is_noticed(urls: tuple[str, str, str])
     await prepare(middle)
     with psycopg.connect(middle.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(_SPOIL)
-    with pytest.raises(HashMismatch, match=r"the copy of the table charges \(1 rows\) has"):
+    with pytest.raises(
+        HashMismatch, match=r"the copy of the table charges in .* differs from the original"
+    ):
         copy(first, middle)
     with closing(make_driver(middle, journal="wal").connect()) as session:
         session.begin()

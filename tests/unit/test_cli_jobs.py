@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,6 +289,23 @@ def test_one_word_of_exec_is_a_line_of_shell(
     assert client.asked == [("exec", "now", words, 0)]
 
 
+@contextmanager
+def usual_signals() -> Iterator[None]:
+    """A terminal's signals: the tests may run in the background of a shell, which ignores SIGINT,
+    or after a test that left a handler."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("fault", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
@@ -306,10 +324,11 @@ def test_an_interrupted_exec_ends_its_command(
             raise
 
     monkeypatch.setattr(client, "exec", interrupt)
-    answer = run("exec", "now", "--", "top", "-b")
+    with usual_signals():
+        answer = run("exec", "now", "--", "top", "-b")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert (answer.stdout, answer.exit_code) == ("a line\n", code)
     assert ends == [KeyboardInterrupt if fault == signal.SIGINT else SystemExit]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_exec_ends_its_command_when_nobody_reads_the_output(
