@@ -75,8 +75,8 @@ def check_steps(say: Callable[[str], None]) -> None:
         "1 % and 10 %)."
     )
     say(
-        f"Needs between the measured reserved memory and 1.25 times that plus 1 GiB: {within} of "
-        f"{len(steps)} (bar: all)."
+        "The stated need of memory must be at least the measured reserved memory, and at most 1.25 "
+        f"times the measured memory plus 1 GiB: it is so for {within} of {len(steps)} steps."
     )
     _check_families(others, left_out, say)
     _check_devices([*steps, *others], say)
