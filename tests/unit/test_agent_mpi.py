@@ -1,12 +1,12 @@
 """The program that starts MPI on a gang without SSH: ranks find each other, strangers do not."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.system.ports import free_port
 
 from cavvy.agent.work import mpi
 
@@ -27,8 +27,7 @@ sys.exit(3)
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1]) - 1
+    return free_port() - 1  # the first rank listens at the next port
 
 
 def start(
