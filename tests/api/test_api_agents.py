@@ -12,6 +12,8 @@ import pytest
 from tests.api.api_state import TOKEN, Api, until
 from tests.system.storages import GoogleStandIn, start_google
 
+from cavvy.api.execs import JobExecs
+from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.routes import agents
 from cavvy.control.agents import bucket_checkpoints, transfers
 from cavvy.domain.markets import Observation, ObservationKind
@@ -683,3 +685,13 @@ async def test_a_manifest_that_is_none_is_refused(api: Api, manifest: bytes) -> 
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
     old = datetime(9999, 1, 1, tzinfo=UTC)
     assert sweep_folders(api.app_state.blobs.of("default"), {snapshot}, older_than=old) == 0
+
+
+async def test_a_command_ends_when_nobody_has_read_its_output_for_an_hour() -> None:
+    execs = JobExecs(ChangeNotifier())
+    for unread_s, session, gone in ((3590, False, False), (3610, False, True), (95, True, True)):
+        made = execs.start(f"{unread_s}", "job", "gang", 0, ["top"], session=session)
+        made.used_at -= unread_s
+        assert execs.input_of(made.id, "gang", 0, 0) == (b"", gone)
+        execs.put(made.id, "gang", 0, 0, b"x" * (5 << 20), None)
+        assert execs.full(made.id) is (session or not gone)

@@ -1,0 +1,51 @@
+"""A server of several that has lost its leases."""
+
+from pathlib import Path
+
+import pytest
+from tests.contract.store_suite import store_url
+
+from cavvy.control.clock import WallClock
+from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.control.share import WorkShare
+from cavvy.providers.base import AgentEndpoint
+from cavvy.store.channel import ReplicaChannel
+from cavvy.store.contacts import AgentContacts
+from cavvy.store.leases import Replica, ReplicaLeases
+from cavvy.store.sql import SqlStore
+
+pytestmark = pytest.mark.anyio
+
+
+async def no_secrets(project: str, names: object) -> dict[str, str]:
+    return {}
+
+
+async def test_a_server_without_leases_may_launch_nothing(tmp_path: Path) -> None:
+    url = store_url("postgres", tmp_path)
+    store = SqlStore(url)
+    await store.open()
+    me = Replica(id="one", host="h", pid=1, folder=str(tmp_path), address="unix:/one")
+    leases = ReplicaLeases(url, me)
+    share = WorkShare(leases, ReplicaChannel(url, "one"), AgentContacts(url, "one"))
+    await leases.join()
+    plane = ControlPlane(
+        store,
+        {},
+        WallClock(),
+        installation="i",
+        dependencies=ControlPlaneDependencies(
+            agent_endpoint=lambda gang: AgentEndpoint(address="unix:/x", token=gang),
+            open_secrets=no_secrets,
+            storage=lambda job: str(tmp_path),
+            share=share,
+        ),
+    )
+    await plane.start()
+    try:
+        assert plane.pool.may_launch()
+        await leases.leave()
+        assert not plane.pool.may_launch()
+    finally:
+        await plane.stop()
+        await store.close()
