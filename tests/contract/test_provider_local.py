@@ -15,6 +15,7 @@ from tests.waits import patience
 
 from cavvy.providers.base import GangState, Provider, ProviderContext
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
+from cavvy.providers.contract.harness import ContractHarness, in_scenario
 from cavvy.providers.hosts.machine import this_machine
 from cavvy.providers.local import MANIFEST
 from cavvy.providers.local.provider import LocalProvider
@@ -81,3 +82,13 @@ class TestLocal(ProviderContract):
             with suppress(OSError):
                 left = str(tmp_path).encode() in Path(entry.path, "cmdline").read_bytes()
                 assert not left, f"process {entry.name} was left behind"
+
+    @in_scenario
+    async def test_an_unfinished_launch_leaves_no_folder(
+        self, harness: ContractHarness, tmp_path: Path
+    ) -> None:
+        """A server that is killed during a launch leaves one, with a token in it."""
+        (tmp_path / "gangs" / ".new-earlier" / "0").mkdir(parents=True)
+        gang = await harness.spec("unfinished")
+        await harness.launch(gang)
+        assert [each.name for each in (tmp_path / "gangs").iterdir()] == [gang.name]

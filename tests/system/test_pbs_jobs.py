@@ -23,9 +23,7 @@ def user(tmp_path: Path) -> Iterator[User]:
 def check_gone(user: User) -> None:
     """Nothing is left in PBS, in the shared folder or among the processes."""
     wait_until(lambda: not list_jobs(user), lambda: f"jobs: {list_jobs(user)}")
-    wait_until(
-        lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left"
-    )
+    wait_until(lambda: not user.gang_folders(), lambda: f"left: {user.gang_folders()}")
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
 

@@ -43,9 +43,7 @@ def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
 def check_gone(user: User, cluster: Cluster) -> None:
     """Nothing is left in Slurm, in the shared folder or among the processes."""
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
-    wait_until(
-        lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left"
-    )
+    wait_until(lambda: not user.gang_folders(), lambda: f"left: {user.gang_folders()}")
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
 

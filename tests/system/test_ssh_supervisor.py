@@ -168,6 +168,13 @@ def test_a_name_is_launched_once_and_its_end_is_told(supervisor: Supervisor) -> 
     assert not supervisor.rank("g").exists()
 
 
+def test_an_unfinished_launch_leaves_no_folder(supervisor: Supervisor) -> None:
+    """A host that breaks down during a launch leaves one, with a token in it."""
+    (supervisor.root / "gangs" / ".new-earlier" / "0").mkdir(parents=True)
+    supervisor.launch("g")
+    assert [each.name for each in (supervisor.root / "gangs").iterdir()] == ["g"]
+
+
 def test_a_new_supervisor_takes_over(supervisor: Supervisor, make: Make) -> None:
     supervisor.launch("g")
     assert starts(supervisor, "g") == ["work"]

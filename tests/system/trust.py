@@ -217,6 +217,10 @@ class User:
         ]
         return [f"{pid}: {command.decode(errors='replace')}" for pid, command in lines]
 
+    def gang_folders(self) -> list[str]:
+        """The folders in the shared folder of a batch system, with unfinished ones."""
+        return [str(path) for path in self.root.glob("shared/*/gangs/*")]
+
     def _processes(self) -> Iterator[tuple[int, bytes, bool]]:
         """(pid, command line, whether it carries a gang's mark) of what belongs to our gangs."""
         home, server = str(self.home).encode(), self.server()

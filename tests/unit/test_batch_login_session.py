@@ -1,7 +1,10 @@
 """A seat on the login node: what it lacks is told with what to do."""
 
 import asyncio
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,9 @@ import pytest
 from cavvy.domain.values import replace
 from cavvy.providers import pbs, slurm
 from cavvy.providers.base import Provider, ProviderContext, Refused, TryAgain
+from cavvy.providers.batch import login_helper
 from cavvy.providers.batch.login_session import LoginNode, LoginSession, read_where
+from cavvy.providers.hosts.supervisor.frames import encode_frame
 
 
 def make_where(folder: Path) -> LoginNode:
@@ -100,3 +105,31 @@ def test_options_are_read_before_a_job_needs_them(
 ) -> None:
     with pytest.raises(Refused, match=f"{name} = "):
         make(ProviderContext(installation="i", home=tmp_path, settings={name: "--comment='x"}))
+
+
+def test_a_server_that_dies_leaves_no_unfinished_folder(tmp_path: Path) -> None:
+    """The helper reads the request and the end of its input in one go."""
+    path = tmp_path / "gangs" / "g"
+    asked = {"id": 1, "do": "make", "path": str(path), "unless": []}
+    files = [[f"file{n}", 1] for n in range(2_000)]
+    request = encode_frame({**asked, "files": files}, b"x" * len(files))
+    command = [sys.executable, login_helper.__file__]
+    subprocess.run(command, input=request, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    assert [each.name for each in path.parent.iterdir()] == ["g"]
+    assert len(list(path.iterdir())) == len(files)
+
+
+def test_an_unfinished_folder_of_a_killed_helper_is_deleted_after_an_hour(tmp_path: Path) -> None:
+    for name, minutes in ((".new-old", 61), (".new-running", 59), ("other", 61)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("a token")
+        at = time.time() - 60 * minutes
+        os.utime(tmp_path / name, (at, at))
+
+    async def scenario() -> None:
+        login_session = LoginSession(make_where(tmp_path / "shared"))
+        assert await login_session.make(str(tmp_path / "g"), {"file": b"x"})
+        await login_session.close()
+
+    asyncio.run(scenario())
+    assert {each.name for each in tmp_path.iterdir()} == {".new-running", "g", "other", "shared"}

@@ -29,6 +29,10 @@ FIRST_PAUSE_S, LAST_PAUSE_S = (
 )  # seconds between polls for mail, because network file systems do not notify of new files
 HOT_S = 30.0  # seconds of frequent polling after the last activity
 LETTER_LIMIT = 64 * 1024 * 1024
+CHANGES = ("make", "write", "drop", "reply")  # requests that change files
+CHANGES_S = 10.0  # maximum seconds that the helper waits for running changes when its input ends
+UNFINISHED = ".new-"  # the prefix of files and folders that are being written
+ABANDONED_S = 3600.0  # seconds after which the writer of an unfinished folder must have exited
 
 
 class HelperRefused(Exception):
@@ -49,15 +53,28 @@ class LoginHelper:
         self._hot_until = 0.0
         self._awake = threading.Event()
         self._never = threading.Event()
+        self._changes: list[threading.Thread] = []
 
     def serve(self) -> None:
         frames = FrameReader()
         while True:
             read = self._source.read1(1 << 18)
             if not read:
-                os._exit(0)  # exit without waiting for the threads that still run
+                self._finish_changes()
+                os._exit(0)  # exit without waiting for commands that still run
+            self._changes = [thread for thread in self._changes if thread.is_alive()]
             for asked, data in frames.feed(read):
-                threading.Thread(target=self._answer, args=(asked, data), daemon=True).start()
+                changes = asked["do"] in CHANGES
+                thread = threading.Thread(target=self._answer, args=(asked, data), daemon=True)
+                thread.start()
+                if changes:
+                    self._changes.append(thread)
+
+    def _finish_changes(self) -> None:
+        """Wait for running changes, so that no unfinished file or folder is left."""
+        ends_at = time.monotonic() + CHANGES_S
+        for thread in self._changes:
+            thread.join(max(0.0, ends_at - time.monotonic()))
 
     def _answer(self, asked: dict[str, Any], data: bytes) -> None:
         number, do = asked.pop("id"), asked.pop("do")
@@ -137,8 +154,9 @@ class LoginHelper:
         if any(os.path.lexists(each) for each in [path, *unless]):
             return False
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        fresh = tempfile.mkdtemp(prefix=".new-", dir=os.path.dirname(path))
+        fresh = tempfile.mkdtemp(prefix=UNFINISHED, dir=os.path.dirname(path))
         try:
+            self._remove_abandoned(fresh)
             self._write(data, [(os.path.join(fresh, name), size) for name, size in files], False)
             try:
                 os.rename(fresh, path)
@@ -229,7 +247,7 @@ class LoginHelper:
             if keep and os.path.exists(path):
                 continue
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            descriptor, fresh = tempfile.mkstemp(prefix=".new-", dir=os.path.dirname(path))
+            descriptor, fresh = tempfile.mkstemp(prefix=UNFINISHED, dir=os.path.dirname(path))
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(part)
@@ -237,6 +255,17 @@ class LoginHelper:
             except OSError:
                 os.unlink(fresh)
                 raise
+
+    def _remove_abandoned(self, fresh: str) -> None:
+        """Delete unfinished folders next to the new folder `fresh` whose helpers were killed. Ages
+        are measured by the clock of the file system, which may differ from this machine's clock.
+        """
+        folder, now = os.path.dirname(fresh), os.stat(fresh).st_mtime
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                if name.startswith(UNFINISHED) and now - os.lstat(path).st_mtime > ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _empty(self, trash: str) -> None:
         for name in os.listdir(trash):

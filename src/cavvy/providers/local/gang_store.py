@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
-from threading import Lock, get_ident
+from threading import Lock
 
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
@@ -234,8 +234,9 @@ class LocalGangStore(Struct):
             devices=[device for config in configs for device in config.devices],
             separates=all(config.separates for config in configs),
         )
-        fresh = self._folder(f".new-{spec.name}-{os.getpid()}-{get_ident()}")
-        shutil.rmtree(fresh, ignore_errors=True)
+        for unfinished in self.home.glob("gangs/.new-*"):  # of servers that were killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        fresh = self._folder(f".new-{spec.name}")
         try:
             fresh.mkdir(mode=0o700, parents=True)
             write(fresh / "gang.json", intent)

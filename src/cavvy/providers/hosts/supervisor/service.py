@@ -76,9 +76,8 @@ class LockBusy(Exception):
 
 
 class HostSupervisor:
-    """Serves one connection. The supervisor stores all state on disk. The object's attributes are
-    only a copy of this state in memory, which serves to notice changes and to report them
-    immediately.
+    """Serves one connection. All state is on disk; the attributes are only a copy of it, which
+    serves to notice changes and to report them immediately.
     """
 
     def __init__(self, root: str) -> None:
@@ -257,7 +256,8 @@ class HostSupervisor:
 
     def _prepare(self, folder: str, asked: Fields) -> None:
         fresh = f"{self._root}/gangs/.new-{os.path.basename(folder)}"
-        shutil.rmtree(fresh, ignore_errors=True)
+        for unfinished in glob.glob(glob.escape(self._root) + "/gangs/.new-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)  # the host broke down during a launch
         shared = os.path.dirname(os.path.dirname(self._root))
         with FileLock(shared + "/devices.lock"):  # shared with the other installations on this host
             check_free(shared, {device for rank in asked["ranks"] for device in rank["devices"]})
