@@ -21,11 +21,13 @@ from hypothesis import settings
 from tests import tiers
 from tests.proofs import Notary, note
 from tests.rewriting import rewrite_share
+from tests.sent_reports import pytest_report_to_serializable
 from tests.shared import GroupEnds
 from tests.spread import InOrder, Watch, put_in_order
 from tests.verdict import Verdict, pytest_runtest_makereport
 
-__all__ = ["pytest_runtest_makereport"]  # a hook of all tests
+# hooks of all tests
+__all__ = ["pytest_report_to_serializable", "pytest_runtest_makereport"]
 
 # A shell starts what it puts into the background with these ignored, and every program that a test
 # starts would inherit that.

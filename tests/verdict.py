@@ -1,9 +1,12 @@
-"""What makes a run fail although no test failed: tests skipped for lack of time, and too many
-tests that needed a further try.
+"""What makes a run fail although no test failed: tests skipped for lack of time, too many tests
+that needed a further try, and internal errors.
 
 A test with processes of its own may be tried again, because a busy machine disturbs it; a test
 that needs it is a defect all the same. A run lists these tests, writes them and the failed ones to a file as
 it goes, and fails when there are more than ALLOWED of them.
+
+An internal error in one of a run's processes fails the run, too: pytest-xdist itself goes on and
+succeeds, or ends with another internal error. The last lines of the run are those of the first one.
 """
 
 import json
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 ALLOWED = 3
+BROKEN_LINES = 20
 LATE = "skipped for lack of time"  # the name of the property that a report carries
 
 
@@ -39,10 +43,13 @@ class Verdict:
         self._reruns: dict[str, list[str]] = {}  # why each failed try failed
         self._late: dict[str, str] = {}
         self._failed: dict[str, None] = {}
+        self._broken = ""  # the first internal error
 
     def faults(self) -> list[str]:
         """Why the run is not to be trusted, a sentence each."""
         told = []
+        if self._broken:
+            told.append("a process of it had an internal error")
         if len(self._reruns) > ALLOWED:
             told.append(f"{len(self._reruns)} tests needed a further try; at most {ALLOWED} may")
         if self._late:
@@ -61,6 +68,15 @@ class Verdict:
                 self._late[report.nodeid] = str(why)
         if report.outcome not in ("passed", "skipped"):
             self._write()
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._broken = self._broken or str(excrepr)
+        self._write()
+
+    def pytest_unconfigure(self) -> None:
+        if self._broken:
+            lines = self._broken.rstrip().splitlines()[-BROKEN_LINES:]
+            print("the first internal error of this run:", *lines, sep="\n")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._write()
@@ -85,6 +101,7 @@ class Verdict:
     def _found(self) -> dict[str, Any]:
         return {
             "allowed": ALLOWED,
+            "internal_error": self._broken,
             "failed": list(self._failed),
             "reruns": [
                 {"test": nodeid, "passed": nodeid not in self._failed, "failures": why}

@@ -116,6 +116,10 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent() -> None:
     connections._idle = [connections._first]
     process = os.fork()
     if process == 0:
-        os._exit(connections._take() is connections._first)
+        code = 2
+        try:
+            code = int(connections._take() is connections._first)
+        finally:  # whatever happens, the child must not run the tests that follow
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert connections._take() is connections._first

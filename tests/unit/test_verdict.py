@@ -14,6 +14,7 @@ from tests.verdict import ALLOWED
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
 from pathlib import Path
+from tests.sent_reports import pytest_report_to_serializable
 from tests.verdict import Verdict, pytest_runtest_makereport
 
 def pytest_configure(config):
@@ -44,6 +45,29 @@ import pytest
 
 def test_one():
     pytest.skip("this machine has no engine")
+"""
+BROKEN = """
+import pytest
+
+def test_one(request):
+    class Breaks:
+        def pytest_runtest_logreport(self, report):
+            raise OSError("the cause")
+    request.config.pluginmanager.register(Breaks())
+
+def test_two():
+    pass
+"""
+HALF = """
+import logging
+import pytest
+
+def test_one():
+    logging.getLogger("one").error("a log \\udc80")
+    raise ValueError("an error \\udc81")
+
+def test_two():
+    pytest.skip("a skip \\udc82")
 """
 
 
@@ -95,6 +119,22 @@ def test_a_skip_of_what_this_machine_lacks_does_not(tmp_path: Path) -> None:
     returned, said, found = run(tmp_path, SKIPPED)
     assert returned == 0, said
     assert found["skipped_for_time"] == []
+
+
+def test_a_run_ends_with_the_first_internal_error_of_its_processes(tmp_path: Path) -> None:
+    returned, said, found = run(tmp_path, BROKEN, "-n", "2")
+    assert returned != 0, said
+    last = said[said.index("the first internal error of this run:") :]
+    assert "OSError: the cause" in last
+    assert "OSError: the cause" in str(found["internal_error"])
+
+
+def test_reports_with_halves_of_surrogate_pairs_are_sent(tmp_path: Path) -> None:
+    returned, said, _ = run(tmp_path, HALF, "-n", "2", "-rs")
+    assert returned == 1, said
+    assert "1 failed, 1 skipped" in said
+    for text in ("a log \\udc80", "an error \\udc81", "a skip \\udc82"):
+        assert text in said
 
 
 @pytest.mark.parametrize(
