@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.tied import start_tied
-from tests.waits import START_S
+from tests.waits import PATIENCE_S, START_S
 
 
 class GatewayProcess:
@@ -90,10 +91,12 @@ def describe_replicas(
     ]
 
 
-def wait_for(condition: Any, seconds: float = 20.0) -> Any:
+def wait_for(condition: Any) -> Any:
     """Poll until the condition holds; its value."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + PATIENCE_S
     while not (value := condition()):
-        assert time.monotonic() < until, "the condition did not come true"
+        if time.monotonic() > until:
+            line = traceback.extract_stack(limit=2)[0].line
+            raise AssertionError(f"it did not happen within {PATIENCE_S:.0f} s: {line}")
         time.sleep(0.005)
     return value
