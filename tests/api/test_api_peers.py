@@ -94,7 +94,7 @@ def test_announcements_count_for_live_servers_alone() -> None:
     alive = Replica(id="b", host="h", pid=1, folder="/b", address="unix:/b")
     share = SimpleNamespace(
         me=Replica(id="a", host="h", pid=2, folder="/a", address="unix:/a"),
-        find_server=lambda server: alive if server == "b" else None,
+        find_recent=lambda server: alive if server == "b" else None,
         on_signal=lambda signal: None,
     )
     peers = PeerServers(cast(WorkShare, share), GangTokens(bytes(32)), "")

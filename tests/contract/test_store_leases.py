@@ -4,14 +4,14 @@ follow the servers that come and go.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.contract.store_suite import begin, store_url, submit
 from tests.waits import PATIENCE_S
 
-from cavvy.store import migrate
+from cavvy.store import leases, migrate
 from cavvy.store.base import LeaseLost, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver
 from cavvy.store.fence import FENCE, Fence
@@ -29,9 +29,10 @@ def url(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def joined(
-    url: str, name: str, *, host: str = "h", ttl_s: float = 60.0
+    url: str, name: str, *, host: str = "h", ttl_s: float = 60.0, folder: str = ""
 ) -> AsyncIterator[ReplicaLeases]:
-    me = Replica(id=name, host=host, pid=1, folder=f"/home/{name}", address=f"unix:/{name}")
+    folder = folder or f"/home/{name}"
+    me = Replica(id=name, host=host, pid=1, folder=folder, address=f"unix:/{name}")
     leases = ReplicaLeases(url, me, ttl_s=ttl_s)
     try:
         await leases.join()
@@ -110,6 +111,38 @@ async def test_servers_share_the_leases_and_each_has_one_holder(url: str) -> Non
         assert min(map(len, held)) > SHARDS / 6
         for each, names in zip((a, b, c), held, strict=True):
             assert {find_preferred(name, "abc") for name in names} == {each.me.id}
+
+
+async def test_a_server_that_may_come_back_is_recent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b:
+        await settle(a, b)
+        disconnect(url, "b")  # as when the database restarts
+        await a.turn()
+        assert [each.id for each in a.alive] == ["a"]
+        assert {each.id for each in a.recent} == {"a", "b"}
+        with suppress(StoreUnusable):  # it notices the end of its connection, and connects again
+            await b.turn()
+        await b.turn()
+        await a.turn()
+        assert [each.id for each in a.alive] == [each.id for each in a.recent] == ["a", "b"]
+        expire(url, "b")
+        await a.turn()
+        assert {each.id for each in a.recent} == {"a", "b"}
+        monkeypatch.setattr(leases, "ABSENCE_S", 0.0)
+        await a.turn()
+        assert [each.id for each in a.recent] == ["a"]
+
+
+async def test_a_server_does_not_come_back_if_another_one_has_its_folder(url: str) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b:
+        await settle(a, b)
+        expire(url, "b")
+        async with joined(url, "c", folder="/home/b") as c:
+            await a.turn()
+            await c.turn()
+            assert {each.id for each in a.recent} == {each.id for each in c.recent} == {"a", "c"}
 
 
 async def test_each_machine_has_one_holder_of_its_own_lease(url: str) -> None:

@@ -85,11 +85,13 @@ class PeerServers:
 
     def find_keeper(self, exec_id: str) -> Replica | None:
         """Return the other server that manages this command, or None if this server manages the
-        command or the other server is not alive."""
+        command or the other server has ended. A server whose registration has ended may come back
+        and still has its commands, so for a minute it counts as the server of its commands.
+        """
         server = exec_id.partition("-")[2]
         if self._share is None or not server or server == self._share.me.id:
             return None
-        return self._share.find_server(server)
+        return self._share.find_recent(server)
 
     def reaches_me(self, server: Replica) -> bool:
         """Return whether this peer can request commands from this server."""

@@ -96,6 +96,10 @@ class WorkShare:
         """Return the server with this ID, if it is alive."""
         return next((each for each in self._leases.alive if each.id == server_id), None)
 
+    def find_recent(self, server_id: str) -> Replica | None:
+        """Return the server with this ID, if it is alive or may come back."""
+        return next((each for each in self._leases.recent if each.id == server_id), None)
+
     def holds(self, lease: str) -> bool:
         return lease in self._leases.held and lease not in self._leases.leaving
 

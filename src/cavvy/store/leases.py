@@ -36,6 +36,9 @@ RELAY_LEASE = "relays"  # connecting agents that cannot reach a server
 SINGLETONS = (QUEUE_LEASE, SWEEP_LEASE, RELAY_LEASE)
 TTL_S = 10.0  # a server that cannot renew its row for this long may be replaced
 RENEW_S = 1.0
+# Seconds for which other servers expect that a server whose registration has ended comes back: the
+# database may have ended the server's connection, or the server's process may have been paused.
+ABSENCE_S = 60.0
 _ADVISORY_LOCK = 0x636176766C  # number of the lock for creating the tables: "cavvl" in ASCII
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS cavvy_replicas (id TEXT PRIMARY KEY, host TEXT NOT NULL, "
@@ -119,6 +122,8 @@ class ReplicaLeases:
         # leases under which no pass may start, because this server is about to give them back
         self.leaving: Collection[str] = ()
         self.alive: Sequence[Replica] = ()  # the servers at the last turn
+        # by ID: servers that are no longer alive, and the monotonic time at which this was noticed
+        self._absent: Mapping[str, tuple[Replica, float]] = {}
         self._names = [*list_shards(), *SINGLETONS]
         self._ttl_s = ttl_s
         self._workers = StoreWorkers(make_driver(url, journal="auto"), count=1, group=1)
@@ -136,6 +141,13 @@ class ReplicaLeases:
     def host_lease(self) -> str:
         """The lease that one server on each machine holds."""
         return f"host:{self.me.host}"
+
+    @property
+    def recent(self) -> Sequence[Replica]:
+        """The servers that are alive, or were alive in the last ABSENCE_S seconds and may come
+        back.
+        """
+        return [*self.alive, *(each for each, _ in self._absent.values())]
 
     async def join(self) -> Sequence[Replica]:
         """Register this server; return the other servers that are alive.
@@ -157,7 +169,9 @@ class ReplicaLeases:
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]
-        held, give, self.alive = await self._workers.do(lambda session: self._turn(session, ready))
+        held, give, alive = await self._workers.do(lambda session: self._turn(session, ready))
+        self._absent = _find_absent(self.alive, self._absent, alive, sent)
+        self.alive = alive
         self._renewed, self.held = sent, held
         self.leaving = frozenset(give) & held.keys()
         return LeaseTurn(
@@ -240,6 +254,24 @@ class ReplicaLeases:
     def _leave(self, session: DatabaseSession) -> None:
         session.run("UPDATE cavvy_leases SET holder = '' WHERE holder = ?", (self.me.id,))
         session.run("DELETE FROM cavvy_replicas WHERE id = ?", (self.me.id,))
+
+
+def _find_absent(
+    former: Sequence[Replica],
+    absent: Mapping[str, tuple[Replica, float]],
+    alive: Sequence[Replica],
+    now: float,
+) -> Mapping[str, tuple[Replica, float]]:
+    """Return the servers that were alive in the last ABSENCE_S seconds and may come back. A server
+    cannot come back once another server uses its state folder.
+    """
+    known = {**{each.id: (each, now) for each in former}, **absent}
+    used = {(each.host, each.folder) for each in alive}
+    return {
+        name: (each, since)
+        for name, (each, since) in known.items()
+        if (each.host, each.folder) not in used and now < since + ABSENCE_S
+    }
 
 
 def list_replicas(url: str) -> Sequence[Replica]:
