@@ -376,6 +376,30 @@ async def test_an_agent_learns_that_the_user_of_a_command_has_gone(api: Api) -> 
     assert not kept.data
 
 
+async def test_a_command_ends_when_its_agent_no_longer_asks_about_it(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    await until(lambda: _phase(api, "running"))
+    exec_id = (await api.http.post(JOB + "/exec", json={"command": ["yes"]})).json()["id"]
+    kept = api.app_state.execs.get(exec_id, (await api.http.get(JOB)).json()["id"])
+    target, params = f"/agent/v1/execs/{exec_id}", {"gang": gang, "rank": 0}
+    await api.http.post(target, params=params, content=b"y", headers=api.agent(gang))
+    kept.heard_at -= 600
+    waits = await api.http.get(f"{JOB}/exec/{exec_id}")
+    assert waits.content == b"y", "an old agent asks for nothing"
+    await api.http.get(f"{target}/input", params=params, headers=api.agent(gang))
+    kept.heard_at -= 600
+    kept.used_at -= 600  # the server was paused, so the agent could not ask
+    assert (await api.http.get(f"{JOB}/exec/{exec_id}", params={"offset": 1})).is_success
+    kept.heard_at -= 600
+    lost = await api.http.get(f"{JOB}/exec/{exec_id}", params={"offset": 1})
+    assert (lost.status_code, lost.json()["code"]) == (404, "exec-not-found")
+    assert f"no longer answers about the command {exec_id}" in lost.json()["message"]
+    asked = await api.http.get(f"{target}/input", params=params, headers=api.agent(gang))
+    assert asked.json()["end"], "an agent that comes back ends the command"
+
+
 async def test_a_slow_reader_loses_no_output(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_ROOM_S", 0.01)
     gang = await start(api)

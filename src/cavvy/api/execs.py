@@ -17,6 +17,12 @@ _PIECE = 256 * 1024  # maximum bytes of input in one answer
 _ABANDONED_S = 90.0
 # the same limit for a command; it is longer because a pager can keep the user's client waiting
 _UNREAD_S = 3600.0
+# seconds without a request from the agent after which the command counts as lost: an agent with a
+# command sends a request at least every 25 s
+_SILENT_S = 120.0
+# If the user does not ask for longer than this, the server may have been unable to answer anybody,
+# so earlier silence of the agent does not count.
+_PAUSE_S = 30.0
 _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 
@@ -40,6 +46,9 @@ class JobExec(Struct, kw_only=True):
     input_ended: bool = False
     used_at: float = 0.0  # time of the user's last request, by the monotonic clock
     problem: str = ""  # the reason why the command was not started
+    # whether the agent asks for input, and until when it was certainly not silent
+    asks: bool = False
+    heard_at: float = 0.0
 
     @property
     def abandoned(self) -> bool:
@@ -112,7 +121,7 @@ class JobExecs:
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank):
             return
-        found.taken = True
+        found.taken, found.heard_at = True, time.monotonic()
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
         if found.ignored:
@@ -136,11 +145,26 @@ class JobExecs:
 
     def taken(self, found: JobExec, offset: int) -> None:
         """Record that the user has read the output up to `offset`, and drop this output."""
-        found.used_at = time.monotonic()
+        now = time.monotonic()
+        if now - found.used_at > _PAUSE_S:
+            found.heard_at = now
+        found.used_at = now
         if offset > found.start:
             del found.data[: offset - found.start]
             found.start = offset
             self._watch.wake(found.id)
+
+    def end_lost(self, found: JobExec) -> bool:
+        """End a running command whose agent has been silent for too long. Return whether the
+        command was ended. Another server has told the agent to end the command if this server was
+        absent for a longer time, for example paused.
+        """
+        silent_s = time.monotonic() - found.heard_at
+        if found.exit_code is not None or not found.asks or silent_s < _SILENT_S:
+            return False
+        found.exit_code = 255
+        self._watch.wake(found.id)
+        return True
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
         """Accept input from the user. The end of the input means that the user disconnects. Returns
@@ -159,6 +183,7 @@ class JobExecs:
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True
+        found.asks, found.heard_at = True, time.monotonic()
         if offset > found.input_start:
             del found.input[: offset - found.input_start]
             found.input_start = offset

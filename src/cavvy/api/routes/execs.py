@@ -107,6 +107,12 @@ async def output(
             data = bytes(found.data[max(0, offset - found.start) :])
             if data or found.exit_code is not None:
                 break
+            if app_state.execs.end_lost(found):
+                raise ApiProblem(
+                    "exec-not-found",
+                    f"the agent on rank {found.rank} of {job.name} no longer answers about the "
+                    f"command {exec_id}, whose exit code is therefore unknown",
+                )
             open_gangs = {attempt.gang for attempt in await app_state.store.open_attempts(project)}
             if found.gang not in open_gangs:
                 app_state.execs.end_with(job.id)

@@ -69,6 +69,7 @@ class ExecCarrier:
                 if data:
                     self._heard(data)
                     continue
+                self._execs.end_lost(session)
                 if session.exit_code is not None or self._execs.watch.closed:
                     self._over(session.problem or "the node closed the connection")
                     return
