@@ -454,6 +454,23 @@ async def test_secrets_reach_the_agent_and_nobody_else(api: Api) -> None:
     ] == "secret-not-found"
 
 
+async def test_a_job_says_why_it_waits_for_its_secrets(api: Api) -> None:
+    await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "hush-hush"})
+    (secret,) = await api.app_state.store.secrets("default")
+    lost = secret.sealed.replace(b"aes-", b"aes+", 1)  # the key of another server
+    assert await api.app_state.store.reseal_secret(secret, lost)
+    gang = await start(api, "{name: t, run: 'true', secrets: [TOKEN]}")
+    for _ in range(2):  # the agent asks again and again
+        waits = await claim(api, gang)
+        assert (waits.status_code, waits.json()["code"]) == (503, "key-unusable")
+    events = (await api.http.get(JOB + "/events")).json()["events"]
+    (told,) = [each["text"] for each in events if each["kind"] == "secrets"]
+    assert told.startswith("the work waits, because the secret TOKEN of project default cannot be")
+    (broken,) = await api.app_state.store.secrets("default")
+    assert await api.app_state.store.reseal_secret(broken, secret.sealed)
+    assert (await claim(api, gang)).json()["work"]["secrets"] == {"TOKEN": "hush-hush"}
+
+
 async def test_blobs_come_and_go_whole(api: Api) -> None:
     data = b"print('hi')\n" * 1000
     name = hashlib.sha256(data).hexdigest()

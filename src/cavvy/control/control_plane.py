@@ -11,9 +11,10 @@ from functools import partial
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.deposits import DepositDependencies, Deposits
-from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, OpenSecrets, ReadBlob
+from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, ReadBlob
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.uploads import UnfinishedUploads
+from cavvy.control.agents.work_secrets import OpenSecrets
 from cavvy.control.audit import BillAudit
 from cavvy.control.budgets import BUDGETS, BudgetKeeper
 from cavvy.control.clock import ControlClock

@@ -8,7 +8,7 @@ itself encrypted the value.
 import secrets
 
 from cavvy.domain.values import Struct
-from cavvy.store.base import StoreUnusable
+from cavvy.store.base import KeyUnusable, StoreUnusable
 from cavvy.store.keys import KEY_BYTES, NONCE_BYTES, AesKey, KeyRing
 
 _VERSION_1 = b"\x01"
@@ -43,13 +43,13 @@ class SecretSealer:
         return head + nonce + AESGCM(data_key).encrypt(nonce, plain.encode(), bound)
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Decrypt a value. Raises StoreUnusable if the value's key cannot be used, or if
+        """Decrypt a value. Raises KeyUnusable if the value's key cannot be used, or if
         the value was encrypted for another project or name.
         """
         try:
             return self.open(project, name, sealed)
         except StoreUnusable as error:
-            raise StoreUnusable(
+            raise KeyUnusable(
                 f"the secret {name} of project {project} cannot be read: {error}; if the cause "
                 f"cannot be fixed, set the secret again: cavvy secret set {name}"
             ) from error

@@ -21,6 +21,7 @@ from cavvy.control.agents.reports import (
 )
 from cavvy.control.agents.tunnels import read_key
 from cavvy.control.agents.work import make_assignment
+from cavvy.control.agents.work_secrets import OpenSecrets, WorkSecrets
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.job import MARGIN, cap_of
@@ -62,9 +63,6 @@ _TRIES = 8  # tries of a write that fails because the row was changed meanwhile
 
 # reads a manifest by project and hash; raises RowNotFound
 ReadBlob = Callable[[str, str], Awaitable[bytes]]
-OpenSecrets = Callable[
-    [str, Sequence[str]], Awaitable[dict[str, str]]
-]  # (project, names) -> secret values
 
 
 async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
@@ -126,6 +124,7 @@ class AgentSessions:
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
+        self._secrets = WorkSecrets(store, clock, agent_dependencies.open_secrets)
         self.memory = AgentMemory()
         # tells the other servers that the waiting order requests of a gang must be answered
         self.notify_others: Callable[[str], None] = lambda gang: None
@@ -416,14 +415,12 @@ class AgentSessions:
     async def _assignment(
         self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node]
     ) -> Assignment:
-        names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
-        secrets = await self._dependencies.open_secrets(job.project, names) if names else {}
         return make_assignment(
             job,
             attempt,
             nodes,
             accelerators=self._dependencies.accelerators(job, attempt),
-            secrets=secrets,
+            secrets=await self._secrets.open(job, attempt),
             checkpoint=await self._checkpoint(job, attempt)
             if job.task.checkpoint is not None
             else None,

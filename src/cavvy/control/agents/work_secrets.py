@@ -1,0 +1,49 @@
+"""Opens the secrets of jobs for the agents that start the jobs."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from cavvy.control.clock import ControlClock
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import Attempt, JobRecord
+from cavvy.store.base import AtomicWrite, KeyUnusable, Store
+
+OpenSecrets = Callable[
+    [str, Sequence[str]], Awaitable[dict[str, str]]
+]  # (project, names) -> secret values
+
+
+class WorkSecrets:
+    """Opens secrets with `open_secrets`. While a key of a job's secrets cannot be used, the job's
+    nodes wait and cost money, so an event of the job says why.
+    """
+
+    def __init__(self, store: Store, clock: ControlClock, open_secrets: OpenSecrets) -> None:
+        self._store, self._clock, self._open = store, clock, open_secrets
+        self._waiting: set[str] = set()  # attempts with such an event; their agents ask repeatedly
+
+    async def open(self, job: JobRecord, attempt: Attempt) -> Mapping[str, str]:
+        """Return the values of the secrets that the job uses. Raises KeyUnusable if a secret cannot
+        be decrypted now.
+        """
+        names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
+        try:
+            opened = await self._open(job.project, names) if names else {}
+        except KeyUnusable as error:
+            await self._explain(attempt, str(error))
+            raise
+        self._waiting.discard(attempt.id)
+        return opened
+
+    async def _explain(self, attempt: Attempt, why: str) -> None:
+        if attempt.id in self._waiting:
+            return
+        self._waiting.add(attempt.id)
+        event = Event(
+            project=attempt.project,
+            job_id=attempt.job_id,
+            attempt=attempt.number,
+            at=self._clock.now(),
+            kind="secrets",
+            text=f"the work waits, because {why}",
+        )
+        await self._store.commit(AtomicWrite(events=[event]))
