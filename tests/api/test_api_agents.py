@@ -312,6 +312,20 @@ async def test_only_a_gang_with_its_token_has_its_messages_read(api: Api) -> Non
         assert answer.json()["code"] == code
 
 
+@pytest.mark.parametrize("path", ["messages", "checkpoints"])
+async def test_a_body_is_decoded_only_after_the_check_of_its_token(api: Api, path: str) -> None:
+    gang = await start(api)
+    for rest in ('"rank": "wrong"}', '"values": [NaN, 1', '"files": [{"path": "\\ud800"'):
+        for named, code in ((gang, "invalid-request"), ("other", "forbidden")):
+            body = f'{{"gang": "{named}", {rest}'.encode()
+            answer = await api.http.post(f"/agent/v1/{path}", content=body, headers=api.agent(gang))
+            assert answer.json()["code"] == code, (rest, named)
+    unnamed = await api.http.post(
+        f"/agent/v1/{path}", content=b'{"rank": NaN}', headers=api.agent(gang)
+    )
+    assert unnamed.json()["code"] == "invalid-request"
+
+
 async def test_a_command_beside_the_work(api: Api) -> None:
     gang = await start(api)
     early = await api.http.post(JOB + "/exec", json={"command": ["ls"]})

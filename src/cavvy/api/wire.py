@@ -45,7 +45,11 @@ def done() -> Response:
 async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
     """Decode the body to a struct of type `kind`. Raises ApiProblem with the code invalid-request,
     too-large or too-slow."""
-    body = await read_bytes(request, limit)
+    return decode_body(await read_bytes(request, limit), kind)
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Decode a body that was read before. Raises ApiProblem with the code invalid-request."""
     try:
         return _decoder(kind).decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -159,9 +159,7 @@ async def claim(request: Request) -> Response:
 )
 async def messages(request: Request) -> Response:
     app_state = _speak(request)
-    body = await read_bytes(request, _MESSAGES_LIMIT)
-    if (gang := read_gang(body)) is not None:
-        app_state.tokens.check(request, gang)
+    body = await read_own_bytes(request, _MESSAGES_LIMIT)
     parse = partial(read_batch, body, app_state.now(), ReportedBatch, most=_MOST_MESSAGES)
     try:
         # another program than an agent can send a batch that takes seconds to read
@@ -389,6 +387,18 @@ async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str
         if snapshot is not None:
             return await to_thread(app_state.blobs.of(attempt.project).folder_parts, snapshot)
     return ()
+
+
+async def read_own_bytes(request: Request, limit: int) -> bytes:
+    """Read a body that states the agent's gang, and check the token of this gang. Decoding a large
+    body delays other requests, so the body is decoded only for agents. Raises ApiProblem.
+    """
+    body = await read_bytes(request, limit)
+    gang = read_gang(body)
+    if gang is None:
+        raise ApiProblem("invalid-request", "the body cannot be read: it states no gang")
+    app_state_of(request).tokens.check(request, gang)
+    return body
 
 
 async def enter(request: Request, gang: str, rank: int = 0) -> AppState:

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, Moment, Name, Rank
-from cavvy.api.routes.agents import GangQuery, enter
+from cavvy.api.routes.agents import GangQuery, enter, read_own_bytes
 from cavvy.api.routes.blobs import take_blob
 from cavvy.api.routes.data import told
 from cavvy.api.rules import GANG
-from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
+from cavvy.api.wire import MIB, BytesQuery, decode_body, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk, BlobsMissing
 from cavvy.control.agents.checkpoints import FilesMissing, InvalidManifest
 from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
@@ -164,7 +164,7 @@ async def put(
     ),
 )
 async def commit(request: Request) -> Response:
-    ask = await read(request, CommitAsk, _LIST_LIMIT)
+    ask = decode_body(await read_own_bytes(request, _LIST_LIMIT), CommitAsk)
     app_state = await enter(request, ask.gang, ask.rank)
     try:
         asked = app_state.control_plane.checkpoints.commit(
