@@ -212,6 +212,8 @@ class Node:
             "if '--authfile' in sys.argv:\n"
             "    (entry,) = json.load(open(sys.argv[3]))['auths'].values()\n"
             "    auth = entry['auth']\n"
+            "if 'pull' not in sys.argv:\n"
+            "    sys.exit(1)\n"
             f"open({str(self.log)!r}, 'a').write(auth + '\\n')\n"
             f"sys.exit(0 if auth in {good_auths!r} else 125)\n"
         )
@@ -223,6 +225,7 @@ class Node:
         @dataclass
         class Settings:
             home: str = str(self.home)
+            cache: str = str(self.home / "cache")
 
         @dataclass
         class Work:

@@ -14,6 +14,7 @@ from ..config import AgentConfig, WorkConfig
 from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild
+from . import private
 from .compatibility import find_image_misfit
 from .devices import find_vendor
 from .engine import ask, wait
@@ -36,7 +37,9 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
     image = work.image or ""
     folder = config.cache + "/sif"
     path = f"{folder}/{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
-    if not touch(path):
+    if not touch(path) or private.must_ask(config, image):
+        if work.image_login:
+            private.record(config, image)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         fresh = f"{path}.{os.getpid()}"
         inner = dict(env)
@@ -59,6 +62,8 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
                 f"the image {image} could not be pulled; Apptainer's reason is in the log"
             )
         os.replace(fresh, path)
+        if not work.image_login:
+            private.forget(config, image)
     if reason := find_image_misfit(config, *look(program, path, env)):
         raise CannotBuild(reason)
     return path

@@ -15,6 +15,7 @@ from ..disk import write_whole
 from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree
+from . import private
 from .compatibility import find_image_misfit
 from .own_login import NoIdentity, find_own_login
 
@@ -40,11 +41,12 @@ def bring_image(
     the work; the engine gets only the environment of `command`. Raises CannotBuild, OSError.
     """
     image, env = work.image or "", command.env
-    if quiet([engine, "image", "inspect", image], env):
-        if work.build is not None:
+    known = find_id(engine, image, env)
+    if work.build is not None:
+        if not known or private.must_ask(config):
             build(engine, config, work, command, variables)
-        else:
-            pull(engine, config, work, env)
+    elif not known or private.must_ask(config, image, known):
+        pull(engine, config, work, env)
     if reason := find_image_misfit(config, *look(engine, image, env)):
         raise CannotBuild(reason)
 
@@ -61,6 +63,7 @@ def pull(
     """
     image, known = work.image or "", ""
     if work.image_login:
+        private.record(config, image)
         known = " with the login that the task names"
         code = pull_as(work.image_login, engine, config, image, env)
     else:
@@ -78,6 +81,8 @@ def pull(
         raise CannotBuild(
             f"the image {image} could not be pulled{known}; the engine's reason is in the log"
         )
+    note = private.record if work.image_login else private.forget
+    note(config, *filter(None, (image, find_id(engine, image, env))))
 
 
 def pull_as(login: str, engine: str, config: AgentConfig, image: str, env: dict[str, str]) -> int:
@@ -141,6 +146,8 @@ def build(
         except LeadsOutside as error:
             raise CannotBuild(f"{work.build.dockerfile}: {error}") from error
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
+        # the build has no login, so it must not start from an image that another project pulled
+        argv += ["--pull"] if private.must_ask(config) else []
         argv += ["--target", work.build.target] if work.build.target else []
         for name, value in sorted(work.build.args.items()):
             argv += ["--build-arg", f"{name}={value}"]
@@ -180,10 +187,21 @@ def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], 
     return {pair[0]: pair[1] for pair in pairs}, found.get("Labels") or {}
 
 
-def ask(argv: list[str], env: dict[str, str]) -> str:
-    """Run a program and return its output, or "" if it fails."""
+def find_id(engine: str, image: str, env: dict[str, str]) -> str:
+    """Return the image's ID, or "" if this machine does not have the image."""
+    argv = [engine, "image", "inspect", "--format", "{{.Id}}", image]
+    return ask(argv, env, discard_errors=True)
+
+
+def ask(argv: list[str], env: dict[str, str], *, discard_errors: bool = False) -> str:
+    """Run a program and return its output, or "" if it fails. The program's messages are written to
+    the task's log, or discarded.
+    """
     reader, writer = os.pipe()
+    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]]
     actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
+    if discard_errors:
+        actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
     pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
     os.close(writer)
     with open(reader, encoding="utf-8", errors="replace") as file:

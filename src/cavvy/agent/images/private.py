@@ -1,0 +1,45 @@
+"""Records which images this machine pulled with the login of a task. If the machine separates
+projects, a task gets such an image only if the registry permits the task's own login.
+
+The record of an image is an empty file for its name and one for its ID, because engines also find
+an image by its ID. The record of the name is written before the pull, so an image is never present
+without a record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from ..config import AgentConfig
+from ..disk import open_private
+
+
+def record(config: AgentConfig, *names: str) -> None:
+    """Record that an image with these names was pulled with a login. Raises OSError."""
+    os.makedirs(_folder(config), mode=0o700, exist_ok=True)
+    for name in names:
+        os.close(open_private(_path(config, name)))
+
+
+def forget(config: AgentConfig, *names: str) -> None:
+    """Delete the records of an image that was pulled without the login of a task."""
+    for name in names:
+        if os.path.exists(_path(config, name)):
+            os.unlink(_path(config, name))
+
+
+def must_ask(config: AgentConfig, *names: str) -> bool:
+    """Return whether the registry must permit the task to use the image with these names, although
+    the machine has the image. Without names, return whether this applies to any image.
+    """
+    paths = [_path(config, name) for name in names] or [_folder(config)]
+    return config.separates and any(map(os.path.exists, paths))
+
+
+def _folder(config: AgentConfig) -> str:
+    return config.cache + "/private_images"
+
+
+def _path(config: AgentConfig, name: str) -> str:
+    return f"{_folder(config)}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
