@@ -163,6 +163,28 @@ def test_without_git_the_rules_are_the_same(
     assert walked == list_files(folder)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a\\\nb\n",  # the backslash escapes nothing
+        b"[z-a]\nb\n",  # an empty range
+        b"\xef\xbb\xbfa\nb\n",  # Windows editors begin a file with a byte order mark
+        b"a\r\nb\r\n",
+        b"a\x0cb\n",  # a form feed ends no line
+        "a\u2028b\n".encode(),  # nor does the line separator of Unicode
+        b"\xffa\nb\n",
+    ],
+)
+def test_bytes_of_an_ignore_file_are_read_as_git_reads_them(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, {"a": "x", "b": "x", "c": "x"})
+    (tmp_path / ".cavvyignore").write_bytes(content)
+    own = list_files(tmp_path)
+    git(tmp_path, "init")
+    assert own == list_files(tmp_path)
+    (tmp_path / ".cavvyignore").rename(tmp_path / ".gitignore")
+    assert [path.replace(".git", ".cavvy") for path in list_files(tmp_path)] == own
+
+
 def test_the_hash_depends_on_content_and_nothing_else(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write(tmp_path / name, {"b.sh": "echo", "a/x": "1"})

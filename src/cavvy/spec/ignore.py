@@ -3,13 +3,15 @@ available; otherwise this module applies git's rules.
 """
 
 import os
+import re
 import subprocess
+from codecs import BOM_UTF8
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
     from pathspec.pattern import RegexPattern
 
 OWN_FILE = ".cavvyignore"
@@ -84,7 +86,7 @@ def git_environment() -> dict[str, str]:
 
 
 # pairs of a folder with a pattern file and the patterns in it, outermost folder first
-Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
+Rules = tuple[tuple[str, list["RegexPattern"]], ...]
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
@@ -104,19 +106,29 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
 
 
 def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
-    from pathspec import GitIgnoreSpec
-
     names = (".gitignore", OWN_FILE) if git_rules else (OWN_FILE,)
-    found: list[tuple[str, GitIgnoreSpec]] = []
+    found: list[tuple[str, list[RegexPattern]]] = []
     for name in names:
         try:
-            lines = (folder / inside / name).read_text(errors="surrogateescape").splitlines()
+            content = (folder / inside / name).read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             continue
-        # In git, `a/**/` matches every folder within `a`; pathspec would match `a` itself.
-        lines = [f"{line}*/" if line.endswith("/**/") else line for line in lines]
-        found.append((inside, GitIgnoreSpec.from_lines(lines)))
+        lines = content.removeprefix(BOM_UTF8).decode(errors="surrogateescape").split("\n")
+        found.append((inside, [each for line in lines for each in _read_pattern(line)]))
     return tuple(found)
+
+
+def _read_pattern(line: str) -> "Iterator[RegexPattern]":
+    """Yield the pattern of a line. As in git, an invalid pattern such as `a\\` or `[z-a]` matches
+    nothing.
+    """
+    from pathspec import GitIgnoreSpec
+
+    # In git, `a/**/` matches every folder within `a`; pathspec would match `a` itself.
+    line = line.removesuffix("\r")
+    line = f"{line}*/" if line.endswith("/**/") else line
+    with suppress(ValueError, re.error):
+        yield from GitIgnoreSpec.from_lines([line]).patterns
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
@@ -124,9 +136,9 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
     decides whether a path is ignored. If several pattern files have a matching line, the innermost
     of these files decides.
     """
-    for base, spec in reversed(rules):
+    for base, patterns in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
-        for pattern in reversed(spec.patterns):
+        for pattern in reversed(patterns):
             if pattern.include is not None and _names(pattern, name):
                 return pattern.include
     return False
