@@ -246,7 +246,13 @@ def _without_state(
 
 def _link(folder: Path, path: str, notes: list[str]) -> FolderEntry:
     target = os.readlink(folder / path)
-    target.encode()
+    try:
+        target.encode()
+    except UnicodeEncodeError as error:
+        raise FreezeError(
+            f"the target of the link {path} is not UTF-8",
+            f"change the link, or list it in {OWN_FILE}",
+        ) from error
     landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
     if os.path.isabs(target) or os.path.commonpath([landing, folder]) != str(folder):
         notes.append(
