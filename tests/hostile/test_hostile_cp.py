@@ -172,6 +172,18 @@ def test_links_that_lead_out_are_left_out_and_named(uow: Scene, attack: str) -> 
     assert not os.path.lexists(uow.here / "sent" / name)
 
 
+def test_folders_that_the_node_cannot_list_are_named(uow: Scene) -> None:
+    said = json.dumps([folder("locked"), file("first")]).encode()
+    unlisted = [["locked", "Permission denied"], ["a\x1b[2J", "Input/output error"]]
+    uow.node.lies["walk"] = lambda asked: reply({"unlisted": unlisted}, said)
+    result = uow.copy()
+    assert (result.exit_code, uow.here.joinpath("sent/first").read_bytes()) == (1, EVIL)
+    assert (
+        "the files of these folders were not copied: locked (Permission denied), "
+        r"a\x1b[2J (Input/output error)" in result.output
+    )
+
+
 def test_names_cannot_write_to_the_terminal(uow: Scene) -> None:
     uow.tells([link("\x1b[2Ja\x9b", "/etc\x1b]0;x\x07")])
     result = uow.copy()
@@ -319,6 +331,7 @@ def test_an_honest_node_is_copied_from_as_it_is(uow: Scene) -> None:
     os.utime(sent / "in", (5e8, 5e8))
     result = uow.copy()
     assert result.exit_code == 0, result.output
+    assert "note: these pipes, sockets or devices were skipped: pipe\n" in result.output
     got = uow.here / "sent"
     assert (got / "in/ner/größe").read_bytes() == (sent / "in/ner/größe").read_bytes()
     assert os.readlink(got / "in/link") == "../run.sh"

@@ -144,7 +144,10 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: ApiClient, tmp_
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
     (source / "link").symlink_to("run.sh")
-    assert cavvy("cp", str(source), "box:there").returncode == 0
+    (source / ("l" * 255)).write_text("the longest name")
+    os.mkfifo(source / "pipe")
+    sent = cavvy("cp", str(source), "box:there")
+    assert (sent.returncode, b"were skipped: pipe\n" in sent.stderr) == (0, True), sent.stderr
     assert b"box:nothing: No such file" in cavvy("cp", "box:nothing", str(tmp_path)).stderr
     work = next((tmp_path / "home/providers/local/gangs").glob("*/0/work"))
     assert (work / "there/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
@@ -154,6 +157,7 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: ApiClient, tmp_
     assert (tmp_path / "back/run.sh").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "back/run.sh").stat().st_mtime == (source / "run.sh").stat().st_mtime
     assert (tmp_path / "back/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
+    assert (tmp_path / "back" / ("l" * 255)).read_text() == "the longest name"
 
     large, part = os.urandom(2_000_000), work / "large.cavvy-part"
     (tmp_path / "large").write_bytes(large)

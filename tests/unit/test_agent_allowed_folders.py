@@ -3,7 +3,9 @@
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from cavvy.agent.allowed_folders import (
     AllowedFolders,
     LeadsOutside,
     open_below,
+    raise_error,
+    raise_unless_vanished,
     walk_below,
 )
 
@@ -140,6 +144,35 @@ def test_a_pipe_is_no_file_and_does_not_block(top: Path) -> None:
     os.mkfifo(top / "job/pipe")
     with pytest.raises(OSError, match="not a regular file"):
         AllowedFolders([f"{top}/job"]).open_file(f"{top}/job/pipe")
+
+
+def test_a_walk_tells_of_folders_that_it_cannot_list(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = os.open(top / "job", os.O_RDONLY), os.open
+    told: list[OSError] = []
+
+    def refuse(path: str, *more: Any, error: OSError, **named: Any) -> int:
+        if path == "deep":
+            raise error
+        return plain(path, *more, **named)
+
+    for error in (PermissionError(13, "Permission denied"), FileNotFoundError(2, "No such file")):
+        monkeypatch.setattr(os, "open", partial(refuse, error=error))
+        paths = sorted(path for path, _, _ in walk_below(folder, on_error=told.append))
+        assert paths == ["sub", "sub/deep", "sub/file"]
+        assert paths == sorted(path for path, _, _ in walk_below(folder))
+    assert [(type(each), each.filename) for each in told] == [
+        (PermissionError, "sub/deep"),
+        (FileNotFoundError, "sub/deep"),
+    ]
+    list(walk_below(folder, on_error=raise_unless_vanished))
+    with pytest.raises(FileNotFoundError):
+        list(walk_below(folder, on_error=raise_error))
+    monkeypatch.setattr(os, "open", partial(refuse, error=told[0]))
+    with pytest.raises(PermissionError):
+        list(walk_below(folder, on_error=raise_unless_vanished))
+    os.close(folder)
 
 
 def test_a_walk_follows_no_links(top: Path) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 
+from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.checkpoint_sync import CheckpointSync
+from cavvy.agent.data.upload import list_files
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.states import AgentState
@@ -193,6 +195,42 @@ def test_handing_over_to_a_silent_bucket_says_so(
         said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
         assert [each["state"] for each in said] == told
         assert said[-1]["reason"] == "given up"
+
+
+def test_a_folder_that_cannot_be_listed_is_told_and_makes_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, plain = make_calm_folder(tmp_path, monkeypatch), os.open
+    (folder / "sub/locked").mkdir(parents=True)
+
+    def refuse(path: Any, *more: Any, **named: Any) -> int:
+        if path == "locked":
+            raise PermissionError(13, "Permission denied", path)
+        return plain(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    told: list[str] = []
+    config, loop = make_config(tmp_path), StillLoop()
+    saver = CountingSaver(
+        loop,  # type: ignore[arg-type]
+        config,
+        str(folder),
+        every_s=None,
+        say=lambda kind, **f: told.append(f["text"]),
+    )
+    for _ in range(3):
+        saver._look()
+    assert (saver.started, told) == (
+        0,
+        ["the checkpoint folder cannot be uploaded: [Errno 13] Permission denied: 'sub/locked'"],
+    )
+    checkpoint_upload.hand_over(config, str(folder), copy_first=False, since_ns=0, began_ns=0)
+    assert json.loads(capfd.readouterr().out) == {
+        "state": "failed",
+        "reason": "[Errno 13] Permission denied: 'sub/locked'",
+    }
+    with pytest.raises(PermissionError, match="sub/locked"):
+        list_files(AllowedFolders([str(tmp_path)]), str(folder), "s3://bucket/", told.append)
 
 
 def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(

@@ -232,8 +232,8 @@ def test_a_file_that_vanishes_before_it_is_opened_makes_the_checkpoint_void(
     folder = make_calm_folder(tmp_path, monkeypatch, "old")
     plain = checkpoint_upload.list_folder
 
-    def late(path: str) -> Any:
-        found = plain(path)
+    def late(path: str, **kinds: Any) -> Any:
+        found = plain(path, **kinds)
         (folder / "old").unlink(missing_ok=True)
         return found
 

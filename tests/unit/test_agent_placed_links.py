@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.allowed_folders import LeadsOutside
+from cavvy.agent.allowed_folders import AllowedFolders, LeadsOutside
 from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data import upload
@@ -22,8 +22,9 @@ from cavvy.agent.disk import read_text, write_whole
 from cavvy.agent.log import LogSpool
 from cavvy.agent.main import clear
 from cavvy.agent.outbox import MessageOutbox
+from cavvy.agent.work.blobs import write_anew
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged, list_checkpoint
-from cavvy.agent.work.folder import CannotBuild
+from cavvy.agent.work.folder import CannotBuild, transfer
 from cavvy.agent.work.monitor import ProgressScanner
 from cavvy.agent.work.prepare import bring_inputs, carry_out
 from cavvy.agent.work.trees import copy_tree, replace_in
@@ -533,6 +534,21 @@ def test_a_download_replaces_links(config: AgentConfig, tmp_path: Path) -> None:
     with pytest.raises(LeadsOutside):
         save_object(folders, f"{config.folder}/away/file", download)
     assert (tmp_path / "others/secret").read_text() == "secret"
+
+
+@pytest.mark.parametrize("name", ["l" * 255, "é" * 127, os.fsdecode(b"\xff" * 250)])
+def test_files_with_the_longest_names_are_written(
+    config: AgentConfig, tmp_path: Path, name: str
+) -> None:
+    """A file that is not complete yet has another name, which must not be longer."""
+    top = Path(config.folder)
+    download: Any = SimpleNamespace(read=lambda: iter([b"given"]))
+    save_object(list_input_folders(config), str(top / "data" / name), download)
+    assert write_anew(str(top / "data" / name), [b"given", b" again"])
+    given = AllowedFolders([config.folder])
+    transfer(config, given, str(top / "data" / name), given, str(top / "copy" / name), "output")
+    assert (top / "copy" / name).read_bytes() == b"given again"
+    assert [os.listdir(top / each) for each in ("data", "copy")] == [[name], [name]]
 
 
 def test_a_folder_of_the_working_folder_that_is_such_a_link_is_no_volume(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 MOST_LINKS = 40  # as in Linux: MAXSYMLINKS of include/linux/namei.h
@@ -23,6 +23,8 @@ _STEP = (
     | os.O_NOFOLLOW
     | os.O_CLOEXEC
 )
+# Errors of a file or folder that was removed or replaced after it was listed.
+VANISHED = (FileNotFoundError, NotADirectoryError)
 
 
 class LeadsOutside(OSError):
@@ -264,20 +266,37 @@ def open_below(folder: int, path: str, flags: int) -> int:
             os.close(here)
 
 
-def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.DirEntry[str], int]]:
+def ignore_error(error: OSError) -> None:
+    pass
+
+
+def raise_error(error: OSError) -> None:
+    raise error
+
+
+def raise_unless_vanished(error: OSError) -> None:
+    """Raise the error, unless the file or folder was removed or replaced after it was listed."""
+    if not isinstance(error, VANISHED):
+        raise error
+
+
+def walk_below(
+    folder: int, *, on_error: Callable[[OSError], object] = ignore_error
+) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """For every file and folder below an open folder, yield the relative path, the directory entry,
     and the descriptor of the folder that contains it. The folder's descriptor is closed when the
-    iteration continues. A folder is yielded before its entries. Links are not followed. Folders
-    that cannot be listed are omitted; with `strict`, they raise OSError.
+    iteration continues. A folder is yielded before its entries. Links are not followed. A folder
+    that cannot be listed is omitted after a call of `on_error`, unless the call raises an error. As
+    for `os.walk`, the error's filename is the folder's path.
     """
     todo = [""]
     while todo:
         below = todo.pop()
         try:
             here = open_below(folder, below, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            if strict:
-                raise
+        except OSError as error:
+            error.filename = below
+            on_error(error)
             continue
         try:
             with os.scandir(here) as entries:
@@ -287,9 +306,9 @@ def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.D
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(path)
                 yield path, entry, here
-        except OSError:
-            if strict:
-                raise
+        except OSError as error:
+            error.filename = below
+            on_error(error)
         finally:
             os.close(here)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 
-from .allowed_folders import LeadsOutside
 from .control_client import complain
 from .outbox import time_text
 from .sidecar import SidecarProcess
@@ -52,7 +51,7 @@ class CheckpointSync(SidecarProcess):
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder, self._given = folder, given
         # whether the user was warned that the folder is a link to another place
-        self._led_outside = False
+        self._told_unlisted = False
         found = self._list()
         # The files that exist before the work starts need no upload: the next attempt gets them
         # anyway.
@@ -91,14 +90,12 @@ class CheckpointSync(SidecarProcess):
             self._look_for_rest()
 
     def _list(self) -> list[FileEntry]:
-        """Return the files of the checkpoint folder, or [] if the work has replaced the folder with
-        a link that leads out of the working folder.
-        """
+        """Return the files of the checkpoint folder, or [] if the folder cannot be listed."""
         try:
             return list_checkpoint(self._config, self._folder, self._given)
         except OSError as error:
-            if isinstance(error, LeadsOutside) and not self._led_outside:
-                self._led_outside = True
+            if not self._told_unlisted:
+                self._told_unlisted = True
                 self._warn(f"the checkpoint folder cannot be uploaded: {error}")
             return []
 

@@ -6,13 +6,18 @@ The work can change the agent's home folder, so the agent follows no links in th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+
+from .allowed_folders import ignore_error, walk_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import Any
+
+LONGEST_NAME = 255  # bytes of a file name on Linux's and most other file systems
 
 
 def open_own(path: str, flags: int) -> int:
@@ -57,6 +62,16 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
     os.replace(temporary, path)
 
 
+def name_part(name: str, suffix: str) -> str:
+    """Return the name of an incomplete file that gets the name `name` when it is complete. If the
+    suffix makes the name too long, a hash of the name replaces the name.
+    """
+    written = os.fsencode(name)
+    if len(written) + len(suffix) > LONGEST_NAME:
+        name = hashlib.sha256(written).hexdigest()
+    return name + suffix
+
+
 def read_text(path: str) -> str:
     """Return the text of a file without surrounding blanks, or "" if the file cannot be read."""
     try:
@@ -94,25 +109,27 @@ def read_process(pid: int) -> list[bytes]:
         return []
 
 
-def walk_files(folder: str | int) -> Iterator[tuple[str, os.stat_result, str]]:
+def walk_files(
+    folder: str | int, *, on_error: Callable[[OSError], object] = ignore_error
+) -> Iterator[tuple[str, os.stat_result, str]]:
     """Yield the relative path, the status and the link target of each file below a folder. The link
-    target is "" for a file that is not a link. Files that vanish during the listing are omitted.
-    `folder` is a path or the descriptor of an open folder.
+    target is "" for a file that is not a link. `folder` is a path or the descriptor of an open
+    folder. A file or folder that cannot be listed is omitted after a call of `on_error`, unless the
+    call raises an error.
     """
-    from .allowed_folders import walk_below
-
     try:
         top = open_own(folder, os.O_RDONLY | os.O_DIRECTORY) if isinstance(folder, str) else folder
     except OSError:
         return
     try:
-        for path, entry, here in walk_below(top):
+        for path, entry, here in walk_below(top, on_error=on_error):
             try:
                 link = os.readlink(entry.name, dir_fd=here) if entry.is_symlink() else ""
                 if not entry.is_dir(follow_symlinks=False):
                     yield path, entry.stat(follow_symlinks=False), link
-            except OSError:
-                continue
+            except OSError as error:
+                error.filename = path
+                on_error(error)
     finally:
         if isinstance(folder, str):
             os.close(top)

@@ -15,7 +15,7 @@ import os
 import stat
 from contextlib import contextmanager
 
-from ..allowed_folders import AllowedFolders, walk_below
+from ..allowed_folders import VANISHED, AllowedFolders, walk_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,19 +195,29 @@ def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, b
 
 
 def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Without following links, list the relative path and type of every entry below a folder."""
-    found = []
+    """Without following links, list the relative path and type of every entry below a folder. The
+    field `unlisted` contains the paths of folders that cannot be listed, with the reasons.
+    """
+    found: list[tuple[str, Fields]] = []
+    unlisted: list[tuple[str, str]] = []
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, VANISHED):
+            unlisted.append((error.filename, error.strerror or str(error)))
+
     with files.find(asked) as path:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | files.flags)
     try:
-        for path, listed, folder in walk_below(top):
+        for path, listed, folder in walk_below(top, on_error=note):
             entry = describe(listed.stat(follow_symlinks=False))
             if listed.is_symlink():
                 entry["link"] = os.readlink(listed.name, dir_fd=folder)
-            found.append([path, entry])
+            found.append((path, entry))
     finally:
         os.close(top)
-    return {}, json.dumps(sorted(found, key=lambda each: each[0].split("/"))).encode()
+    return {"unlisted": unlisted}, json.dumps(
+        sorted(found, key=lambda each: each[0].split("/"))
+    ).encode()
 
 
 def do_remove(files: NodeFileCalls, asked: Fields, data: bytes) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.error
 
+from ..disk import name_part
 from ..http_client import (
     CHUNK,
     FAULTS,
@@ -168,7 +169,7 @@ def save_object(
     OSError.
     """
     folder, name = folders.find(path, follow=False, make=True)
-    part = name + ".cavvy-part"
+    part = name_part(name, ".cavvy-part")
     try:
         remove_below(folder, part)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from ..allowed_folders import AllowedFolders, LeadsOutside, walk_below
+from ..allowed_folders import AllowedFolders, LeadsOutside, raise_unless_vanished, walk_below
 from ..config import AgentConfig
 from ..http_client import TransferClient, TransferFailed
 from ..work.folder import check_seen
@@ -80,7 +80,7 @@ def list_files(
         return [(source, os.path.basename(source) if target.endswith("/") else "")]
     found, top = [], folders.open_folder(source)
     try:
-        for name, entry, _ in walk_below(top):
+        for name, entry, _ in walk_below(top, on_error=raise_unless_vanished):
             path = os.path.join(source, name)
             try:
                 if entry.is_symlink() and stat.S_ISREG(folders.stat(path).st_mode):

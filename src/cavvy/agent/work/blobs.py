@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 
+from ..disk import name_part
 from ..http_client import CHUNK, FAULTS, BlockingClient, TransferFailed
 from .cache import touch
 from .trees import remove_tree
@@ -138,7 +139,8 @@ def check_hash(digest: str, found: str) -> None:
 def write_anew(path: str, pieces: Iterable[bytes | None]) -> bool:
     """Write the pieces to `path` atomically and return True. If a piece is None, write no file and
     return False."""
-    temporary = f"{path}.{os.getpid()}"
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, name_part(name, f".{os.getpid()}"))
     remove_tree(temporary)
     try:
         with open(temporary, "xb") as file:

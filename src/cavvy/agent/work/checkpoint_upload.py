@@ -19,7 +19,7 @@ import time
 from collections import namedtuple
 from functools import partial
 
-from ..allowed_folders import AllowedFolders, open_below
+from ..allowed_folders import AllowedFolders, ignore_error, open_below, raise_unless_vanished
 from ..disk import open_own, read_known, read_number, read_text, walk_files, write_whole
 from ..http_client import CHUNK, FAULTS, BlockingClient, StorageTimeout, TransferFailed
 from ..outbox import time_text
@@ -77,16 +77,18 @@ def list_checkpoint(
     except FileNotFoundError:
         return []
     try:
-        return list_folder(top)
+        return list_folder(top, on_error=raise_unless_vanished)
     finally:
         os.close(top)
 
 
-def list_folder(folder: str | int) -> list[FileEntry]:
-    """Return every file and link below the folder, sorted by path. Files that vanish during the
-    listing are omitted. `folder` is a path or the descriptor of an open folder."""
+def list_folder(
+    folder: str | int, *, on_error: Callable[[OSError], object] = ignore_error
+) -> list[FileEntry]:
+    """Return every file and link below the folder, sorted by path. The arguments are the same as
+    for `walk_files`. Raises OSError."""
     found: list[FileEntry] = []
-    for path, seen, link in walk_files(folder):
+    for path, seen, link in walk_files(folder, on_error=on_error):
         if stat.S_ISLNK(seen.st_mode):
             found.append(FileEntry(path, 0, 0, 0, 0, link))
         elif stat.S_ISREG(seen.st_mode):

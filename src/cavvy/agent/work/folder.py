@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from ..allowed_folders import AllowedFolders, LeadsOutside, open_below
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
+from ..disk import name_part
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
 from .hide import is_hidden
@@ -231,9 +232,10 @@ def _replace(config: AgentConfig, source: int, targets: AllowedFolders | None, t
     folder, name = targets.find(target, follow=False, make=True)
     try:
         check_seen(config, f"/proc/self/fd/{folder}/{name}")
-        remove_below(folder, name + ".cavvy-new")
-        copy_open(source, name + ".cavvy-new", folder=folder)
-        os.replace(name + ".cavvy-new", name, src_dir_fd=folder, dst_dir_fd=folder)
+        part = name_part(name, ".cavvy-new")
+        remove_below(folder, part)
+        copy_open(source, part, folder=folder)
+        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.close(folder)
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 
-from ..allowed_folders import check_regular, open_below, walk_below
+from ..allowed_folders import check_regular, open_below, raise_error, walk_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def copy_below(
     marked, modes = [], [("", os.fstat(source).st_mode)]
     above, there = "", os.dup(target)
     try:
-        for path, entry, here in walk_below(source, strict=True):
+        for path, entry, here in walk_below(source, on_error=raise_error):
             if os.path.dirname(path) != above:
                 above = os.path.dirname(path)
                 os.close(there)

@@ -18,8 +18,10 @@ from cavvy.cli.reach.received import (
     CopyItem,
     Landing,
     check_room,
+    name_part,
     read_item,
     read_listing,
+    read_unlisted,
     stays_inside,
 )
 from cavvy.cli.reach.tunnel import with_tunnel
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 _PIECE = 256 * 1024
 _AHEAD = 8  # maximum number of chunks in flight
 _T = TypeVar("_T")
-# Maximum number of skipped links that the message names; further links are only counted.
+# Maximum number of skipped files that a message names; further files are only counted.
 _NAMED = 5
 
 
@@ -105,12 +107,12 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
     in this folder as `name`.
     """
     top = read_item("", (await tunnel.call("stat", path=path))[0])
-    target, items = Path(to_path).expanduser(), [top]
+    target, items, unlisted = Path(to_path).expanduser(), [top], list[tuple[str, str]]()
     in_folder = target.is_dir()
     target = target / name if in_folder else target
     if top.kind == stat.S_IFDIR:
-        _, data = await tunnel.call("walk", path=path)
-        items = read_listing(top, data)
+        said, data = await tunnel.call("walk", path=path)
+        items, unlisted = read_listing(top, data), read_unlisted(said)
         target.parent.mkdir(parents=True, exist_ok=True)
     elif top.kind != stat.S_IFREG:
         raise CommandFailure(f"{path} is not a file or folder")
@@ -124,18 +126,41 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     with Landing(target.parent) as landing:
         await _receive(tunnel, path, landing, target.name, items, bar)
+    _tell_skipped(items, unlisted)
     out = [
         f"{each.path} -> {each.link}"
         for each in items
         if each.link is not None and not stays_inside(each)
     ]
     if out:
-        more = f" and {len(out) - _NAMED} more" if len(out) > _NAMED else ""
         raise CommandFailure(
-            "these links may lead out of the folder and were skipped: "
-            + escape_controls(", ".join(out[:_NAMED]) + more),
+            f"these links may lead out of the folder and were skipped: {_name_some(out)}",
             "all other files were copied; to copy the links' targets too, give the targets' paths",
         )
+
+
+def _tell_skipped(items: "Iterable[CopyItem]", unlisted: Sequence[tuple[str, str]]) -> None:
+    """Tell the user which special files were skipped. Raises CommandFailure if a folder could not
+    be listed, because its files are missing in the copy. `unlisted` contains the paths of such
+    folders with the reasons.
+    """
+    known = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+    special = [each.path for each in items if each.kind not in known]
+    if special:
+        sys.stderr.write(
+            f"note: these pipes, sockets or devices were skipped: {_name_some(special)}\n"
+        )
+    if unlisted:
+        named = _name_some([f"{path or '.'} ({reason})" for path, reason in unlisted])
+        raise CommandFailure(
+            f"the files of these folders were not copied: {named}",
+            "make the folders readable, and copy them again; all other files were copied",
+        )
+
+
+def _name_some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return escape_controls(", ".join(names[:_NAMED]) + more)
 
 
 def _name_copy(job: str, path: str) -> str:
@@ -236,7 +261,8 @@ async def _common_start(
 async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> None:
     if not source.exists():
         raise CommandFailure(f"{source}: there is no such file or folder")
-    items = _walk(source)
+    unlisted: list[tuple[str, str]] = []
+    items = _walk(source, unlisted)
     path = await _find_target(tunnel, source, path)
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     for item in items:
@@ -251,6 +277,7 @@ async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> Non
         if item.kind == stat.S_IFDIR:
             mode = stat.S_IMODE(item.mode)
             await tunnel.call("set", path=_below(path, item), mode=mode, mtime=item.mtime)
+    _tell_skipped(items, unlisted)
 
 
 async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
@@ -274,7 +301,8 @@ async def _send_file(
 ) -> None:
     from cavvy.client.tunnel.mux import RemoteError
 
-    part, start = to + PART, 0
+    folder, name = posixpath.split(to)
+    part, start = posixpath.join(folder, name_part(name)), 0
     with source.open("rb") as file:
         try:
             there = read_item("", (await tunnel.call("stat", path=part))[0])
@@ -308,10 +336,17 @@ def _write_all(
         yield tunnel.call("write", data, handle=handle, offset=file.tell() - len(data))
 
 
-def _walk(source: Path) -> Sequence[CopyItem]:
+def _walk(source: Path, unlisted: list[tuple[str, str]]) -> Sequence[CopyItem]:
+    """Return all entries below a local folder. Folders that cannot be listed are added to
+    `unlisted`, with the reasons.
+    """
+
+    def note(error: OSError) -> None:
+        unlisted.append((os.path.relpath(error.filename, source), error.strerror or ""))
+
     paths = [source]
     if source.is_dir():
-        for folder, inner, names in os.walk(source):
+        for folder, inner, names in os.walk(source, onerror=note):
             paths += [Path(folder, name) for name in sorted([*inner, *names])]
     return [
         _local_item(path, "" if path is source else str(path.relative_to(source))) for path in paths

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -20,6 +21,7 @@ from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.domain.values import Struct
 
 PART = ".cavvy-part"  # suffix of an incomplete file
+_LONGEST = 255  # bytes of a file name on Linux's and most other file systems
 _MODES = 0o777  # permission bits, without setuid, setgid and sticky
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -45,6 +47,16 @@ class CopyItem(Struct, frozen=True, kw_only=True):
         return stat.S_IFMT(self.mode)
 
 
+def name_part(name: str) -> str:
+    """Return the name of an incomplete file that gets the name `name` when it is complete. If the
+    suffix makes the name too long, a hash of the name replaces the name.
+    """
+    written = os.fsencode(name)
+    return (
+        name if len(written + PART.encode()) <= _LONGEST else sha256(written).hexdigest()
+    ) + PART
+
+
 def understand(said: object, kind: type[_T]) -> _T:
     """Convert a node's answer to the type `kind`. Raises CommandFailure."""
     try:
@@ -59,6 +71,13 @@ def read_item(path: str, said: dict[str, Any]) -> CopyItem:
     if not isfinite(item.mtime):
         raise _refuse(path, "the file's time is not a number")
     return item
+
+
+def read_unlisted(said: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the path of each folder that the node could not list, with the reason, from a node's
+    answer. Agents of older versions do not report these folders. Raises CommandFailure.
+    """
+    return understand(said.get("unlisted", []), list[tuple[str, str]])
 
 
 def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
@@ -158,7 +177,7 @@ class Landing:
         kept. The file gets its final name when the context ends without an error.
         """
         with self._inside(path) as (parent, name):
-            part = name + PART
+            part = name_part(name)
             with open(os.open(part, _PART, 0o600, dir_fd=parent), "r+b") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise CommandFailure(f"{self._shown(path)}{PART}: not a regular file")

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from cavvy.agent.allowed_folders import check_regular, open_below, walk_below
+from cavvy.agent.allowed_folders import check_regular, open_below, raise_error, walk_below
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
@@ -233,7 +233,7 @@ def _walk(folder: int) -> Iterator[tuple[str, str]]:
     """Yield the path of each file and link below an open folder, with the target of the link (""
     for a file).
     """
-    for path, entry, here in walk_below(folder, strict=True):
+    for path, entry, here in walk_below(folder, on_error=raise_error):
         if entry.is_symlink():
             yield path, os.readlink(entry.name, dir_fd=here)
         elif entry.is_file():
