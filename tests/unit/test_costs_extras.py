@@ -1,6 +1,6 @@
 """Disks and public addresses are charged for exactly the time of their node."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 from cavvy.costs.extras import bill_extras, expect_extras, rate_extras
 from cavvy.domain.events import Charge, ChargeKind
@@ -74,6 +74,22 @@ def test_a_month_s_price_is_for_the_hours_of_that_month() -> None:
     april, may = bill(node, end + HOUR)
     assert (april.until, may.since) == (end, end)
     assert (april.amount.micros, may.amount.micros) == (10_000, 9677)  # 720 and 744 hours
+
+
+def test_a_month_begins_in_utc_and_not_in_the_provider_s_time_zone() -> None:
+    end = datetime(2026, 5, 1, tzinfo=UTC)
+    pacific = timezone(timedelta(hours=-7))
+    node = replace(NODE, started_at=(end - HOUR).astimezone(pacific), extras=NODE.extras[:1])
+    assert [each.since for each in bill(node, end + HOUR)] == [end - HOUR, end]
+
+
+def test_a_minimum_that_crosses_the_end_of_a_month_has_both_prices() -> None:
+    price = replace(GP3, minimum=2 * HOUR)
+    attempt = replace(ATTEMPT, offer=replace(OFFER, extras=(price,)))
+    end = datetime(2026, 5, 1, tzinfo=UTC)
+    node = replace(NODE, started_at=end - HOUR, extras=NODE.extras[:1])
+    charges = bill(node, end, attempt=attempt, final=True)
+    assert [each.amount.micros for each in charges] == [10_000, 9677]
 
 
 def test_a_whole_month_costs_the_month_s_price() -> None:

@@ -1,14 +1,14 @@
 """A newer bill is posted as the difference to the one before it."""
 
 import itertools
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.ledger import EntryKind, LedgerPosting, QuantityUnit
-from cavvy.domain.postings import post, share_of
+from cavvy.domain.postings import month_of, post, share_of
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 
@@ -127,3 +127,13 @@ def test_windows_that_meet_have_parts_that_add_up(
         share_of(whole, BEGAN, until, first, last) for first, last in itertools.pairwise(times)
     ]
     assert sum(parts) == whole
+
+
+def test_months_are_in_utc_whatever_zone_a_provider_reports() -> None:
+    pacific = timezone(timedelta(hours=-7))
+    line = charge(1, 3)
+    there = replace(
+        line, since=line.since.astimezone(pacific), until=line.until.astimezone(pacific)
+    )
+    assert post([], [there]) == post([], [line])
+    assert month_of(NOVEMBER.astimezone(pacific)) == NOVEMBER

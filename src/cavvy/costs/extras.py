@@ -3,10 +3,9 @@ machines.
 
 A price per month is divided by the hours of that month, as AWS does
 (https://aws.amazon.com/ebs/pricing/). Therefore the charges for a disk are split at the beginning
-of each month.
+of each month in UTC.
 """
 
-from calendar import monthrange
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
@@ -15,9 +14,11 @@ from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import ExtraPrice, Offer
+from cavvy.domain.postings import list_months, month_of, next_month
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 
+_HOUR = timedelta(hours=1)
 _USUAL_MONTH_H = 730  # hours of an average month
 
 
@@ -42,17 +43,17 @@ def bill_extras(
         if not kind.is_extra:
             continue
         priced = _find_prices(attempt.offer, node.extras, kind)
-        rates = _list_rates(kind, priced, since, until) or [
+        end = until
+        if final and node.started_at is not None:
+            least = max((price.minimum for price, _ in priced), default=timedelta(0))
+            end = max(until, node.started_at + least)
+        rates = _list_rates(kind, priced, since, end) or [
             (charge.since, charge.rate)
             for charge in earlier
             if (charge.attempt_id, charge.rank, charge.kind) == (attempt.id, node.rank, kind)
         ]
         if not rates:
             continue
-        end = until
-        if final and node.started_at is not None:
-            least = max((price.minimum for price, _ in priced), default=timedelta(0))
-            end = max(until, node.started_at + least)
         charges += [
             replace(charge, kind=kind)
             for charge in bill(
@@ -121,15 +122,12 @@ def _list_rates(
 
 
 def list_monthly_rates(micros: int, since: datetime, until: datetime) -> Rates:
-    """Convert a price in micro-dollars per month to one hourly rate for each month, because months
-    have different numbers of hours. Each rate is returned with the time from which the rate
+    """Convert a price in micro-dollars per month to one hourly rate for each month in UTC, because
+    months have different numbers of hours. Each rate is returned with the time from which the rate
     applies.
     """
-    rates, at = [], since
-    while True:
-        hours = 24 * monthrange(at.year, at.month)[1]
+    rates = []
+    for at in (since, *list_months(since, until)):
+        hours = (next_month(at) - month_of(at)) // _HOUR
         rates.append((at, HourlyRate((2 * micros + hours) // (2 * hours))))
-        first = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        at = (first + timedelta(days=32)).replace(day=1)
-        if at >= until:
-            return rates
+    return rates

@@ -5,7 +5,7 @@ charges, so the entries of each line of the bill always add up to the line's cha
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 from cavvy.domain.events import Charge, ChargeKind
@@ -126,8 +126,10 @@ def next_month(at: datetime) -> datetime:
 
 
 def month_of(at: datetime) -> datetime:
-    """Return the beginning of the month that contains the time."""
-    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    """Return the beginning of the month, in UTC, that contains the time. The given time may have
+    another time zone: Google reports times in Pacific time.
+    """
+    return at.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def share_of(
