@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -347,3 +348,73 @@ def test_a_day_that_the_bill_has_not_covered_yet_is_delayed() -> None:
     assert causes(bill, charged("0.5", "12")) == ["other rate"], "it is higher already"
     bill.add(line(number=3, gang="", since=DAY + 23 * HOUR, until=DAY + 24 * HOUR))
     assert causes(bill, charged("2", "12")) == ["other rate"], "the day is over"
+
+
+def test_only_the_wanted_days_of_the_bill_are_compared(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bill = DrilledBill(random.Random(3), 4)
+    bill.plant(DifferenceCause.RATE)
+    [(_, day)] = bill.planted
+    assert day is not None
+    entries = [to_view(each) for each in bill.lines]
+    monkeypatch.setattr("cavvy.client.ledger_wire.list_entries", lambda *_, **__: entries)
+    file = tmp_path / "cur1.csv"
+    write_report(bill, file)
+
+    def count(*options: str) -> int:
+        done = CliRunner().invoke(cli, ["cost", "reconcile", str(file), "-o", "json", *options])
+        assert done.exit_code in (0, 1), done.output
+        return len(json.loads(done.stdout))
+
+    after = str(day + timedelta(days=1))
+    for zone in ("America/New_York", "Asia/Tokyo"):
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            both = ("--since", str(day), "--until", after)
+            assert [count(*both), count("--until", str(day))] == [1, 0]
+            assert [count("--since", after), count("--since", str(day))] == [0, 1]
+        time.tzset()
+    wrong = CliRunner().invoke(
+        cli, ["cost", "reconcile", str(file), "--since", after, "--until", after]
+    )
+    assert wrong.exit_code == 2
+
+
+def test_an_amount_in_another_currency_is_not_shown_in_dollars(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.client.ledger_wire.list_entries", lambda *_, **__: [])
+    file = tmp_path / "bill.csv"
+    file.write_text("day,cost,tag,money\n2026-11-03,1500,n-j-1,JPY\n2026-11-04,2,n-j-1,USD\n")
+    names = ("since=day", "amount=cost", "gang=tag", "currency=money")
+    maps = [each for name in names for each in ("--map", name)]
+    told = CliRunner().invoke(cli, ["cost", "reconcile", str(file), "--of", "p", *maps])
+    yen, dollars, _ = told.stdout.splitlines()[1:]
+    assert ("1,500.00" in yen, "JPY" in yen, "$" in yen) == (True, True, False)
+    assert "$" in dollars
+
+
+def test_credits_and_fees_outside_the_wanted_days_are_left_out() -> None:
+    whole = line(category=BillCategory.FEE, amount=Decimal(4), until=DAY + 96 * HOUR)
+    bill = BillSummary(DAY, DAY + 24 * HOUR)
+    bill.add(whole)
+    bill.add(replace(whole, number=3, since=DAY + 24 * HOUR))
+    assert [(each.cause, each.bill) for each in bill.found] == [(DifferenceCause.FEE, Decimal(1))]
+
+
+def test_equal_numbers_in_two_currencies_do_not_agree() -> None:
+    euros = line(currency="EUR", amount=Decimal(1), until=DAY + 48 * HOUR)
+    own = charged("0.5") | charged("0.5", day=DAY + 24 * HOUR)
+    assert causes(summary(euros), own) == ["other currency"] * 2
+    credit = line(number=3, currency="EUR", category=BillCategory.CREDIT, amount=Decimal(-5))
+    assert causes(summary(line(), credit), charged("1"), "-5") == ["credit", "discount"]
+    assert causes(summary(line(), credit), charged("1")) == ["credit"]
+
+
+def test_a_subscription_for_the_month_does_not_show_how_far_the_bill_reaches() -> None:
+    bill = summary(line())
+    bill.add(line(number=3, gang="", since=DAY - 48 * HOUR, until=DAY + 600 * HOUR))
+    later = charged("1", day=DAY + 72 * HOUR)
+    assert causes(bill, charged("1") | later) == ["delayed"]

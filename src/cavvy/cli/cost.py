@@ -362,13 +362,14 @@ def reconcile(
     The command reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost
     exports, and Google's detailed billing export (CSV or lines of JSON). For bills in other
     formats, name the columns with --map. Files may be compressed with gzip. By default, the bill
-    and the ledger are compared for the days of the bill. The exit code is 1 if there are
-    differences.
+    and the ledger are compared for the days of the bill. The dates of --since and --until are days
+    in UTC, like the days of the bill. The exit code is 1 if there are differences.
     """
     from cavvy.cli.reach.reconciliation import reconcile_file
     from cavvy.cli.view.failure import CommandFailure
     from cavvy.importers.bills import BillFileError
 
+    _check_period(since, until)
     with session() as client:
         try:
             report = reconcile_file(client, file, form, columns, provider, (since, until))
@@ -393,6 +394,7 @@ def reconcile(
 
 def _differences_out(found: "Sequence[Difference]", output: str) -> None:
     from cavvy.cli.view.reconciliation import explain_difference
+    from cavvy.costs.bills import USD
 
     rows = [
         (
@@ -412,20 +414,25 @@ def _differences_out(found: "Sequence[Difference]", output: str) -> None:
     ]
     amounts = [each for row in rows for each in (row[4], row[5]) if isinstance(each, int)]
     show = formatting.make_money_format(amounts)
+    foreign = any(each.billed_in != USD for each in found)
     columns = [
         TableColumn("day", show=str),
         TableColumn("job"),
         TableColumn("resource", drop=3),
         TableColumn("kind", drop=2),
         TableColumn("ledger_micros", "LEDGER", show),
-        TableColumn("bill_micros", "BILL", show),
-        TableColumn("currency", hidden=True),
+        TableColumn("bill_micros", "BILL", _without_sign(show) if foreign else show),
+        TableColumn("currency", hidden=not foreign),
         TableColumn("more_micros", "MORE", show),
         TableColumn("cause"),
         TableColumn("lines", drop=4),
         TableColumn("text", "WHY", wrap=True, drop=1),
     ]
     rows_out(columns, rows, output, empty="the bill and the ledger agree")
+
+
+def _without_sign(show: Callable[[int], str]) -> Callable[[int], str]:
+    return lambda micros: show(micros).replace("$", "")
 
 
 def _audit_out(report: "AuditReport", output: str) -> None:

@@ -24,7 +24,7 @@ from cavvy.costs.shared_disks import name_disk
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit
 from cavvy.domain.postings import share_of
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 
 _HOUR_US = 3_600_000_000
 _DAY = timedelta(days=1)
@@ -160,9 +160,13 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class BillSummary:
-    """The lines of a bill, added up by resource, kind and day as they are read."""
+    """The lines of a bill, added up by resource, kind and day as they are read. Only days in the
+    given period are added up. The period begins and ends at midnight in UTC; None means no limit.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, since: datetime | None = None, until: datetime | None = None) -> None:
+        self._first_day = None if since is None else since.date()
+        self._end_day = None if until is None else until.date()
         self.tagged: dict[CellKey, BilledSum] = {}
         self.disks: dict[str, str] = {}  # the gang in the tag of each disk
         self._groups: Mapping[str, str] = {}
@@ -170,7 +174,7 @@ class BillSummary:
         self.found: list[Difference] = []  # what the bill shows without the ledger
         self.reductions: list[Difference] = []  # credits and discounts
         self.first: datetime | None = None
-        self.last: datetime | None = None
+        self._reached: dict[bool, datetime] = {}  # the ends of long lines and of other lines
         self.lines = 0
         self._twice: set[int] = set()  # numbers of lines that were left out as duplicates
         self._seen: set[int] = set()
@@ -189,17 +193,38 @@ class BillSummary:
             self._seen.add(line.identity)
         cause = _OF_CATEGORY.get(line.category)
         if cause is not None:
-            rows = self.reductions if cause in _REDUCTIONS else self.found
-            rows.append(_of_line(cause, line))
+            self._add_other(line, cause)
             return
         self.first = line.since if self.first is None else min(self.first, line.since)
-        self.last = line.until if self.last is None else max(self.last, line.until)
+        long = _is_long(line)
+        self._reached[long] = max(line.until, self._reached.get(long, line.until))
         if line.gang:
             if line.kind is BilledKind.DISK and line.resource:
                 self.disks[name_disk(line.resource)] = line.gang
-            for day, part in _split_line(line):
+            for day, part in self._split(line):
                 key = CellKey(line.gang, line.kind, day)
                 self.tagged.setdefault(key, BilledSum()).take(part)
+
+    def _add_other(self, line: BillLine, cause: DifferenceCause) -> None:
+        """Add a line that is not for usage. Only its part in the period counts."""
+        rows = self.reductions if cause in _REDUCTIONS else self.found
+        parts = [part.amount for _, part in self._split(line)]
+        if parts:
+            rows.append(_of_line(cause, replace(line, amount=sum(parts, Decimal(0)))))
+
+    @property
+    def last(self) -> datetime | None:
+        """The time that the bill reaches. A line for a whole month, such as a subscription, may end
+        in the future, so long lines are used only if the bill has no other lines.
+        """
+        return self._reached.get(False, self._reached.get(True))
+
+    def _split(self, line: BillLine) -> Iterator[tuple[date, BilledSum]]:
+        """Yield the parts of the line that are on days of the period."""
+        for day, part in _split_line(line):
+            early = self._first_day is not None and day < self._first_day
+            if not early and (self._end_day is None or day < self._end_day):
+                yield day, part
 
     def add_untagged(self, line: BillLine | BadBillLine, wanted: Collection[KindOnDay]) -> None:
         """Add a line from the second reading of the bill, if the line has no tag and its kind and
@@ -209,7 +234,7 @@ class BillSummary:
             return
         if line.category is not BillCategory.USAGE:
             return
-        for day, part in _split_line(line):
+        for day, part in self._split(line):
             if (line.kind, day) in wanted:
                 key = CellKey(line.resource, line.kind, day)
                 self.untagged.setdefault(key, BilledSum()).take(part)
@@ -241,9 +266,13 @@ class BillSummary:
         return frozenset(key.resource for key in self.tagged)
 
 
-def add_up_bill(lines: Iterable[BillLine | BadBillLine]) -> BillSummary:
-    """Return the sums of the lines."""
-    bill = BillSummary()
+def add_up_bill(
+    lines: Iterable[BillLine | BadBillLine],
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> BillSummary:
+    """Return the sums of the lines in the period; see `BillSummary`."""
+    bill = BillSummary(since, until)
     for line in lines:
         bill.add(line)
     return bill
@@ -266,11 +295,15 @@ def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
                 currency=line.currency,
                 count=1,
                 decimals=decimals,
-                long=line.until - line.since > _DAY,
+                long=_is_long(line),
                 lines=(line.number,),
                 resources=(line.resource,) if line.resource else (),
             ),
         )
+
+
+def _is_long(line: BillLine) -> bool:
+    return line.until - line.since > _DAY
 
 
 def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
@@ -438,6 +471,8 @@ def _compare_cell(
 
 
 def _is_same(billed: BilledSum, charged: BilledSum) -> bool:
+    if billed.currency != USD:
+        return False
     allowed = _OWN_ROUNDING * (billed.count + charged.count)
     return abs(billed.amount - charged.amount) <= allowed
 
@@ -493,11 +528,12 @@ def _look_untagged(
 
 def _compare_reductions(rows: Sequence[Difference], discounts: Decimal) -> list[Difference]:
     """Compare the sum of the bill's credits and discounts with the sum of the ledger's discounts.
-    Return no difference if the sums are equal up to rounding.
+    Return no difference if the sums are equal up to rounding. Amounts in other currencies are
+    always differences.
     """
-    total = sum((each.bill or Decimal(0) for each in rows), Decimal(0))
+    total = sum((each.bill or Decimal(0) for each in rows if each.billed_in == USD), Decimal(0))
     if abs(total - discounts) <= _OWN_ROUNDING * (len(rows) + 1):
-        return []
+        return [each for each in rows if each.billed_in != USD]
     if discounts:
         return [*rows, Difference(cause=DifferenceCause.DISCOUNT, ledger=discounts)]
     return list(rows)

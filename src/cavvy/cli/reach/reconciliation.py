@@ -10,6 +10,9 @@ from cavvy.domain.values import Struct
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.costs.reconcile import BilledSum, BillSummary, CellKey, Difference
+    from cavvy.importers.bills.formats import BillFormat
+
+_DAY, _MICROSECOND = timedelta(days=1), timedelta(microseconds=1)
 
 
 class ReconciliationReport(Struct, frozen=True, kw_only=True):
@@ -32,21 +35,18 @@ def reconcile_file(
     period: tuple[datetime | None, datetime | None],
 ) -> ReconciliationReport:
     """Compare the file with the ledger of all projects that the caller may see. By default,
-    `period` is the days of the bill. Raises BillFileError, ImportError or ApiError.
+    `period` is the days of the bill. The compared days in UTC have the same dates that `period` has
+    in local time. Raises BillFileError, ImportError or ApiError.
     """
     from cavvy.client.ledger_wire import list_entries, to_line
     from cavvy.costs.reconcile import add_up_bill, add_up_ledger, find_lacking, reconcile
     from cavvy.costs.shared_disks import group_disks
-    from cavvy.importers.bills import BillFileError, find_format, read_bill
+    from cavvy.importers.bills import find_format, read_bill
 
     known, lines = read_bill(file, find_format(form, columns))
-    provider = provider or (None if known.name == "csv" else known.name)
-    if provider is None:
-        raise BillFileError(
-            "the bill does not name its provider",
-            "name the provider, for example --of aws",
-        )
-    bill = add_up_bill(lines)
+    provider = provider or _find_provider(known)
+    period = _name_days(period)
+    bill = add_up_bill(lines, *period)
     since, until = _period(bill, period)
     entries = [to_line(each) for each in list_entries(client, since=since, until=until)]
     ledger, discounts = add_up_ledger(entries, provider, since, until)
@@ -65,15 +65,39 @@ def reconcile_file(
     )
 
 
+def _find_provider(form: "BillFormat") -> str:
+    """Return the provider whose bills have this format. Raises BillFileError."""
+    from cavvy.importers.bills import BillFileError
+
+    if form.name == "csv":
+        hint = "name the provider, for example --of aws"
+        raise BillFileError("the bill does not name its provider", hint)
+    return form.name
+
+
+def _name_days(
+    period: tuple[datetime | None, datetime | None],
+) -> tuple[datetime | None, datetime | None]:
+    """Return the period from midnight to midnight in UTC that contains the same dates as the given
+    period contains in local time.
+    """
+    first, end = period
+    last = None if end is None else (end - _MICROSECOND).astimezone().date()
+    return (
+        None if first is None else datetime.combine(first.astimezone().date(), time(), UTC),
+        None if last is None else datetime.combine(last, time(), UTC) + _DAY,
+    )
+
+
 def _period(
-    bill: "BillSummary", period: tuple[datetime | None, datetime | None]
+    bill: "BillSummary", wanted: tuple[datetime | None, datetime | None]
 ) -> tuple[datetime, datetime]:
     """Return the period, which begins and ends at midnight UTC."""
-    first = period[0] or bill.first or datetime.now(UTC)
-    last = period[1] or bill.last or first
+    first = wanted[0] or bill.first or datetime.now(UTC)
+    last = wanted[1] or bill.last or first
     since = datetime.combine(first.astimezone(UTC).date(), time(), UTC)
     until = datetime.combine(last.astimezone(UTC).date(), time(), UTC)
-    return since, until if until == last and until > since else until + timedelta(days=1)
+    return since, until if until == last and until > since else until + _DAY
 
 
 def find_gangs(
