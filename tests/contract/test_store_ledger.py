@@ -152,6 +152,29 @@ async def test_a_discount_is_posted_as_the_difference(store: Store) -> None:
     assert await store.charges("j1") == [make_charge(attempt, 500, until=30)]
 
 
+async def test_a_discount_accrues_in_the_days_of_the_charges(store: Store) -> None:
+    """A node runs for two days of the month, and the discount is posted three times."""
+    attempt = await begin(store, await submit(store, "j1"))
+    day = 86400
+    for until in (day / 2, day, 2 * day):
+        await store.commit(AtomicWrite(charges=[make_charge(attempt, int(until), until=until)]))
+        await post_discounts(store, parse_discounts("fake:10%, fake:$0.01"), NOW)
+
+    async def list_days() -> list[tuple[int, int]]:
+        """The charges and the discounts of each day."""
+        found = []
+        for first in range(3):
+            which = LedgerFilter(since=after(first * day), until=after((first + 1) * day))
+            sums = await store.sum_ledger(which, ())
+            off = sum(each.discount.micros for each in sums)
+            found.append((sum(each.amount.micros for each in sums) - off, off))
+        return found
+
+    assert await list_days() == [(day, -8640 - 10_000), (day, -8640), (0, 0)]
+    await post_discounts(store, (), NOW)
+    assert await list_days() == [(day, 0), (day, 0), (0, 0)]
+
+
 async def test_a_changed_or_removed_discount_takes_back_the_former_one(store: Store) -> None:
     attempt = await begin(store, await submit(store, "j1"))
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000)]))

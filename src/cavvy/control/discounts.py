@@ -1,10 +1,11 @@
 """Posts the discounts in the settings to the ledger for the current and the previous month."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cavvy.costs.discounts import Discount, list_bases, spread_discounts
 from cavvy.costs.statements import month_period
+from cavvy.domain.ledger import MonthDiscounts
 from cavvy.domain.postings import month_of
 from cavvy.store.base import LedgerFilter, Store
 
@@ -18,13 +19,19 @@ async def post_discounts(store: Store, discounts: Sequence[Discount], now: datet
     count = 0
     this = month_of(now)
     for month in (month_of(this - timedelta(days=1)), this):
-        spread: Mapping[str, Mapping[str, int]] = {}
+        posted = MonthDiscounts(month=month)
         if discounts:
             since, until = month_period(month)
             sums = await store.sum_ledger(LedgerFilter(since=since, until=until), _SUMS)
             charged = list_bases(
                 (each.groups, each.amount.micros - each.discount.micros) for each in sums
             )
+            periods = {
+                each.groups["subject"]: (each.since, each.until)
+                for each in sums
+                if each.since is not None and each.until is not None
+            }
             spread = spread_discounts(discounts, charged)
-        count += await store.post_discounts(month, spread)
+            posted = MonthDiscounts(month=month, spread=spread, periods=periods)
+        count += await store.post_discounts(posted)
     return count

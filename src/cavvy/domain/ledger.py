@@ -123,10 +123,24 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 class LedgerSum(Struct, frozen=True, kw_only=True):
     """The sum of the entries of one group. `groups` contains a value for each dimension of the
     group. `amount` is the sum of all entries, and `discount` is the sum of the discounts among
-    them.
+    them. `since` and `until` are the begin and the end of the time that the other entries cover;
+    both are None if there are only discounts.
     """
 
     groups: Mapping[str, str]
     amount: Money
     discount: Money
     jobs: int
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class MonthDiscounts(Struct, frozen=True, kw_only=True):
+    """The discounts of the month that begins at `month`. `spread` maps the name of each discount to
+    the discounted amount of each attempt, in micro-dollars, 0 or more. `periods` contains, for each
+    attempt, the time in the month for which the attempt was charged.
+    """
+
+    month: datetime
+    spread: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    periods: Mapping[str, tuple[datetime, datetime]] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityU
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 
+ChargedPeriod = tuple[datetime, datetime]
 _MICROSECOND = timedelta(microseconds=1)
 KINDS = {
     ChargeKind.NODE: EntryKind.NODE,
@@ -130,6 +131,20 @@ def month_of(at: datetime) -> datetime:
     another time zone: Google reports times in Pacific time.
     """
     return at.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def find_discounted(
+    charged: ChargedPeriod, posted: ChargedPeriod | None, more: int
+) -> ChargedPeriod:
+    """Return the period of a discount's new entry with the amount `more`. `charged` is the time in
+    the month for which a subject was charged, and `posted` the time that earlier entries of the
+    discount cover. If the discount has grown because newer time was charged, the entry covers the
+    newer time. Otherwise, the entry covers the whole charged time. Therefore the discount accrues
+    in the same days as the charges.
+    """
+    if posted is None or more > 0 or not charged[0] <= posted[1] < charged[1]:
+        return charged
+    return posted[1], charged[1]
 
 
 def share_of(

@@ -15,7 +15,7 @@ Errors:
                         must act
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
-from cavvy.domain.ledger import LedgerLine, LedgerSum
+from cavvy.domain.ledger import LedgerLine, LedgerSum, MonthDiscounts
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
@@ -348,12 +348,11 @@ class Store(Protocol):
         number.
         """
 
-    async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
-        """Post the total amount of each discount in a month. `spread` maps the name of a discount
-        to a mapping from the ID of each attempt to the discounted amount of this attempt. Amounts
-        are in micro-dollars, 0 or more. If an amount was posted earlier, only the difference is
-        added to the ledger. If an earlier posting is for a discount that `spread` no longer
-        contains, the posting is reversed. Returns the number of new entries. Raises RowNotFound.
+    async def post_discounts(self, discounts: MonthDiscounts) -> int:
+        """Post the total amount of each discount in a month. If an amount was posted earlier, only
+        the difference is added to the ledger. If an earlier posting is for a discount that
+        `discounts` does not contain, the posting is reversed. Returns the number of new entries.
+        Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:

@@ -1,7 +1,7 @@
 """Posts new bills to the rows of the ledger, and adds up the entries."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from cavvy.domain.events import Charge
@@ -15,9 +15,18 @@ from cavvy.domain.ledger import (
     LedgerPosting,
     LedgerSubject,
     LedgerSum,
+    MonthDiscounts,
     QuantityUnit,
 )
-from cavvy.domain.postings import list_months, month_of, next_month, post, share_of
+from cavvy.domain.postings import (
+    ChargedPeriod,
+    find_discounted,
+    list_months,
+    month_of,
+    next_month,
+    post,
+    share_of,
+)
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
@@ -58,7 +67,7 @@ _CORRECTED = (
     "AND line_since = ?"
 )
 _DISCOUNTED = (
-    "SELECT line, subject, CAST(SUM(amount) AS BIGINT) FROM ledger "
+    "SELECT line, subject, CAST(SUM(amount) AS BIGINT), MIN(since), MAX(until) FROM ledger "
     f"WHERE kind = '{EntryKind.DISCOUNT}' AND line_since = ? GROUP BY line, subject"
 )
 _ATTEMPT = (
@@ -102,39 +111,49 @@ def append_entries(
         session.run(ENTRIES.insert, ENTRIES.values(entry))
 
 
-def post_discounts(
-    session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
-) -> int:
+def post_discounts(session: DatabaseSession, discounts: MonthDiscounts) -> int:
     """Post each subject's discounts for a month. If a discount was posted earlier, only the
-    difference from the earlier amount is posted. Posted discounts that `spread` no longer contains
+    difference from the earlier amount is posted. Posted discounts that `discounts` does not contain
     are reversed. Returns the number of new entries.
     """
-    posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
-    before = {(name, subject): int(amount) for name, subject, amount in posted}
+    month, count = discounts.month, 0
+    before: dict[tuple[str, str], int] = {}
+    covered: dict[tuple[str, str], ChargedPeriod] = {}
+    for name, subject, amount, since, until in session.run(
+        _DISCOUNTED, (to_micros(month),)
+    ).fetchall():
+        before[name, subject] = int(amount)
+        covered[name, subject] = to_time(since), to_time(until)
+    spread = discounts.spread
     wanted = {(name, key): part for name, parts in spread.items() for key, part in parts.items()}
-    count = 0
-    for name, subject in (*sorted(before.keys() - wanted.keys()), *wanted):
-        more = -wanted.get((name, subject), 0) - before.get((name, subject), 0)
+    for key in (*sorted(before.keys() - wanted.keys()), *wanted):
+        more = -wanted.get(key, 0) - before.get(key, 0)
         if not more:
             continue
-        row = session.run("SELECT project FROM ledger_subjects WHERE id = ?", (subject,)).fetchone()
-        if row is None:
-            raise RowNotFound(f"nothing was charged for {subject}")
-        posting = LedgerPosting(
-            kind=EntryKind.DISCOUNT,
-            line=name,
-            line_since=month,
-            since=month,
-            until=next_month(month),
-            quantity=0,
-            unit=QuantityUnit.NONE,
-            rate=HourlyRate(),
-            amount=Money(more),
-            source=EntrySource.SETTING,
-        )
-        append_entries(session, subject, row[0], OF_SUBJECT, [posting])
+        name, subject = key
+        project = read_subject(session, subject).project
+        earlier = covered.get(key)
+        charged = discounts.periods.get(subject, earlier) or (month, next_month(month))
+        period = find_discounted(charged, earlier, more)
+        posting = _make_discount(name, month, period, more)
+        append_entries(session, subject, project, OF_SUBJECT, [posting])
         count += 1
     return count
+
+
+def _make_discount(name: str, month: datetime, period: ChargedPeriod, amount: int) -> LedgerPosting:
+    return LedgerPosting(
+        kind=EntryKind.DISCOUNT,
+        line=name,
+        line_since=month,
+        since=period[0],
+        until=period[1],
+        quantity=0,
+        unit=QuantityUnit.NONE,
+        rate=HourlyRate(),
+        amount=Money(amount),
+        source=EntrySource.SETTING,
+    )
 
 
 def _find_corrected(
@@ -239,6 +258,8 @@ def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> 
             amount=Money(group.amount),
             discount=Money(group.discount),
             jobs=len(group.jobs),
+            since=group.since,
+            until=group.until,
         )
         for key, group in groups.items()
     ]
@@ -249,22 +270,31 @@ class _GroupTotal:
     def __init__(self) -> None:
         self.amount = self.discount = 0
         self.jobs: set[str] = set()
+        self.since: datetime | None = None
+        self.until: datetime | None = None
 
     def add(self, row: "_PartialSum") -> None:
         self.amount += row.amount
         self.discount += row.discount
         if row.job_id:
             self.jobs.add(row.job_id)
+        if row.since is not None and row.until is not None:
+            self.since = min(self.since or row.since, row.since)
+            self.until = max(self.until or row.until, row.until)
 
 
 class _PartialSum:
-    """A row of sums: the amounts, and the values of those dimensions that are database columns."""
+    """A row of sums: the amounts, the values of those dimensions that are database columns, and the
+    time that the entries other than discounts cover.
+    """
 
-    __slots__ = ("amount", "discount", "job_id", "tags", "values")
+    __slots__ = ("amount", "discount", "job_id", "since", "tags", "until", "values")
 
     def __init__(self, columns: Sequence[str], row: Row) -> None:
         self.values = dict(zip(columns, row, strict=False))
-        self.tags, self.job_id, self.amount, self.discount = row[len(columns) : len(columns) + 4]
+        self.tags, self.job_id, self.amount, self.discount, since, until = row[len(columns) :]
+        self.since = None if since is None else to_time(since)
+        self.until = None if until is None else to_time(until)
 
 
 def _value(name: str, stored: str, tags: str, month: str) -> str:
@@ -308,7 +338,9 @@ def _read_sums(
     since, until = _bounds(which)
     sums = (
         f"SELECT {keys}, CAST(SUM(e.amount) AS BIGINT), "
-        f"CAST(SUM(CASE e.kind WHEN '{EntryKind.DISCOUNT}' THEN e.amount ELSE 0 END) AS BIGINT) "
+        f"CAST(SUM(CASE e.kind WHEN '{EntryKind.DISCOUNT}' THEN e.amount ELSE 0 END) AS BIGINT), "
+        f"MIN(CASE WHEN e.kind <> '{EntryKind.DISCOUNT}' THEN e.since END), "
+        f"MAX(CASE WHEN e.kind <> '{EntryKind.DISCOUNT}' THEN e.until END) "
         f"{_JOINED} WHERE {where} AND e.since >= ? AND e.until <= ? GROUP BY {keys}"
     )
     for row in session.run(sums, (*values, since, until)).fetchall():
@@ -321,7 +353,10 @@ def _read_sums(
         *group, amount, kind, begin, end = row
         times = (to_time(begin), to_time(end), which.since, which.until)
         part = share_of(amount, *times)
-        yield _PartialSum(columns, (*group, part, part if kind == EntryKind.DISCOUNT else 0))
+        if kind == EntryKind.DISCOUNT:
+            yield _PartialSum(columns, (*group, part, part, None, None))
+        else:
+            yield _PartialSum(columns, (*group, part, 0, max(begin, since), min(end, until)))
 
 
 def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tuple[object, ...]]:

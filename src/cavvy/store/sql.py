@@ -7,7 +7,7 @@ project has a condition on the project or on a primary key.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
-from cavvy.domain.ledger import LedgerLine, LedgerSum
+from cavvy.domain.ledger import LedgerLine, LedgerSum, MonthDiscounts
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
@@ -379,8 +379,8 @@ class SqlStore:
             lambda session: ledger.read_lines(session, which, after=after, limit=limit)
         )
 
-    async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
-        return await self._write(lambda session: ledger.post_discounts(session, month, spread))
+    async def post_discounts(self, discounts: MonthDiscounts) -> int:
+        return await self._write(lambda session: ledger.post_discounts(session, discounts))
 
     async def remove_job(self, job: JobRecord) -> None:
         await self._write(lambda session: remove_job(session, job))
