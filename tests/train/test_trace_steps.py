@@ -158,6 +158,31 @@ optimizer.step()
     assert (profile["batch"], products(profile)) == (128, 2 * 128 * 8 * 4)
 
 
+@pytest.mark.parametrize(
+    "used", ["with torch.inference_mode():", "@torch.inference_mode\ndef f():"]
+)
+def test_inference_mode_is_traced_like_no_grad(tmp_path: Path, used: str) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+teacher, model = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+f = int
+{used}
+    if teacher(torch.randn(50, 8)).mean().item() > 3:
+        raise SystemExit("the value is unknown")
+    global made
+    made = teacher(torch.randn(16, 8)) @ torch.randn(4, 4)
+f()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with torch.inference_mode(False):
+    (model(torch.randn(16, 8)) - made).square().mean().backward()
+optimizer.step()
+""",
+    )
+    assert products(profile, backward=True) == 2 * 16 * 8 * 4
+    assert products(profile) >= 2 * 2 * 16 * 8 * 4 + 2 * 16 * 4 * 4
+
+
 def test_a_teacher_is_part_of_the_step(tmp_path: Path) -> None:
     profile = trace(
         tmp_path,

@@ -125,6 +125,9 @@ def _patched() -> Iterator[None]:
             lambda _, optimizer, *args, **kwargs: optimizer.step(*args, **kwargs),
         ),
         (torch.autocast, "__init__", on_cpu),
+        # In inference mode, PyTorch does not split composite operations, such as `item`, into the
+        # operations that the trace knows.
+        (torch._C, "_InferenceMode", lambda enabled: torch.set_grad_enabled(not enabled)),
         (Run, "resume", lambda _: False),
         (torch, "save", lambda *_, **__: None),  # Fake tensors have no data to write.
         # Values of fake tensors cannot be checked.
