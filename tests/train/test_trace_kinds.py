@@ -123,3 +123,57 @@ optimizer.step()
     )
     assert profile["memory"]["parameters"] == 2 * 4 * 256 * 256
     assert profile["parameters"] == 256 * 256
+
+
+AVERAGE = """
+import copy
+model = nn.Linear(256, 256, bias=False)
+{before}
+optimizer = torch.optim.Adam(model.parameters())
+model(torch.randn(2, 256, device="cuda", dtype=model.weight.dtype)).square().mean().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "copies"),
+    [
+        ("model.cuda(); average = copy.deepcopy(model).eval().requires_grad_(False)", 1),
+        ("model.to(0); average = torch.optim.swa_utils.AveragedModel(model)", 1),
+        ("model.to(device='cuda').half(); average = copy.deepcopy(model.state_dict())", 1),
+        ("average = {n: p.detach().clone() for n, p in model.named_parameters()}", 1),
+        (
+            "average = nn.Linear(256, 256, bias=False); average.load_state_dict(model.state_dict())",
+            1,
+        ),
+        ("average = copy.deepcopy(model); model.cuda(); average.cuda()", 1),
+        ("average = copy.deepcopy(model); model.cuda()", 0),
+        ("model.cuda(); average = torch.optim.swa_utils.AveragedModel(model, device='cpu')", 0),
+        ("model.cuda(); average = {n: p.cpu().clone() for n, p in model.state_dict().items()}", 0),
+        ("copy.deepcopy(model)", 0),
+    ],
+)
+def test_kept_copies_of_parameters_on_the_gpu_need_memory(
+    tmp_path: Path, before: str, copies: int
+) -> None:
+    profile = trace(tmp_path, AVERAGE.format(before=before))
+    size = 2 if "half" in before else 4
+    assert profile["memory"]["parameters"] == (1 + copies) * size * 256 * 256
+    assert profile["parameters"] == 256 * 256
+
+
+def test_parameters_that_a_step_compares_with_their_copy_do_not_grow_with_the_batch(
+    tmp_path: Path,
+) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Linear(256, 256, bias=False)
+start = [each.detach().clone() for each in model.parameters()]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = model(torch.randn(2, 256)).square().mean()
+(loss + sum((a * b).sum() for a, b in zip(model.parameters(), start))).backward()
+optimizer.step()
+""",
+    )
+    assert profile["memory"]["parameters"] == 2 * 4 * 256 * 256

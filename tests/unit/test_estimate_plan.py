@@ -143,6 +143,12 @@ def test_choices_act_as_they_should() -> None:
     assert last < estimate_step(vision, H200, StepSettings(batch=256)).total
 
 
+def test_frozen_parameters_need_no_temporary_memory_in_the_optimizer_step() -> None:
+    frozen = replace(PROFILE, parameter_bytes=PROFILE.parameter_bytes + 2**33)
+    before, after = (estimate_memory(each, StepSettings()) for each in (PROFILE, frozen))
+    assert after.peak - before.peak == pytest.approx(2**33 / 2**20)
+
+
 def test_sharding_divides_state_and_costs_communication() -> None:
     llama = find_model("llama-8b", "bf16", True)
     one, eight = StepSettings(batch=1), StepSettings(batch=1, accelerators=8, shard=True)

@@ -13,6 +13,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from cavvy.tracer.operations import find_place
 from cavvy.tracer.own_code import own_line
 from cavvy.tracer.sizes import Made, explain_size, find_largest
 from cavvy.tracer.values import ReadValues, ValueFunctions, find_known, guess_number, mark_likely
@@ -227,6 +228,9 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
                         id(parameter), torch.nn.Parameter(new, parameter.requires_grad)
                     )
                     each._parameters[name] = fresh
+                elif place := find_place(new.untyped_storage()):
+                    storage: Any = parameter.untyped_storage()
+                    storage.place = place
         for name, buffer in each._buffers.items():
             if buffer is not None:
                 each._buffers[name] = fn(buffer)

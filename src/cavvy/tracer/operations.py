@@ -169,6 +169,8 @@ class GpuSemantics(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
+        if func in _MOVES:
+            return _move(_MOVES[func], *args, **(kwargs or {}))
         args, kwargs = _on_cpu(name, args, dict(kwargs or {}))
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
@@ -183,10 +185,8 @@ class GpuSemantics(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         elif name in _RECURRENT and len(args) > 7:
             return _recurrent(name, *args)
-        elif func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+        elif func is torch.Tensor.pin_memory:
             return args[0]
-        elif func is torch.Tensor.to:
-            return _moved(*args, **kwargs)
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
             return _cross_entropy(*args, **kwargs)
         elif name in _FLOAT32 and torch.is_autocast_enabled("cpu"):
@@ -250,10 +250,11 @@ def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str
     """Return the arguments of an operation with each device replaced by the CPU. Fake tensors on a
     device other than the CPU need a build of torch for that device.
     """
+    if name == "parse_to":  # `Module.to`, whose integer arguments are numbers of devices
+        args = tuple("cuda" if type(each) is int else each for each in args)
+        return args, {key: "cuda" if type(each) is int else each for key, each in kwargs.items()}
     if kwargs.get("device") is not None:
         kwargs["device"] = "cpu"
-    if name == "parse_to":  # `Module.to`, whose integer arguments are numbers of devices
-        args = tuple("cpu" if type(each) is int else each for each in args)
     if name == "type":  # `Tensor.type`, whose type may be a text
         args = tuple(
             each.replace("torch.cuda.", "torch.") if type(each) is str else each for each in args
@@ -261,14 +262,39 @@ def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str
     return args, kwargs
 
 
-def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Act like `Tensor.to`, but ignore the device argument: all fake tensors are on one device."""
+_MOVES = {torch.Tensor.to: "", torch.Tensor.cuda: "cuda", torch.Tensor.cpu: "cpu"}
+
+
+def _move(place: str, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Act like `Tensor.to`, but only record the device: all fake tensors are on one device. The
+    host's copy of a tensor that the script moved to the GPU is a new tensor.
+    """
     if args and isinstance(args[0], torch.Tensor):
         return tensor.type(args[0].dtype)
-    dtype = next(
-        (each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None
-    )
-    return tensor if dtype is None or dtype is tensor.dtype else tensor.type(dtype)
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, torch.dtype):
+            tensor = tensor if each is tensor.dtype else tensor.type(each)
+        elif isinstance(each, str | torch.device):
+            place = torch.device(each).type
+        elif type(each) is int:
+            place = "cuda"
+    try:
+        before: Any = tensor.untyped_storage()
+    except RuntimeError:  # Sparse tensors and tensors of `vmap` have no storage.
+        return tensor
+    if place == "cpu" and find_place(before) == "cuda":
+        tensor = tensor.clone()
+    if place:
+        storage: Any = tensor.untyped_storage()
+        storage.place = place
+    return tensor
+
+
+def find_place(storage: Any) -> str:
+    """Return the kind of the device to which a script moved a storage, or "" if the script named no
+    device.
+    """
+    return getattr(storage, "place", "")
 
 
 def _widen(value: Any) -> Any:

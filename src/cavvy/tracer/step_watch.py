@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._pytree import tree_leaves
 
+from cavvy.tracer.copies import CopyWatch
 from cavvy.tracer.own_code import own_line
 from cavvy.tracer.samples import SampleCount
 from cavvy.tracer.trace import TraceRecorder, TraceTape, summarize
@@ -49,6 +50,7 @@ class StepWatch:
         self._first: Optimizer | None = None
         self._optimizers: list[Optimizer] = []
         self._recorder = TraceRecorder()
+        self._copies = CopyWatch(lambda: self._on)
         self._made: dict[str, Any] | None = None
         self._samples, self._batch, self._micro, self._on = SampleCount(), 0, 1, False
         # whether a model ran since the last step, and before the step of another optimizer
@@ -74,6 +76,7 @@ class StepWatch:
 
         self._hooks.enter_context(patch.object(Optimizer, "__init__", init))
         self._hooks.enter_context(self._samples.watch())
+        self._hooks.enter_context(self._copies)
         for handle in (
             register_module_forward_pre_hook(self._forward),
             register_optimizer_step_pre_hook(self._step),
@@ -238,6 +241,12 @@ class StepWatch:
 
     def _summarize(self, optimizers: list[Optimizer], micro: int) -> dict[str, Any]:
         every = self._list_parameters(optimizers)
+        for each in every:
+            self._recorder.see(each, "parameter")
+        self._copies.add_to(
+            self._recorder,
+            {each.untyped_storage()._cdata for each in _list_state(self._optimizers)},
+        )
         self._recorder.close(every)
         self._batch = self._batch or self._samples.count(micro)  # of the first round
         kind = type(optimizers[0]).__name__.lower() if optimizers else "sgd"
@@ -264,12 +273,16 @@ def _fill_state(optimizer: Optimizer) -> bool:
     return False
 
 
+def _list_state(optimizers: list[Optimizer]) -> list[torch.Tensor]:
+    states = tree_leaves([[*each.state.values()] for each in optimizers])
+    return [each for each in states if isinstance(each, torch.Tensor)]
+
+
 def _count_state(optimizers: list[Optimizer]) -> int:
     """Return the bytes of the states of the optimizers. LBFGS fills its history in later steps:
     for each parameter, two elements for each entry of the history.
     """
-    states = tree_leaves([[*each.state.values()] for each in optimizers])
-    kept = {id(each): each.nbytes for each in states if isinstance(each, torch.Tensor)}
+    kept = {id(each): each.nbytes for each in _list_state(optimizers)}
     groups = itertools.chain.from_iterable(each.param_groups for each in optimizers)
     history: int = sum(
         2 * group.get("history_size", 0) * sum(each.nbytes for each in group["params"])

@@ -107,6 +107,10 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             storage = tensor.untyped_storage()
         except NotImplementedError:  # Sparse tensors, for example, have no storage.
             return -1
+        return self.see_storage(storage, kept)
+
+    def see_storage(self, storage: Any, kept: str = "") -> int:
+        """Do the same as `see` for a storage."""
         number = self._ids.get(storage._cdata)
         if number is None:
             number = self._ids[storage._cdata] = len(self.tape.storages)
@@ -116,6 +120,11 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         if kept:
             self.tape.storages[number].kept = kept
         return number
+
+    def find_kept(self, storage: Any) -> str:
+        """Return for what a storage is kept, as in `TracedStorage`."""
+        number = self._ids.get(storage._cdata)
+        return "" if number is None else self.tape.storages[number].kept
 
     def _free(self, key: int) -> None:
         number = self._ids.pop(key, None)

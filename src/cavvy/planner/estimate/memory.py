@@ -52,7 +52,8 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     state, moved = (each / shards for each in optimizer_costs(profile, run))
     whole_gradients = profile.gradient_bytes / shards
     high, made = _passes(profile, run, scale, shards)
-    step = whole_gradients + (parameters if state and moved else 0)
+    # A step with state makes temporary tensors for the parameters that have gradients.
+    step = whole_gradients * (2 if state and moved else 1)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
     return MemoryEstimate(
