@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cavvy.api.serving.gateway_caller import GatewayCaller
 from cavvy.api.serving.gateway_child import GatewayChild
-from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost, GatewayRefused
 from cavvy.api.serving.gateway_route import list_routes, make_route
 from cavvy.api.serving.haproxy_plane import HaproxyPlane
 from cavvy.api.serving.listener import ServiceListener
@@ -226,6 +226,9 @@ class GatewayFront:
                     self._done.clear()
                     if self._needed.is_set():
                         _log.warning("the gateway does not run: %s", error)
+                    if isinstance(error, GatewayRefused) and not self._child.started:
+                        # A server of another version started the gateway and was killed.
+                        await self._end_gateway()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
@@ -258,6 +261,11 @@ class GatewayFront:
                 self._link = None
             if self._plane is not None:
                 await self._plane.end()
+            await self._child.end(_DRAIN_S)
+
+    async def _end_gateway(self) -> None:
+        """End only the gateway. HAProxy continues, and uses the gateway that is started next."""
+        async with self._ending:
             await self._child.end(_DRAIN_S)
 
     async def _follow(self, link: GatewayLink) -> None:

@@ -96,6 +96,7 @@ class GatewayChild:
         try:
             link = await GatewayLink.open(self._control)
             await link.ask(StopGateway(drain_s=drain_s))
+            await link.wait_ended(drain_s + _END_S)
             link.close()
         except (OSError, GatewayLost):  # for example while the gateway starts
             if self._process is not None:

@@ -18,6 +18,12 @@ class GatewayLost(Exception):
     """Raised if the gateway does not answer, or refuses a line."""
 
 
+class GatewayRefused(GatewayLost):
+    """Raised if the gateway refuses a line, or if its answer cannot be read, for example because
+    another version of Cavvy started the gateway.
+    """
+
+
 class GatewayLink:
     """Only one caller at a time may use the link. A link that has failed is not used again."""
 
@@ -50,12 +56,20 @@ class GatewayLink:
                 raise GatewayLost("the gateway has ended")
         try:
             reply = _decode(told)
-        except ValueError as error:  # a gateway of another version
+        except ValueError as error:
             self.close()
-            raise GatewayLost(f"the gateway's answer cannot be read: {error}") from error
+            raise GatewayRefused(f"the gateway's answer cannot be read: {error}") from error
         if reply.error is not None:
-            raise GatewayLost(reply.error)
+            self.close()
+            raise GatewayRefused(reply.error)
         return reply
+
+    async def wait_ended(self, timeout_s: float) -> None:
+        """Wait until the gateway's process has ended. Raises OSError if the gateway does not end
+        in time.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._reader.read()
 
     def close(self) -> None:
         self._writer.close()
