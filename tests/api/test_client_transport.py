@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.client import ApiClient, ApiError, ConnectionLost, Patience, StartFailed, Unreachable
+from cavvy import __version__
+from cavvy.client import (
+    ApiClient,
+    ApiError,
+    ConnectionLost,
+    IncompatibleVersions,
+    Patience,
+    StartFailed,
+    Unreachable,
+)
 from cavvy.client.ids import make_id, read_time
 from cavvy.client.transport import ClientConnection
 
@@ -271,3 +280,36 @@ def test_ids_sort_by_time_and_tell_it() -> None:
     assert [read_time(job_id) for job_id in ids] == [1.0, 1.001, 1.7e9]
     assert read_time("not-an-id") is None
     assert read_time(ids[0].replace("0", "u")) is None
+
+
+def _answer(status: str, body: bytes) -> list[bytes]:
+    return [b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), len(body)), body]
+
+
+@pytest.mark.parametrize("code", ["not-found", "invalid-task"])
+def test_a_refusal_of_an_older_server_names_both_versions(
+    code: str, script: Script, client: ApiClient
+) -> None:
+    refusal = _answer("404 Not Found", b'{"code":"%s","message":"m","hint":"h"}' % code.encode())
+    script.answers = [refusal, _answer("200 OK", b'{"version":"0.0.9"}')]
+    with pytest.raises(ApiError) as caught:
+        client.health()
+    told = f"{caught.value.message} {caught.value.hint}"
+    assert "0.0.9" in told
+    assert __version__ in told
+    assert isinstance(caught.value, IncompatibleVersions) == (code == "not-found")
+
+
+def test_a_refusal_of_a_server_of_this_version_stays_as_it_is(
+    script: Script, client: ApiClient
+) -> None:
+    refusal = _answer("404 Not Found", b'{"code":"not-found","message":"m","hint":"h"}')
+    for version in (_answer("200 OK", b'{"version":"%s"}' % __version__.encode()), refusal):
+        script.answers = [refusal, version]
+        with pytest.raises(ApiError) as caught:
+            client.health()
+        assert (caught.value.code, caught.value.message, caught.value.hint) == (
+            "not-found",
+            "m",
+            "h",
+        )

@@ -21,6 +21,7 @@ from cavvy.client.ids import make_key
 from cavvy.client.paths import job_path, machine_path, project_path, query, segment
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
+from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
 REVISION = 9  # increases with every change to the routes
@@ -566,7 +567,7 @@ class ApiClient:
         )
         self.patience.note_answer()
         if answer.status >= 400:
-            raise _error(answer)
+            raise explain_older(_error(answer), target, self.send)
         return answer
 
     def _reconnect(self) -> None:

@@ -5,7 +5,6 @@ server of an older version is replaced; jobs and their nodes keep running meanwh
 """
 
 import os
-import re
 import time
 
 from cavvy import __version__
@@ -20,6 +19,7 @@ from cavvy.client.state import (
     read_token,
     server_holds_lock,
 )
+from cavvy.client.versions import parse_version
 from cavvy.packages import update_command
 
 _STOP_WAIT_S = 15.0
@@ -105,12 +105,8 @@ def _fits(server: ServerFile) -> bool:
             f"{__version__})",
             f"update this command: {update_command(server.version)}",
         )
-    mine = (API, REVISION, _number(__version__))
-    return (server.api, server.revision, _number(server.version)) >= mine
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    mine = (API, REVISION, parse_version(__version__))
+    return (server.api, server.revision, parse_version(server.version)) >= mine
 
 
 def _replace(home: str, server: ServerFile, patience: Patience, *, start: bool) -> ServerFile:

@@ -1,0 +1,46 @@
+"""Compares the version of a server with the version of this client."""
+
+import re
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.json import decode
+
+from cavvy import __version__
+from cavvy.client.errors import ApiError, IncompatibleVersions
+from cavvy.client.transport import HttpAnswer
+
+_SERVER = "/v1/server"
+_NO_ROUTE = "not-found"
+# codes of the errors with which an older server refuses what only newer versions know
+_REFUSALS = (_NO_ROUTE, "invalid-task")
+
+
+class _ServerVersion(Struct, frozen=True):
+    version: str
+
+
+def parse_version(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def explain_older(error: ApiError, target: str, send: Callable[[str, str], HttpAnswer]) -> ApiError:
+    """Return the error that a request to `target` caused. If the server may have refused the
+    request because the server is older than this client, the returned error names both versions.
+    """
+    if error.code not in _REFUSALS or target == _SERVER:
+        return error
+    try:
+        version = decode(send("GET", _SERVER).body, type=_ServerVersion).version
+    except (ApiError, ValueError):
+        return error
+    if parse_version(version) >= parse_version(__version__):
+        return error
+    versions = f"the server (cavvy {version}) is older than this client (cavvy {__version__})"
+    remedy = f"update the server, or use cavvy {version} as the client"
+    if error.code == _NO_ROUTE:
+        message = f"{versions}: {error.message} on the server"
+        return IncompatibleVersions("server-too-old", message, remedy, error.status)
+    hint = f"{versions}; if the file is valid for the client, {remedy}"
+    return ApiError(error.code, error.message, hint, error.status)
