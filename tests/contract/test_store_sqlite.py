@@ -5,6 +5,7 @@ processes.
 import asyncio
 import os
 import re
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -121,6 +122,24 @@ async def test_a_full_disk_writes_nothing(store: SqlStore) -> None:
     await run_on_writer(store, "PRAGMA max_page_count=100000")
     await store.commit(AtomicWrite(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)]))
     assert (await store.job("j1")).reason == big
+
+
+async def test_a_disk_without_space_to_open_the_database_is_reported_as_full(
+    path: Path,
+) -> None:
+    """The limit refuses the shared-memory file, as a full disk does."""
+    store = SqlStore(f"sqlite:///{path}", journal="wal")
+    await store.open()
+    await store.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        again = SqlStore(f"sqlite:///{path}", journal="wal")
+        with pytest.raises(StoreFull, match="free some disk space"):
+            await again.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    await again.close()
 
 
 @pytest.mark.system

@@ -252,7 +252,7 @@ def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception
     code = getattr(error, "sqlite_errorcode", 0) or 0
     where = driver.shown
     match code & 0xFF:  # the primary result code, https://sqlite.org/rescode.html
-        case 13:
+        case 13 | 10 if code in (13, 4874):  # SQLITE_IOERR_SHMSIZE: no space for the -shm file
             return StoreFull(
                 f"no space to write {where}; nothing was written: free some disk space"
             )
