@@ -27,8 +27,10 @@ from tests.contract.store_suite import (
     submit,
 )
 
+from cavvy import settings
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.values import replace
+from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, HashMismatch, StaleVersion, StoreFull, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, choose_journal, make_driver
 from cavvy.store.open import open_store
@@ -216,6 +218,10 @@ async def test_a_lock_that_stays_is_unusable(store: SqlStore, path: Path) -> Non
             await submit(store, "j1")
         assert (await store.list_jobs(None)).jobs == []  # readers go on
     await submit(store, "j1")
+
+
+def test_a_locked_database_is_reported_before_commands_stop_waiting_for_the_server() -> None:
+    assert 1000 * settings.load({}).whole("server.start_timeout_s") > migrate._WAIT_MS
 
 
 async def test_many_wait_for_one_lock_together(

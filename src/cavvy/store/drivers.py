@@ -257,9 +257,7 @@ def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception
                 f"no space to write {where}; nothing was written: free some disk space"
             )
         case 5 | 6:
-            return StoreUnusable(
-                f"{where} has been locked by another process for {_BUSY_S} s; stop that process"
-            )
+            return StoreUnusable(f"{where} is locked by another process; stop that process")
         case 3 | 8 | 14:
             return StoreUnusable(
                 f"cannot write {where} ({error}); check its owner and whether its disk is read-only"
