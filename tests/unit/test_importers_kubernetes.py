@@ -152,7 +152,18 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
             "known only on the node",
         ),
         ("      containers:", "      initContainers: [{}]\n      containers:", "in `setup`"),
-        ("kind: Deployment\nmetadata", "kind: StatefulSet\nmetadata", "one Deployment"),
+        ("kind: Deployment\nmetadata", "kind: StatefulSet\nmetadata", "has StatefulSet"),
+        ("kind: Service\n", "kind: Deployment\n", "one Deployment"),
+        ("nvidia.com/gpu: 1,", "google.com/tpu: 4,", "cannot request this resource"),
+        ("nvidia.com/gpu: 1,", "nvidia.com/mig-1g.10gb: 1,", "cannot request this resource"),
+        (
+            "          image:",
+            "          securityContext: {privileged: true}\n          image:",
+            "no p",
+        ),
+        ("          image:", "          volumeDevices: [{name: a}]\n          image:", "no equiv"),
+        ("      containers:", "      hostPID: true\n      containers:", "no equivalent"),
+        ("  replicas: 2", "  paused: true", "do not start"),
     ],
 )
 def test_what_the_service_would_lack_is_refused(old: str, new: str, said: str) -> None:
@@ -163,6 +174,50 @@ def test_what_the_service_would_lack_is_refused(old: str, new: str, said: str) -
         text = text.replace("kind: Service\n", "kind: Ingress\n")
     with pytest.raises(SpecError, match=said):
         parse_task(text, options=ReadOptions(serves=True))
+
+
+def test_what_the_service_does_differently_is_noted() -> None:
+    text = FILE.replace("metadata: {name: chat}", "metadata: {name: chat, namespace: ml}", 1)
+    text = text.replace("  replicas: 2", "  replicas: 2\n  strategy: {type: Recreate}")
+    text = text.replace("metadata: {labels", "metadata: {annotations: {a: b}, labels")
+    text = text.replace("      containers:", "      hostIPC: true\n      containers:")
+    text = text.replace(
+        "          image:", "          livenessProbe: {}\n          tty: true\n          image:"
+    )
+    text = text.replace("targetPort: http}]", "targetPort: http}, {port: 81}]")
+    found, _ = read(text)
+    assert found.refused == ()
+    pod = "spec.template.spec"
+    assert {each.key for each in found.kept} >= {
+        "metadata.namespace",
+        "spec.strategy",
+        "spec.template.metadata.annotations",
+        f"{pod}.hostIPC",
+        f"{pod}.containers.tty",
+        "Service.spec.ports",
+    }
+    assert not [each for each in found.kept if "livenessProbe" in each.key], "an empty value"
+
+
+def test_a_list_of_kubectl_is_its_objects() -> None:
+    objects = list(yaml.safe_load_all(FILE))
+    listed = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": objects})
+    assert read(listed)[1] == read(FILE)[1]
+
+
+def test_times_of_probes_and_disk() -> None:
+    text = FILE.replace(
+        "failureThreshold: 60}", "failureThreshold: 60, initialDelaySeconds: 90, periodSeconds: 5}"
+    )
+    times = "periodSeconds: 5\n            timeoutSeconds: 20"
+    text = text.replace("failureThreshold: 5", times)
+    text = text.replace("cpu: 500m}", "cpu: 500m, ephemeral-storage: 200Gi}")
+    _, task = read(text)
+    assert task.resources.disk_gib == 200
+    assert task.service is not None
+    probe = task.service.probe
+    assert probe.start == timedelta(seconds=90 + 60 * 5)
+    assert (probe.every, probe.timeout) == (timedelta(seconds=20), timedelta(seconds=20))
 
 
 def test_quantities() -> None:

@@ -100,7 +100,8 @@ def _explain(file: str, found: "Translation") -> None:
     elif _serves(found):
         click.echo("note: `cavvy serve` starts this service; `cavvy run` would refuse the file.")
     elif found.refused:
-        click.echo("`cavvy run` would refuse this file; `cavvy plan` works with it.")
+        plans = "" if found.task is None else "; `cavvy plan` works with it"
+        click.echo(f"`cavvy run` would refuse this file{plans}.")
 
 
 def _right(file: str, found: "Translation") -> object:

@@ -12,6 +12,7 @@ from cavvy.importers.detect import Dialect
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.kubernetes.needs import read_resources, read_volumes
 from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, read_objects
+from cavvy.importers.kubernetes.unread_keys import keep_unread
 from cavvy.spec.problems import ProblemNotes, slug
 from cavvy.spec.tree import Node
 
@@ -31,22 +32,6 @@ _AGENT = frozenset(
 _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
-_NOTED = {
-    "affinity": "`resources` determines which nodes fit",
-    "tolerations": "`resources` determines which nodes fit",
-    "serviceAccountName": "replicas do not get a Kubernetes service account",
-    "priorityClassName": "write `priority`",
-    "securityContext": "the image's user runs the program",
-}
-_REFUSED = {
-    "initContainers": "write their commands in `setup`",
-    "imagePullSecrets": "write the login into a Cavvy secret, and name the secret in `image_login`",
-    "hostNetwork": "replicas cannot use the network of their host",
-}
-_REFUSED_OF_CONTAINER = {
-    "envFrom": "write the variables in `env`",
-    "lifecycle": "write the commands in `run`",
-}
 
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
@@ -66,21 +51,17 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
             notes.add(objects.mark, message, suggestion=hint)
     return Translation(
         kind=Dialect.KUBERNETES,
-        what="service",
+        what="file" if objects is None else "service",
         tasks=() if task is None else (task,),
         kept=kept_keys.list_kept(),
     )
 
 
 def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
-    mark, pod, container = objects.mark, objects.pod, objects.container
-    for table, reasons in ((pod, _REFUSED), (container, _REFUSED_OF_CONTAINER)):
-        for key in reasons.keys() & table.keys():
-            kept_keys.refuse(mark, f"spec.template.spec.{key}", reasons[key])
-    for key in _NOTED.keys() & pod.keys():
-        kept_keys.note(mark, f"spec.template.spec.{key}", _NOTED[key])
-    if len(pod.get("containers") or ()) != 1:
-        kept_keys.refuse(mark, "spec.template.spec.containers", "expected one container")
+    container = objects.container
+    keep_unread(objects, kept_keys)
+    if len(objects.pod.get("containers") or ()) != 1:
+        kept_keys.refuse(objects.mark, "spec.template.spec.containers", "expected one container")
     env, secrets = _read_env(objects, kept_keys)
     service = _read_service(objects, kept_keys)
     run = _read_command(objects, kept_keys)
@@ -223,22 +204,31 @@ def _read_replicas(objects: ServiceObjects, kept_keys: TranslationNotes) -> Repl
 def _read_probe(objects: ServiceObjects, port: int, kept_keys: TranslationNotes) -> ReadinessProbe:
     container = objects.container
     probe: Values = container.get("readinessProbe") or container.get("startupProbe") or {}
-    get, first = at(probe, "httpGet"), at(container, "startupProbe")
+    get = at(probe, "httpGet")
     if "exec" in probe or "grpc" in probe:
         reason = "only HTTP and TCP can be probed; write `httpGet`"
         kept_keys.refuse(objects.mark, "readinessProbe", reason)
     _check_probed(objects, probe, port, kept_keys)
-    every = float(probe.get("periodSeconds", _PERIOD_S))
-    start_s = float(first.get("periodSeconds", _PERIOD_S)) * int(first.get("failureThreshold", 0))
+    timeout_s = float(probe.get("timeoutSeconds", _TIMEOUT_S))
+    every_s = max(float(probe.get("periodSeconds", _PERIOD_S)), timeout_s)
     return ReadinessProbe(
         path=str(get.get("path", "/")),
-        every=timedelta(seconds=every),
-        timeout=timedelta(seconds=min(every, float(probe.get("timeoutSeconds", _TIMEOUT_S)))),
-        start=timedelta(seconds=start_s) if start_s else ReadinessProbe().start,
+        every=timedelta(seconds=every_s),
+        timeout=timedelta(seconds=timeout_s),
+        start=_read_start(at(container, "startupProbe")),
         failures=int(probe.get("failureThreshold", _FAILURES)),
         any_status=not get,
         headers=_read_headers(objects, get, kept_keys),
     )
+
+
+def _read_start(probe: Values) -> timedelta:
+    """Return how long a replica may take to start: until the startup probe has failed too often."""
+    failures = int(probe.get("failureThreshold", 0))
+    if not failures:
+        return ReadinessProbe().start
+    wait_s = float(probe.get("initialDelaySeconds", 0))
+    return timedelta(seconds=wait_s + failures * float(probe.get("periodSeconds", _PERIOD_S)))
 
 
 def _check_probed(

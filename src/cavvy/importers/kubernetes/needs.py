@@ -23,17 +23,19 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 
 def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> ResourceSpec:
-    """Return the container's resource requests and, for GPUs, its limit."""
+    """Return the container's resource requests, or else its limits."""
     container = objects.container
     limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
     asked = {**limits, **requests}
     cpus, memory = asked.get("cpu"), asked.get("memory")
-    gpus = next((limits[key] for key in _GPUS if key in limits), None)
+    disk = asked.get("ephemeral-storage")
+    gpus = next((asked[key] for key in _GPUS if key in asked), None)
     needs = () if gpus is None else (_need_gpus(objects, int(gpus), kept_keys),)
     return ResourceSpec(
         accelerators=needs,
         cpus_min=None if cpus is None else read_quantity(cpus),
         memory_min_mib=None if memory is None else round(read_quantity(memory) / _MIB),
+        disk_gib=None if disk is None else max(1, round(read_quantity(disk) / _GIB)),
     )
 
 

@@ -1,12 +1,14 @@
 """The objects of a Kubernetes file, as plain values."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from cavvy.domain.values import Struct, field
 from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import child, items, text_at
 from cavvy.spec.problems import SourceMark
-from cavvy.spec.tree import Node, to_value
+from cavvy.spec.tree import MapNode, Node, to_value
 
 Values = dict[str, Any]
 
@@ -38,24 +40,36 @@ def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> Serv
     """Return the objects of the service, or None if the file does not contain exactly one
     Deployment."""
     found: dict[str, list[tuple[SourceMark, Values]]] = {}
-    for node in documents:
+    for node in chain.from_iterable(map(_list_objects, documents)):
         values = to_value(node)
-        assert isinstance(values, dict)
-        found.setdefault(str(values.get("kind")), []).append((node.mark, values))
+        if isinstance(values, dict):
+            found.setdefault(str(values.get("kind")), []).append((node.mark, values))
+    deployments = found.get("Deployment", [])
+    if not deployments:
+        mark, kinds = next(iter(documents)).mark, ", ".join(found) or "nothing"
+        reason = f"Cavvy reads only Deployments, and the file has {kinds}; write a Cavvy file with "
+        reason += "the image and the command, and `resources` for the GPUs"
+        kept_keys.refuse(mark, "kind", reason)
+        return None
     for kind, objects in found.items():
         if kind not in _USED:
             kept_keys.note(
                 objects[0][0], kind, "`cavvy serve` does not need or use objects of this kind"
             )
-    deployments = found.get("Deployment", [])
-    if len(deployments) != 1:
-        mark = next(iter(documents)).mark
+    if len(deployments) > 1:
+        mark = deployments[1][0]
         reason = f"expected one Deployment in the file, not {len(deployments)}"
         kept_keys.refuse(mark, "kind", reason)
         return None
     mark, deployment = deployments[0]
     others = {kind: [each for _, each in found.get(kind, [])] for kind in _USED}
     return _join(mark, deployment, others)
+
+
+def _list_objects(node: Node) -> Sequence[Node]:
+    """Return the objects of a document. `kubectl get -o yaml` writes several as one List."""
+    is_list = isinstance(node, MapNode) and text_at(node, "kind") == "List"
+    return items(child(node, "items")) if is_list else (node,)
 
 
 def _join(
