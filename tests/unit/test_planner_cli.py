@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cavvy.cli.main import cli
 from cavvy.cli.plan import command
 from cavvy.cli.task import available
 from cavvy.cli.task.load import read_any_task
@@ -472,6 +473,21 @@ def test_a_provider_that_is_not_configured_is_named_instead_of_its_regions(plann
     assert "no region" not in wrong.stderr
     wrong = run(planned, "resources: {providers: [aws], regions: [mars]}\n")
     assert "the catalog has no region 'mars'; " in wrong.stderr
+
+
+def test_an_alternative_at_a_provider_that_is_not_configured_is_not_needed(planned: Path) -> None:
+    write_three_kinds(planned)
+    file = planned / "task.yaml"
+
+    def validate(*choices: str) -> str:
+        file.write_text(f"run: x\nresources: {{any_of: [{', '.join(choices)}]}}\n")
+        return CliRunner().invoke(cli, ["validate", str(file)]).output
+
+    silent = "{providers: slurm, regions: gpu}"
+    known = "{providers: aws, regions: us-east-1}"
+    assert " is valid." in validate(silent, known)
+    assert "no region 'mars'" in validate(silent, "{providers: aws, regions: mars}")
+    assert "no provider 'slurm'" in validate(silent, "{providers: slurm, regions: cpu}")
 
 
 def test_a_hint_names_only_files_that_exist(planned: Path) -> None:

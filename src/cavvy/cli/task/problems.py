@@ -89,7 +89,7 @@ def _list_unknown(task: TaskSpec) -> list[str]:
     if not needs:
         return []
     from cavvy.cli.task.configured import match_configured
-    from cavvy.cli.task.unknown import unknown_names
+    from cavvy.cli.task.unknown import list_silent, unknown_names
     from cavvy.providers import registry
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
@@ -101,6 +101,10 @@ def _list_unknown(task: TaskSpec) -> list[str]:
             live = match_configured(needs[0], None) if needs else None
             if live is None or live.problems:
                 return []  # A provider that does not answer may have these names.
+            choices = task.resources.choices
+            heard = [each for each in choices if not list_silent(snapshot, each, live.offers)]
+            if heard:  # the alternatives of silent providers are not needed
+                needs = [need for need in needs if need in heard]
             texts = [unknown_names(snapshot, need, installed, live.offers) for need in needs]
     except SnapshotError:
         return []

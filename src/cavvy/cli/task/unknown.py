@@ -54,7 +54,7 @@ def unknown_names(
         if what == "provider" and _is_installed(name):
             lines.append(_explain_unlisted(name))
             continue
-        if what == "region" and (silent := _list_silent(snapshot, need, live)):
+        if what == "region" and (silent := list_silent(snapshot, need, live)):
             lines += [_explain_unlisted(each) for each in silent]
             continue
         close = get_close_matches(name, known, n=1)
@@ -116,7 +116,7 @@ def _list_named(
         yield "instance type", need.instance, types
 
 
-def _list_silent(
+def list_silent(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", live: "Collection[Offer]"
 ) -> list[str]:
     """Return the providers in `need` whose regions cannot be listed: they have no published prices,
