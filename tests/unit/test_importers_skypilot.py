@@ -703,6 +703,7 @@ ASKED = LOGIN.replace(": a", ": null").replace(": b", ": null").replace(": s.io"
         (f"envs: {LOGIN}", "team/app", "s.io/team/app"),
         (f"envs: {LOGIN}", "s.io/team/app", "s.io/team/app"),
         (f"secrets: {ASKED}", "ghcr.io/team/app", "ghcr.io/team/app"),
+        (f"secrets: {LOGIN.replace(': b', ': null')}", "team/app", "s.io/team/app"),
     ],
 )
 def test_the_login_of_a_registry(section: str, image: str, expected: str) -> None:
@@ -716,6 +717,8 @@ def test_the_login_of_a_registry(section: str, image: str, expected: str) -> Non
 
 def test_a_registry_that_no_key_names_is_refused() -> None:
     text = f"run: x\nresources: {{image_id: 'docker:team/app'}}\nsecrets: {ASKED}"
+    written = text.replace(ASKED, LOGIN)
+    assert keys(parse_file(written), refused=True) == ["secrets.SKYPILOT_DOCKER_PASSWORD"]
     assert keys(parse_file(text), refused=True) == ["secrets"]
     plain = parse_file(f"run: x\nenvs: {LOGIN}").task
     assert plain is not None

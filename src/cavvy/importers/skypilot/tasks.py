@@ -45,6 +45,8 @@ _NOTED = {
 
 
 _LOGIN = "SKYPILOT_DOCKER_LOGIN"
+# the parts of the login that SkyPilot requires beside the password, and that are not confidential
+_PUBLIC = tuple(name for name in LOGIN_VARIABLES if not name.endswith("PASSWORD"))
 _FILLED = ("file_mounts", "service", "volumes", "workdir")
 _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
 
@@ -340,7 +342,7 @@ def _read_secrets(
             reason = f"the value is empty, as in SkyPilot; --secret {name} passes a stored secret"
             kept_keys.note(key.mark, where, reason)
             empty[name] = ""
-        if not is_null(value) and to_value(value) != "":
+        if not is_null(value) and to_value(value) != "" and name not in _PUBLIC:
             reason = (
                 "a secret's value in a file would be stored unencrypted; `cavvy secret set "
                 f"{name}` encrypts it"
