@@ -10,6 +10,7 @@ from cavvy.importers import ReadOptions, detect, load_file, parse_file
 from cavvy.importers.detect import Dialect, find_dialect
 from cavvy.importers.skypilot.rules import NEEDS
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
+from cavvy.spec import SpecError
 from cavvy.spec.fields.resources import RESOURCES
 from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.task import TASK
@@ -76,6 +77,35 @@ def test_a_file_without_a_tool_s_own_key_belongs_to_the_tool_that_its_path_names
     assert load_file(file, options=ReadOptions(dialect="skypilot")).kind == "SkyPilot"
     file.write_text("run: x\nenv: {A: b}")
     assert load_file(file).kind == "Cavvy"
+
+
+SCRIPT = "#!/usr/bin/env -S bash -e\n#SBATCH -N 2\nmodule load cuda\nsrun hostname\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "command"),
+    [
+        ("a b.sbatch", SCRIPT, "a batch script of Slurm", "bash 'a b.sbatch'"),
+        ("x", SCRIPT.replace("#SBATCH -N", "#PBS -l select="), "a batch script of PBS", "bash x"),
+        ("t.py", 'import torch\nprint({"a": 1})\n', "a script", "python t.py"),
+        ("compose.yaml", "services: {llm: {image: x}}\n", "for Docker Compose", "`image`"),
+    ],
+)
+def test_a_file_that_is_not_read_is_named(
+    tmp_path: Path, name: str, text: str, kind: str, command: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_file(tmp_path / name)
+    (problem,) = caught.value.problems
+    assert kind in problem.message
+    assert command in problem.suggestion
+
+
+def test_a_task_file_may_name_cavvy_as_its_interpreter() -> None:
+    task = parse_file("#!/usr/bin/env -S cavvy run\nrun: hostname\n").task
+    assert task is not None
+    assert task.run == "hostname"
 
 
 def test_ours_is_read_as_ever() -> None:

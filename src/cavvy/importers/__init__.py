@@ -233,13 +233,13 @@ def _parse(
     this file may show which tool it belongs to. If `file` is a string, the string is only a name
     for messages.
     """
+    from cavvy.importers.unread_files import compose_readable
     from cavvy.planner.slices import spread_task
     from cavvy.spec.overrides import apply_overrides, list_overridden
-    from cavvy.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
     notes = ProblemNotes(str(file), text, now)
-    documents = compose_all(text, notes)
+    documents = compose_readable(notes)
     submits = isinstance(file, Path)
     changed = options.overrides
     neutral = submits and not len(notes) and names_no_tool(documents)
