@@ -253,6 +253,15 @@ def test_starts_that_fail_are_tried_again_after_growing_pauses() -> None:
     assert decide(make("ready", target=1), failed, after_s=60).orders == ("",), "it had served"
 
 
+def test_a_replica_that_was_ready_until_it_was_not_needed_ends_a_row_of_failures() -> None:
+    idle = decide(replace(make("ready"), failures=2, problem="exit code 1"), RUNS, after_s=20)
+    assert (states(idle), idle.service.failures) == (["draining"], 2)
+    ended = decide(idle.service, ReplicaSeen(phase=JobPhase.RUNNING), after_s=21)
+    assert (states(ended), ended.service.failures, ended.service.problem) == (["ending"], 0, "")
+    gone = decide(ended.service, ReplicaSeen(phase=JobPhase.STOPPED), after_s=22)
+    assert state_of(gone.service) == "idle"
+
+
 def test_a_service_that_was_ended_drains_and_is_finished_without_replicas() -> None:
     ended = decide(make("ready", "starting", wanted=False, target=2), backlog=3)
     assert (states(ended), ended.orders, ended.finished) == (["draining"] * 2, (), False)

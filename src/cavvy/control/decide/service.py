@@ -377,15 +377,17 @@ def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
     """Update the service's count of consecutive failures. Each replica of the newest revision that
-    has failed since the last decision adds one. A replica of this revision that has been ready for
-    a while sets the count to 0.
+    has failed since the last decision adds one. A replica of this revision sets the count to 0 if
+    it has been ready for a while, or was ready until it was no longer needed.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:
         was = before[replica.id]
         if was.revision != service.revision:
             continue
-        steady = replica.ready_at is not None and now - replica.ready_at >= _STEADY
+        steady = replica.ready_at is not None and (
+            now - replica.ready_at >= _STEADY or was.state is ReplicaState.DRAINING
+        )
         gone = replica.state in (ReplicaState.ENDING, ReplicaState.ENDED)
         left = was.state in (*COMING_REPLICAS, ReplicaState.READY, ReplicaState.UNHEALTHY)
         if steady and service.failures:
