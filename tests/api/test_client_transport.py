@@ -138,6 +138,25 @@ def test_a_silent_server_is_reported_once_and_waited_for(
     ]
 
 
+def test_an_unusable_database_is_reported_once_and_waited_for(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.client.client.QUIET_S", 1.0)
+    monkeypatch.setattr("cavvy.client.client._LONGEST_PAUSE_S", 0.3)
+    told = b'{"code": "database-unusable", "message": "it restarts"}'
+    refusal = b"HTTP/1.1 503 No\r\nContent-Length: %d\r\n\r\n%b" % (len(told), told)
+    script.answers = [*[[refusal]] * 8, [OK], [OK]]
+    reported = list[str]()
+    patience = Patience(60, reported.append)
+    with ApiClient(f"unix:{tmp_path}/s.sock", "token", patience=patience) as client:
+        assert client.health().status == "ok"
+        assert client.health().status == "ok"
+    assert [text.split(";")[0] for text in reported] == [
+        "the server cannot use its database yet",
+        "the server answers now",
+    ]
+
+
 def test_a_request_outlives_a_server_that_dies_again_and_again(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

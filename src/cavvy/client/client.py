@@ -530,7 +530,10 @@ class ApiClient:
                 if not again or (tries >= _TRIES and waited > self.patience.limit_s):
                     raise
                 if waited > QUIET_S:
-                    self.patience.note_silence()
+                    if error.status > 0:  # the server answered that its database does not
+                        self.patience.note_silence("the server cannot use its database yet")
+                    else:
+                        self.patience.note_silence()
                 time.sleep(pause)
                 pause = min(_LONGEST_PAUSE_S, pause * 3)
 
@@ -565,9 +568,11 @@ class ApiClient:
                 self.patience.note_silence,
             ),
         )
-        self.patience.note_answer()
-        if answer.status >= 400:
-            raise explain_older(_error(answer), target, self.send)
+        error = _error(answer) if answer.status >= 400 else None
+        if error is None or not error.passing:
+            self.patience.note_answer()
+        if error is not None:
+            raise error
         return answer
 
     def _reconnect(self) -> None:

@@ -19,14 +19,16 @@ class Patience:
         self._report = report
         self._silent = False
 
-    def note_silence(self) -> None:
-        """Report that the server does not answer, unless this was reported already."""
+    def note_silence(self, what: str = "no answer from the server yet") -> None:
+        """Report that the server does not answer, or answers only that its database does not,
+        unless this was reported already.
+        """
         if not self._silent and self._report is not None:
             self._silent = True
-            self._report("no answer from the server yet; still waiting (see `cavvy server logs`)")
+            self._report(f"{what}; still waiting (see `cavvy server logs`)")
 
     def note_answer(self) -> None:
-        """Report that the server answers again, after a report that the server does not answer."""
+        """Report that the server answers again, after a report of `note_silence`."""
         if self._silent and self._report is not None:
             self._silent = False
             self._report("the server answers now")
