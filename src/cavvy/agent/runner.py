@@ -152,9 +152,9 @@ class RankRunner:
         folder = self._config.folder if os.path.isdir(self._config.folder) else self._config.home
         command = ChildCommand(asked.command, self._env, folder)
         if contained:
-            from .work.container import make_exec
+            from .work.container import enter_container
 
-            command.argv, command.env = make_exec(self._config, asked.command), dict(os.environ)
+            enter_container(self._config, command, asked.id)
         else:
             self._steps.share_view(command)
         from .access.start import start_command, start_session

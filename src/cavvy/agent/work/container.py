@@ -48,6 +48,12 @@ mkdir -p "$(dirname ~/{path})" && ln -sfn {source} ~/{path} || exit 1
 ALIAS = "CAVVY_GIVEN_"
 EXPORT = 'export {name}="${alias}{name}"; unset {alias}{name}\n'
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}  # no shell sets these
+# The script that starts a user's command in the container. It writes the ID of the command's
+# process group to a file, and empties the file when the command has ended.
+STARTED = 'echo $$ >"$0"; "$@"; c=$?; : >"$0"; exit $c'
+# The script that sends SIGHUP to such a process group. SIGCONT follows, because a stopped program
+# receives no signal.
+HANG_UP = 'read -r p <"$0" && kill -HUP "-$p" && kill -CONT "-$p"'
 SETUP = """\
 echo setup >{phase}
 go {setup} || { c=$?; echo failed >{phase}; exit $c; }
@@ -106,10 +112,28 @@ def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
     return [*within, "sh", config.enter_script, *command]
 
 
+def enter_container(config: AgentConfig, command: ChildCommand, name: str) -> None:
+    """Let a user's command run in the work's container. `name` is unique among the commands.
+
+    If the command's process here ends before the command, such as after SIGHUP, the command gets
+    SIGHUP too: docker and podman do not pass signals on to a command.
+    """
+    argv, file = command.argv, f"{config.home}/exec-{name}"
+    command.env = dict(os.environ)
+    engine = find_engine() or ENGINES[0]
+    if os.path.basename(engine) in PROGRAMS:
+        command.argv = make_exec(config, argv)
+        return
+    command.argv = make_exec(config, ["sh", "-c", STARTED, file, *argv])
+    hang_up = [engine, "exec", make_name(config), "sh", "-c", HANG_UP, file]
+    command.cleanup = ["/bin/sh", "-c", '[ ! -s "$0" ] || exec "$@"', file, *hang_up]
+
+
 def write_entry(config: AgentConfig, work: WorkConfig) -> None:
     """Write the script with which the container starts, and the script with which later commands in
     the container start."""
-    given = "" if os.path.basename(find_engine() or "") in PROGRAMS else _export_given(work)
+    bare = os.path.basename(find_engine() or "") in PROGRAMS  # without a namespace of processes
+    given = "" if bare else _export_given(work)
     write_whole(config.enter_script, given + 'exec "$@"\n')
     phase = shlex.quote(config.phase_file)
     setup = ""
