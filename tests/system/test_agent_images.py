@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.engines import engine_with, remove_images
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 BASE = "localhost/cavvy-images-test:1"
@@ -192,6 +193,21 @@ def test_apptainer_runs_the_work(apptainer: str) -> None:
                 for path in rig.home.rglob("*")
                 if path.is_file() and path.name != "config.json"
             )
+
+
+def test_apptainer_s_work_alone_gets_the_signal_of_a_stop(apptainer: str) -> None:
+    run = "sh -c 'trap \"echo saved; exit 0\" TERM; while :; do sleep 0.1; done' & wait; wait"
+    with make_rig(run=f"trap : TERM; {run}") as rig:
+        rig.stub.work["image"] = "registry.example/team/image:1"
+        rig.stub.work["image_login"] = "ann:opensesame"
+        rig.environ["PATH"] = apptainer
+        agent = rig.launch()
+        rig.until(lambda: "running" in rig.stub.kinds())
+        # There is no namespace of processes, so `kill -1` would reach all processes of the user.
+        assert " -1" not in (rig.home / "entry.sh").read_text()
+        rig.stub.give("stop", 5)
+        assert agent.wait(PATIENCE_S) == 0
+        assert rig.output().endswith("saved\n")
 
 
 def test_apptainer_builds_nothing(apptainer: str) -> None:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.system.agent_server import PATIENCE_S, make_rig
+from tests.system.agent_server import make_rig
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
 CLIENT = f"""\
@@ -37,7 +38,7 @@ class DockerDaemon(socketserver.ThreadingUnixStreamServer):
     """Runs the commands of clients in sessions of their own, and ignores when a client ends."""
 
     daemon_threads = True
-    running: list["subprocess.Popen[bytes]"]
+    running: dict[str, "subprocess.Popen[bytes]"]  # by the last word of the command
 
 
 class DockerCall(socketserver.StreamRequestHandler):
@@ -62,7 +63,7 @@ class DockerCall(socketserver.StreamRequestHandler):
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            self.server.running.append(program)
+            self.server.running[argv[-1]] = program
             with program:
                 assert program.stdout is not None
                 for line in program.stdout:
@@ -81,11 +82,11 @@ def docker(tmp_path: Path) -> Iterator[DockerDaemon]:
     tools.write_text(CLIENT)
     tools.chmod(0o755)
     with DockerDaemon(str(tmp_path / "daemon"), DockerCall) as daemon:
-        daemon.running = []
+        daemon.running = {}
         threading.Thread(target=daemon.serve_forever).start()
         yield daemon
         daemon.shutdown()
-        for program in daemon.running:
+        for program in daemon.running.values():
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             program.wait(PATIENCE_S)
@@ -108,10 +109,7 @@ def test_commands_in_a_container_end_when_their_users_disconnect(
         for name, line in lines.items():
             rig.stub.run_beside(name, ["sh", "-c", line])
         rig.until(lambda: all(rig.stub.exec_output.get(name) for name in lines))
-        commands = {
-            name: next(each for each in docker.running if each.args[-1] == line)
-            for name, line in lines.items()
-        }
+        commands = {name: docker.running[line] for name, line in lines.items()}
         rig.until(lambda: rig.stub.exec_codes.get("left") == 5)
         rig.stub.execs_left = {"quiet", "kept"}
         rig.until(lambda: not survives(commands["quiet"].pid))
@@ -120,7 +118,7 @@ def test_commands_in_a_container_end_when_their_users_disconnect(
         (rig.home / "work" / "go").touch()
         rig.until(lambda: rig.stub.exec_codes.get("read") == 4)
         rig.stub.give("stop", 5)
-        os.killpg(docker.running[0].pid, signal.SIGKILL)
+        os.killpg(docker.running[str(rig.home / "entry.sh")].pid, signal.SIGKILL)
         assert agent.wait(PATIENCE_S) == 0
 
 

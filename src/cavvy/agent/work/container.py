@@ -22,10 +22,12 @@ ENGINES = ("podman", "docker")
 # These options are used on hosts that refuse the default limits. Some hosts also need a runtime
 # other than crun, or refuse a memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
-# The script of a container's first process. The engine sends SIGTERM only to this process, so it
-# passes the signal on to all others.
+# The script of a container's first process. Docker and podman send SIGTERM only to this process, so
+# it passes the signal on to all others in the container. Apptainer's processes need no such help:
+# they are in the process group that the agent signals, and `kill -1` would reach all processes of
+# the user on the node.
 ENTRY = """\
-{variables}trap 't=1; kill -TERM -1 2>/dev/null' TERM
+{variables}trap 't=1{passed_on}' TERM
 if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
 go() {
   "$s" -e -c {line} "$1" & p=$!
@@ -150,6 +152,7 @@ def write_entry(config: AgentConfig, work: WorkConfig) -> None:
             )
     text = (
         ENTRY.replace("{variables}", given)
+        .replace("{passed_on}", "" if bare else "; kill -TERM -1 2>/dev/null")
         .replace("{links}", links)
         .replace("{setup}", setup)
         .replace("{phase}", phase)
