@@ -596,6 +596,31 @@ class GatewaySuite:
         ]
         assert statuses == [200, 200, 429]
 
+    @pytest.mark.parametrize("service", ["svc", "keyed"])
+    def test_no_program_gets_a_key_of_a_service(
+        self, plane: Any, replicas: list[ReplicaStandIn], service: str
+    ) -> None:
+        plane.set_replicas(service, replicas[:1])
+        mistaken = "cavvysvc_of-another-service"
+        for name, value in (
+            ("Authorization", f"Bearer {mistaken}"),
+            ("authorization", f"Basic {mistaken}"),
+            ("X-API-Key", mistaken),
+            ("x_Api_key", mistaken),
+        ):
+            replicas[0].reset()
+            head = f"GET /echo HTTP/1.1\r\nHost: {service}.example\r\n{name}: {value}\r\n\r\n"
+            with Talk(plane.port) as talk:
+                talk.send(head.encode())
+                assert talk.read().status == (200 if service == "svc" else 401)
+            assert mistaken not in str(replicas[0].seen)
+        replicas[0].reset()
+        own = {"authorization": "Bearer own", "x_api_key": "own"}
+        if service == "svc":
+            assert ask(plane.port, "GET", "/echo", host="svc.example", **own).status == 200
+            assert replicas[0].seen[-1].get("authorization") == "Bearer own"
+            assert replicas[0].seen[-1].get("x-api-key") == "own"
+
     def test_a_rate_holds_for_each_client_and_says_when_to_come_back(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:

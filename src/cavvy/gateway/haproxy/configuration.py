@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cavvy.domain.values import Struct, replace
+from cavvy.gateway.client_keys import SERVICE_KEY
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.heads import CLAIMS
 from cavvy.gateway.own_answers import AnswerCode, write_body
@@ -32,6 +33,8 @@ _DROPPED = (
     "x-forwarded-proto",
     "x-request-id",
 )
+# fields that can contain a key of a service, also with `_` in place of `-`
+_KEY_FIELDS = ("authorization", "x-api-key", "x_api_key")
 # fields of requests that only the gateway can handle; HAProxy cannot limit a body without a length
 _HELD = ("prefer", "cavvy-residency", "transfer-encoding")
 _LOST = "X-Cavvy-Lost"  # marks HAProxy's own 503, which becomes a 502
@@ -209,6 +212,16 @@ def _write_scheme(listener: HaproxyListener) -> str:
     return f"http-request add-header X-Forwarded-Proto {scheme}"
 
 
+def _write_key_rules() -> list[str]:
+    """Return the rules that remove a service's key, which a client has sent to the wrong service.
+    The rules are in the backends of services without keys, because the gateway needs the keys.
+    """
+    return [
+        f"http-request del-header {name} if {{ req.fhdr({name}) -m sub {SERVICE_KEY} }}"
+        for name in _KEY_FIELDS
+    ]
+
+
 def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
     balance = "balance leastconn"
     if service.affinity is not None:
@@ -217,6 +230,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
             f"balance hdr({service.affinity.header})\n    hash-type consistent\n"
             f"    hash-balance-factor {factor}"
         )
+    keys = "\n    ".join(_write_key_rules())
     waiting = service.queue_max
     # the gateway refuses bodies that are too large, and reads them so that clients get the response
     full = f"{waiting} requests are already waiting for a replica"
@@ -226,6 +240,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
 backend {name_backend(service.name)}
     {_write_limit(429, AnswerCode.QUEUE_FULL, full, f"queue ge {waiting}")}
     {_write_scheme(listener)}
+    {keys}
     {balance}
     use-server {HOLD} if {{ req.hdr_val(content-length) gt {service.body_max} }}
     http-reuse safe
