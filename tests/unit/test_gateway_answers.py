@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.gateway.control_socket import ControlReply, ReadStatistics
@@ -78,3 +79,17 @@ def test_an_answer_of_an_unknown_gateway_counts_as_a_lost_gateway(tmp_path: Path
         pytest.raises(GatewayLost, match="cannot be read"),
     ):
         asyncio.run(_ask(tmp_path / "control"))
+
+
+async def _ask_together(path: Path) -> list[ControlReply | BaseException]:
+    link = await GatewayLink.open(str(path))
+    asked = [link.ask(ReadStatistics()) for _ in range(3)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.sleep(0)  # the loop closes the connection
+    return [*found, *await asyncio.gather(link.ask(ReadStatistics()), return_exceptions=True)]
+
+
+def test_everyone_who_asks_is_told_that_the_gateway_has_ended(tmp_path: Path) -> None:
+    with answer(tmp_path / "control", ""), asyncio.Runner(loop_factory=uvloop.new_event_loop) as it:
+        found = it.run(_ask_together(tmp_path / "control"))
+    assert [type(each) for each in found] == [GatewayLost] * 4

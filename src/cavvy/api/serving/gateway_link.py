@@ -40,6 +40,8 @@ class GatewayLink:
     async def ask(self, line: ControlLine, timeout_s: float | None = 10.0) -> ControlReply:
         """Raises GatewayLost."""
         async with self._turn:
+            if self._writer.is_closing():  # an earlier caller found the end of the gateway
+                raise GatewayLost("the gateway has ended")
             try:
                 async with asyncio.timeout(timeout_s):
                     self._writer.write(_encode(line) + b"\n")
