@@ -112,6 +112,22 @@ async def test_changes_tell_who_what_and_from_where(team: Team) -> None:
         assert secret_text not in text
 
 
+async def test_a_key_of_a_service_is_recorded_with_its_limits_and_without_its_secret(
+    team: Team,
+) -> None:
+    text = "{name: web, run: 'true', service: {port: 80, keys: true}}"
+    await send(team, "PUT", "/projects/team/services/web", {"text": text, "consent": True})
+    start = len(await records(team))
+    keys = "/projects/team/services/web/keys"
+    asked = {"label": "ada", "per_s": 2.5, "burst": 3, "residency": "eu", "expires_s": 60}
+    made = (await send(team, "POST", keys, asked)).json()
+    await send(team, "DELETE", f"{keys}/{made['view']['id']}")
+    created, revoked = await new_records(team, start)
+    assert created["after"] == {"key": made["view"]["id"], **asked}
+    assert revoked["target"] == {"project": "team", "name": "web", "key": made["view"]["id"]}
+    assert made["key"] not in "".join(each.text for each in await records(team))
+
+
 _ROLE = "{} /v1/projects/{{project}}/roles/{{account}}/{{role}}"
 
 

@@ -80,7 +80,9 @@ async def make(request: Request, project: ProjectPath, name: ServicePath) -> Res
         created_at=now,
         expires_at=None if ask.expires_s is None else now + timedelta(seconds=ask.expires_s),
     )
-    note_change(request, after={"key": key.id, "label": key.label, "expires_s": ask.expires_s})
+    limits = {"per_s": key.per_s, "burst": key.burst, "residency": key.residency}
+    after = {"key": key.id, "label": key.label, **limits, "expires_s": ask.expires_s}
+    note_change(request, after=after)
     try:
         await app_state.control_plane.services.add_key(project, name, key)
     except RowNotFound as error:
