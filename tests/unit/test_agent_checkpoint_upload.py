@@ -5,8 +5,10 @@ there.
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.work import checkpoint_upload
 from cavvy.agent.work.monitor import SHORTEST_S, CheckpointWatcher, born_ns
+from cavvy.store.checkpoints.folders import NEWEST_NS
 
 
 def make_config(tmp_path: Path, rank: int = 0) -> Any:
@@ -445,3 +448,71 @@ def test_a_file_that_is_created_at_once_shows_how_long_its_writing_took(tmp_path
             time.sleep(2 * SHORTEST_S)
             file.write("two\n")
         assert watcher.look(last=True)["sent"] == 8
+
+
+class RefusingServer(BaseHTTPRequestHandler):
+    """Lacks no file, and refuses every checkpoint for its content."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        told: tuple[int, dict[str, object]] = (422, {"message": "the path is too long: 'x'"})
+        if self.path.startswith("/agent/v1/blobs/missing"):
+            told = 200, {"missing": [], "direct": False}
+        body = json.dumps(told[1]).encode()
+        self.send_response(told[0])
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: object) -> None: ...
+
+
+def test_a_checkpoint_that_the_control_plane_refuses_is_told_and_not_sent_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_calm_folder(tmp_path, monkeypatch)
+    config = make_config(tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), RefusingServer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        config.address = f"http://127.0.0.1:{server.server_port}"
+        checkpoint_upload.hand_over(config, str(folder), copy_first=False, since_ns=0, began_ns=0)
+        server.shutdown()
+        thread.join()
+    assert json.loads(capfd.readouterr().out) == {
+        "state": "failed",
+        "reason": "the control plane refused checkpoints: the path is too long: 'x'",
+    }
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_name_that_is_not_utf8_makes_the_checkpoint_unsafe(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_link: bool,
+) -> None:
+    folder, name = make_calm_folder(tmp_path, monkeypatch), os.fsdecode(b"b\xff")
+    if is_link:
+        (folder / "link").symlink_to(name)
+    else:
+        (folder / name).write_text("x")
+    checkpoint_upload.hand_over(
+        make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
+    )
+    told = json.loads(capfd.readouterr().out)
+    assert (told["state"], "is not UTF-8: " in told["reason"]) == ("failed", True), told
+
+
+def test_a_time_far_in_the_future_is_stored_as_the_latest_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control plane accepts no later time: the times of such files are mistakes."""
+    folder = make_calm_folder(tmp_path, monkeypatch)
+    os.utime(folder / "a", (1e10, 1e10))
+    entries = checkpoint_upload.list_folder(str(folder))
+    upload = checkpoint_upload.CheckpointUpload(make_config(tmp_path), str(folder), entries)
+    upload.hash()
+    [file] = upload.describe()["files"]  # type: ignore[misc]
+    assert file["mtime_ns"] == NEWEST_NS
+    assert checkpoint_upload.newest(entries) == NEWEST_NS

@@ -297,7 +297,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     name = tmp_path / os.fsdecode(b"a\xff")
     name.write_text("x")
-    with pytest.raises(FreezeError, match="the name of 'a.udcff' is not UTF-8"):
+    with pytest.raises(FreezeError, match=r"the name of 'a.udcff' is not UTF-8"):
         freeze(tmp_path)
     name.rename(tmp_path / "a")
     (tmp_path / "b").symlink_to(name)

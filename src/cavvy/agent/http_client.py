@@ -39,12 +39,18 @@ TRIES = 8  # consecutive failures of one request; a failure without any answer c
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
+INVALID = (400, 413, 422)  # statuses of a request whose content the control plane refuses
 PASSING = (408, 425, 429)  # 4xx statuses after which the same request may succeed later
 TROUBLE = "data-trouble"  # error code of an answer: the control plane cannot reach the storage
 
 
 class TransferFailed(Exception):
     """Raised if the transfer has failed permanently; the message tells the user why."""
+
+
+class RequestInvalid(TransferFailed):
+    """Raised if the control plane refuses the content of a request. The same request can never
+    succeed, but a request with other content can."""
 
 
 class StorageTimeout(TransferFailed):
@@ -166,18 +172,21 @@ class BlockingClient:
             if status == 200:
                 self._delay.reset()
                 return data
-            self.check(status, route.partition("/")[0])
+            self.check(status, route.partition("/")[0], data)
             if read_field(data, "code") == TROUBLE:
                 budget.lose(read_reason(status, data))
             else:
                 self.wait()
 
-    def check(self, status: int, asked: str) -> None:
-        """Raise TransferFailed if `status` is an error that a retry cannot change. `asked`
-        describes the request for the error message.
+    def check(self, status: int, asked: str, data: bytes = b"") -> None:
+        """Raise TransferFailed if `status` is an error that a retry cannot change; the error is
+        RequestInvalid if another content could succeed. `asked` describes the request for the error
+        message, and `data` is the body of the answer.
         """
         if status in REFUSALS:
             raise TransferFailed(f"the control plane refused {asked} (status {status})")
+        if status in INVALID:
+            raise RequestInvalid(f"the control plane refused {asked}: {read_reason(status, data)}")
 
     def drop(self) -> None:
         """Close the connection; the next request opens a new one."""

@@ -21,7 +21,14 @@ from functools import partial
 
 from ..allowed_folders import AllowedFolders, ignore_error, open_below, raise_unless_vanished
 from ..disk import open_own, read_known, read_number, read_text, walk_files, write_whole
-from ..http_client import CHUNK, FAULTS, BlockingClient, StorageTimeout, TransferFailed
+from ..http_client import (
+    CHUNK,
+    FAULTS,
+    BlockingClient,
+    RequestInvalid,
+    StorageTimeout,
+    TransferFailed,
+)
 from ..outbox import time_text
 from .blobs import fetch_to
 from .trees import copy_open, remove_tree
@@ -48,6 +55,7 @@ RACY_NS = 2_000_000_000
 COMMITS = 5
 RESTORES = 5
 SETTLE_S = 0.5  # seconds between checks whether rank 0 has finished
+NEWEST_NS = 1 << 62  # ns since 1970; the control plane accepts no later time of a file
 PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow at most 64 MiB
 
 
@@ -56,9 +64,10 @@ class FileChanged(Exception):
 
 
 # The state of the upload after each exception. The first class that matches applies. Unreadable
-# files raise an OSError.
+# files raise an OSError. The work can change the files of an invalid request.
 FAILURES = {
     FileChanged: "void",
+    RequestInvalid: "failed",
     StorageTimeout: "silent",
     TransferFailed: "refused",
     OSError: "failed",
@@ -199,6 +208,7 @@ class CheckpointUpload:
         self._known_path = config.home + "/hashes.json"
         self._known = read_known(self._known_path)  # path -> [size, time, inode, hash]
         self._copies = copies_of(config)
+        check_names(entries)
         for entry in entries:
             try:
                 if not entry.link:
@@ -297,7 +307,7 @@ class CheckpointUpload:
                 continue
             if reply.status == MISMATCH:
                 raise FileChanged(entry.path)
-            self._line.check(reply.status, "a checkpoint")
+            self._line.check(reply.status, "a checkpoint", data)
             told = (
                 '{"state": "full"}'
                 if reply.status == FULL
@@ -322,6 +332,7 @@ class CheckpointUpload:
                 files.append({"path": path, "link": link})
             else:
                 name = self._names[path]
+                mtime = max(-NEWEST_NS, min(mtime, NEWEST_NS))
                 files.append(
                     {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
                 )
@@ -496,7 +507,18 @@ def fetch(
 def newest(entries: list[FileEntry]) -> int:
     """Return when any file was last changed, in nanoseconds since the epoch, or 0 if no files
     exist."""
-    return max((entry.mtime_ns for entry in entries), default=0)
+    return min(max((entry.mtime_ns for entry in entries), default=0), NEWEST_NS)
+
+
+def check_names(entries: list[FileEntry]) -> None:
+    """Raise OSError if a name or the target of a link is not UTF-8, because the control plane
+    cannot store such a name."""
+    for entry in entries:
+        try:
+            (entry.path + entry.link).encode()
+        except UnicodeEncodeError as error:
+            told = "the file's name or the link's target is not UTF-8"
+            raise OSError(errno.EILSEQ, told, entry.path) from error
 
 
 def raise_limit() -> None:
