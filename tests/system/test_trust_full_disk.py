@@ -97,6 +97,20 @@ def test_what_runs_is_stopped_on_a_full_disk_and_the_bill_is_right_later(user: U
     check_clean(user)
 
 
+def test_who_follows_a_job_on_a_full_disk_is_told_why_nothing_comes(user: User) -> None:
+    begin(user, "one")
+    told = "the server's disk is full"
+    assert told not in user.cli("server", "status")
+    fill(user)
+    assert told in user.cli("server", "status")
+    with user.start("logs", "-f", "one") as follower:
+        assert follower.stderr is not None
+        assert any(told in line for line in follower.stderr)
+        follower.kill()
+    make_room(user)
+    assert told not in user.cli("server", "status")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_starts_on_a_full_disk_takes_everything_down(
     user: User, number: signal.Signals

@@ -576,8 +576,8 @@ class MachineKeepAsk(Ask, frozen=True, kw_only=True):
 
 class ServerView(Answer, frozen=True, kw_only=True):
     """The properties and the state of the server. `api` is the major version of the routes.
-    `revision` increases with every change to the routes. `problem` is the reason why services
-    cannot be reached, or "".
+    `revision` increases with every change to the routes. `problem` says what the server
+    cannot do now and why, or is "".
     """
 
     version: str

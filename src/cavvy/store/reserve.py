@@ -44,6 +44,13 @@ class StopNotes:
                 os.close(number)
 
 
+def free_space(folder: Path) -> int:
+    """Return the number of bytes that this process can still write to the folder's disk. Disks may
+    hold back space for root. Raises OSError."""
+    room = os.statvfs(folder)
+    return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+
+
 class Reserve:
     """A file that reserves disk space. When the disk is full, the file is deleted so that a server
     can start."""

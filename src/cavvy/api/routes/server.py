@@ -1,5 +1,6 @@
 """Routes for the server itself: its health, its properties, and its shutdown."""
 
+import asyncio
 import os
 
 from fastapi import APIRouter
@@ -16,8 +17,11 @@ from cavvy.client.state import host_name
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import Verdict, decide, list_visible
 from cavvy.domain.jobs import JOB_ENDS
+from cavvy.store.reserve import free_space
 
 AGENT_PROTOCOLS = (1,)
+# bytes; with less free space on its disk, the server cannot store a part of a log and its row
+_LEAST_SPACE = 256 * 1024
 
 router = APIRouter(tags=["server"])
 
@@ -58,13 +62,21 @@ async def server(request: Request) -> Response:
             database=app_state.database,
             listen=app_state.listen if inside else None,
             node_endpoint=app_state.node_endpoint if inside else None,
-            problem=_find_problem(app_state) if inside else "",
+            problem=await asyncio.to_thread(_find_problem, app_state, inside),
         )
     )
 
 
-def _find_problem(app_state: AppState) -> str:
-    reason = app_state.control_plane.services.find_problem()
+def _find_problem(app_state: AppState, inside: bool) -> str:
+    """Return what the server cannot do now and why, or "". If `inside` is False, the user may not
+    know the server's addresses.
+    """
+    if free_space(app_state.settings.home) < _LEAST_SPACE:
+        return (
+            "the server's disk is full: new log lines and changes are not stored until the disk of "
+            "the state folder has free space"
+        )
+    reason = app_state.control_plane.services.find_problem() if inside else ""
     return f"services cannot be reached: {reason}" if reason else ""
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Item = tuple[int, bytes] | EventView | CommandFailure | None
 
 _LOOK_S = 0.5  # seconds between two reads of the job's progress
+_STALL_S = 5.0  # seconds without news after which the server is asked whether it has a problem
 _BILL_S = 2.0  # maximum seconds that the summary waits for the final bill
 _AHEAD = 16  # maximum number of items that are read ahead of a slow terminal
 _DETACHED = 130  # the exit code that shells report for an interrupt
@@ -97,7 +98,7 @@ def _show(
 ) -> None:
     """Show the log and the events as they arrive, until both have ended."""
     queue, open_sources = _read_ahead(client, job, after, first)
-    looked = 0.0
+    looked, asked, told = 0.0, monotonic(), ""
     while open_sources:
         if monotonic() - looked > _LOOK_S:
             screen.job(client.job(job.project, job.id))
@@ -105,7 +106,10 @@ def _show(
         try:
             item = queue.get(timeout=_LOOK_S)
         except Empty:
+            if monotonic() - asked > _STALL_S:
+                asked, told = monotonic(), _tell_problem(client, told)
             continue
+        asked = monotonic()
         match item:
             case None:
                 open_sources -= 1
@@ -116,6 +120,16 @@ def _show(
             case event:
                 screen.event(event)
                 looked = 0.0
+
+
+def _tell_problem(client: "ApiClient", told: str) -> str:
+    """Print why the server cannot do its work, unless the user knows the problem `told` already.
+    Returns the problem, or "".
+    """
+    problem = client.server().problem
+    if problem and problem != told:
+        click.echo(f"cavvy: {problem}", err=True)
+    return problem
 
 
 def _read_ahead(
