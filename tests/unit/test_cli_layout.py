@@ -1,6 +1,8 @@
 """Tables on narrow terminals: names stay whole, and lines fit where the names allow it."""
 
 import ast
+import csv
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ from cavvy.cli.main import cli
 from cavvy.cli.reach import usage
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
+from cavvy.cli.view.output import rows_out
 from cavvy.client import (
     account_wire,
     audit_wire,
@@ -517,3 +520,14 @@ def test_people_read_local_time_with_its_zone_and_programs_read_utc(
     both = run("events", "good")
     assert "22:04:06 EST" in both
     assert " EDT  " in both
+
+
+def test_texts_in_csv_are_no_formulas_and_stay_in_their_cells() -> None:
+    odd = ["=1+1", "+cmd|x", "-2+3+cmd|x", "@SUM(A1)", "\tx", "\rx"]
+    kept = ["-", "-1.5", "a=b", "one\rtwo", "", "-7"]
+    out = io.StringIO()
+    rows_out(["text", "number"], [(each, -7) for each in (*odd, *kept)], "csv", file=out)
+    found = list(csv.reader(io.StringIO(out.getvalue(), newline="")))
+    texts = [*(f"'{each}" for each in odd), *kept]
+    assert found == [["text", "number"], *([each, "-7"] for each in texts)]
+    assert "\r\n" not in out.getvalue()

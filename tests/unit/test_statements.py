@@ -90,6 +90,16 @@ def test_corrections_and_discounts_have_lines_of_their_own() -> None:
     assert {each.entry.id for each in alone} <= {each.entry.id for each in made}
 
 
+def test_a_statement_in_csv_contains_no_formulas_of_users() -> None:
+    (line, *_), out = lines(), io.StringIO()
+    user = "=HYPERLINK(1)\r"
+    less = replace(line.entry, amount=Money(-7))
+    write_csv(out, [LedgerLine(entry=less, subject=replace(line.subject, user=user))])
+    [row] = csv.DictReader(io.StringIO(out.getvalue(), newline=""))
+    assert (row["x_User"], row["BilledCost"]) == (f"'{user}", "-0.000007")
+    assert out.getvalue().count("\n") == 2
+
+
 def test_rows_in_focus_add_up_and_have_what_the_specification_demands() -> None:
     made, out = lines(), io.StringIO()
     write_csv(out, made)

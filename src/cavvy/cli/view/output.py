@@ -1,7 +1,7 @@
 """Prints rows as a table, JSON or CSV. Every listing command uses this module.
 
 A command passes its columns and its rows to this module; the rows contain raw values. Tables show
-formatted values; JSON and CSV contain the raw values.
+formatted values; JSON and CSV contain the raw values, except that CSV contains no formulas.
 """
 
 import sys
@@ -132,14 +132,16 @@ def _plain(value: object) -> object:
 
 
 def _write_csv(heads: Sequence[TableColumn], rows: Iterable[Sequence[object]], out: TextIO) -> None:
-    import csv
+    from cavvy.cli.view.csv_rows import write_rows
 
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([head.name for head in heads])
-    for row in rows:
-        writer.writerow(
+    write_rows(out, [[head.name for head in heads]])
+    write_rows(
+        out,
+        (
             [_plain(cell) if isinstance(cell, (date, timedelta, Decimal)) else cell for cell in row]
-        )
+            for row in rows
+        ),
+    )
 
 
 def _write_table(

@@ -1,13 +1,13 @@
 """Writes a statement as an HTML page, or its FOCUS rows as CSV or Parquet."""
 
-import csv
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from decimal import Decimal
 from html import escape
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
+from cavvy.cli.view.csv_rows import write_rows
 from cavvy.costs.focus import COLUMNS, NUMBERS, TIMES, make_focus_row
 from cavvy.costs.statements import hours_of, total_of
 from cavvy.domain.ledger import EntryKind, LedgerLine
@@ -94,12 +94,11 @@ def _usd(money: Money) -> str:
     return f"{money.usd:,.6f}"
 
 
-def write_csv(file: IO[str], lines: Sequence[LedgerLine]) -> None:
+def write_csv(file: TextIO, lines: Sequence[LedgerLine]) -> None:
     """Write the FOCUS rows as CSV. Empty fields are null."""
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for line in lines:
-        writer.writerow([_csv_cell(name, value) for name, value in make_focus_row(line).items()])
+    rows = map(make_focus_row, lines)
+    write_rows(file, [COLUMNS])
+    write_rows(file, ([_csv_cell(*each) for each in row.items()] for row in rows))
 
 
 def _csv_cell(name: str, value: str | Decimal | datetime | None) -> str:

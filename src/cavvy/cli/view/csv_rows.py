@@ -1,0 +1,34 @@
+"""Writes rows as CSV that spreadsheets can open safely."""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+# The texts that a spreadsheet may take for a formula; plain numbers are no formulas.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]*$)")
+
+
+class _Lines:
+    """A file that ends each line with a newline character only. The csv module quotes a carriage
+    return in a cell only if its own line ends contain a carriage return, too.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
+def write_rows(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows of texts and numbers. Texts that begin like a formula get a leading apostrophe,
+    because tags, users and messages come from people who may not run formulas on other people's
+    computers.
+    """
+    writer = csv.writer(_Lines(file), lineterminator="\r\n")
+    writer.writerows([_guard(cell) for cell in row] for row in rows)
+
+
+def _guard(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
