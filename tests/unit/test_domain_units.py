@@ -140,6 +140,7 @@ def test_printed_amounts_add_up_to_their_printed_sum(
 
 def test_shown_to_people() -> None:
     assert format_usd(Money(97_000), 3) == "$0.097"
+    assert format_usd(Money(-1_234_500_000)) == "-$1,234.50"
     assert format_usd(Money(500), 4) == "$0.0005"
     assert [format_usd(Money(micros)) for micros in (0, 500, 1_200_000, 1_234_567_890_000)] == [
         "$0.00",

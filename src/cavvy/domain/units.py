@@ -146,11 +146,11 @@ def parse_memory_mib(text: str | int | float) -> int:
 
 
 def format_usd(money: Money, decimals: int = 2) -> str:
-    """Format dollars for people: "$1.20". If `decimals` is 2, an amount below a cent becomes
-    "<$0.01"."""
+    """Format dollars for people: "$1.20" or "-$1.20". If `decimals` is 2, an amount below a cent
+    becomes "<$0.01"."""
     if decimals == 2 and 0 < money.micros < 10_000:
         return "<$0.01"
-    return f"${money.usd:,.{decimals}f}"
+    return f"{'-' if money.micros < 0 else ''}${abs(money.usd):,.{decimals}f}"
 
 
 def count_decimals(amounts: Sequence[Money]) -> int:
