@@ -27,6 +27,7 @@ from cavvy.costs.reconcile import (
     CellKey,
     Difference,
     DifferenceCause,
+    add_up_bill,
     add_up_ledger,
     match_gangs,
     reconcile,
@@ -246,6 +247,9 @@ def test_a_google_export_is_read(tmp_path: Path) -> None:
     assert isinstance(bad, BadBillLine)
     assert isinstance(again[0], BillLine)
     assert again[0].identity == usage.identity  # the same row again
+    bill = add_up_bill([usage, credit, *again])
+    assert [each.bill for each in bill.reductions] == [Decimal("-0.25")]
+    assert [each.cause for each in bill.found] == ["duplicate"]
 
 
 def test_the_command_lists_differences_and_exits_with_1(

@@ -185,6 +185,8 @@ class BillSummary:
         if isinstance(line, BadBillLine):
             self.found.append(_alone(DifferenceCause.UNREADABLE, (line.number,), bad=line))
             return
+        if line.number in self._twice:
+            return
         if line.identity is not None:
             if line.identity in self._seen:
                 self.found.append(_of_line(DifferenceCause.DUPLICATE, line))
