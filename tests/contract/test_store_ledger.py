@@ -18,9 +18,12 @@ from tests.contract.store_suite import (
     submit,
 )
 
+from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.discounts import post_discounts
 from cavvy.costs.discounts import parse_discounts
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.ledger import EntryKind
+from cavvy.domain.postings import month_of
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
@@ -198,3 +201,29 @@ async def test_random_histories_agree_with_an_independent_recount(
 ) -> None:
     """`scripts/drills/ledger.py` plays a thousand."""
     assert await play(store_url(kind, tmp_path), 12, seed=3) == []
+
+
+async def test_alerts_of_a_raised_or_removed_budget_are_sent_again(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 900_000)]))
+
+    class Watch:
+        def now(self) -> datetime:
+            return after(60)
+
+    keeper, month = BudgetKeeper(store, Watch()), month_of(NOW)  # type: ignore[arg-type]  # no waits
+
+    async def set_and_check(limit: int) -> list[int]:
+        """The shares of which no alert was sent before, after alerts for all reached shares."""
+        await store.budgets.put(SpendingBudget(name="b", limit=Money(limit), since=NOW))
+        await keeper.renew_alerts("b")
+        await keeper.reconcile()
+        claim = store.budgets.claim_alert
+        return [each for each in (50, 80, 100) if await claim("b", month, each)]
+
+    assert await set_and_check(1_000_000) == [100]
+    assert await set_and_check(1_000_000) == [100]
+    assert await set_and_check(1_500_000) == [80, 100]
+    assert await set_and_check(9_000_000) == [50, 80, 100]
+    await store.budgets.delete("b")
+    assert await set_and_check(1_000_000) == [100]

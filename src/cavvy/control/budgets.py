@@ -105,6 +105,17 @@ class BudgetKeeper:
                 await self._alert(state, percent, spent, now)
         return _REFRESH if self._states else None
 
+    async def renew_alerts(self, name: str) -> None:
+        """Let the alerts of a changed budget be sent again for each share that the spending of this
+        month does not reach now.
+        """
+        self.expire()
+        await self._refresh()
+        for state in self._states:
+            if state.budget.name == name:
+                reached = list_alerts(state, self._with_running(state).spent(self._clock.now()))
+                await self._store.budgets.forget_alerts(name, state.month, max(reached, default=0))
+
     async def find_service_stop(self, service: StoredService) -> ServiceStop:
         """Return the budgets that stop the service, whose replicas may take the time `spec.drain`
         to end.

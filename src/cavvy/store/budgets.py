@@ -22,6 +22,7 @@ _FIND = "SELECT document FROM budgets WHERE name = ?"
 _SWAP = "UPDATE budgets SET document = ? WHERE name = ? AND document = ?"
 _DELETE = "DELETE FROM budgets WHERE name = ?"
 _CLAIM = insert_into("budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING")
+_FORGET = "DELETE FROM budget_alerts WHERE budget = ? AND month = ? AND percent > ?"
 _BY_TIME = (ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS)
 # The CROSS JOIN makes SQLite begin with the few open attempts. Charges for traffic are ignored,
 # because they end at the last message of the node's agent, which may be later than the last poll.
@@ -75,6 +76,10 @@ class SqlBudgets:
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
         values = (budget, to_micros(month), percent)
         return await self._write(lambda session: session.run(_CLAIM, values).rowcount) > 0
+
+    async def forget_alerts(self, budget: str, month: datetime, above: int) -> None:
+        values = (budget, to_micros(month), above)
+        await self._write(lambda session: session.run(_FORGET, values))
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
         values = 2 * tuple(str(each) for each in _BY_TIME)

@@ -83,6 +83,9 @@ class BudgetStore(Protocol):
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
         """Record that an alert is being sent. Returns False if the alert was recorded before."""
 
+    async def forget_alerts(self, budget: str, month: datetime, above: int) -> None:
+        """Delete the records of the month's alerts for shares above this percentage."""
+
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
         """Return, keyed by job ID, the hourly rates of the gangs that may still cost money,
         according to their newest charges.

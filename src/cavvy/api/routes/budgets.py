@@ -164,7 +164,7 @@ async def _swap(request: Request, before: SpendingBudget, budget: SpendingBudget
     note_change(request, before=_facts(before), after=_facts(budget))
     if not await app_state_of(request).store.budgets.swap(before, budget):
         raise ApiProblem("conflict", f"the budget {budget.name} has changed meanwhile")
-    return _done(request)
+    return await _done(request, budget)
 
 
 async def _store(
@@ -173,12 +173,12 @@ async def _store(
     app_state = app_state_of(request)
     note_change(request, before=_facts(before), after=_facts(budget))
     await app_state.store.budgets.put(budget)
-    return _done(request)
+    return await _done(request, budget)
 
 
-def _done(request: Request) -> Response:
+async def _done(request: Request, budget: SpendingBudget) -> Response:
     control_plane = app_state_of(request).control_plane
-    control_plane.budgets.expire()
+    await control_plane.budgets.renew_alerts(budget.name)
     control_plane.hint(BUDGETS)
     return done()
 
