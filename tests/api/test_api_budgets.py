@@ -4,6 +4,9 @@ import pytest
 from tests.api.api_state import Api
 from tests.api.test_api_accounts import add, call, code
 
+from cavvy.domain.postings import month_of
+from cavvy.domain.units import Money
+
 pytestmark = pytest.mark.anyio
 BASE = "/v1/budgets/vision"
 
@@ -30,8 +33,13 @@ async def test_a_budget_is_set_requested_approved_and_removed(api: Api) -> None:
     assert (await api.http.post(f"{BASE}/approve", json=approval)).status_code == 204
     [seen] = (await api.http.get("/v1/budgets")).json()
     assert (seen["month_limit_micros"], seen["request"]) == (9_000_000, None)
+    [stored] = await api.app_state.store.budgets.list()
+    assert stored.limit_before(month_of(api.app_state.now())) == Money(5_000_000)
+    assert (await api.http.put(BASE, json={"limit_micros": 1})).status_code == 204
+    [stored] = await api.app_state.store.budgets.list()
+    assert stored.limit_before(month_of(api.app_state.now())) == Money(5_000_000)
     records = await api.app_state.store.audit_records()
-    assert [each.text.count("9000000") for each in records][-2:] == [1, 2]
+    assert [each.text.count("9000000") for each in records][-3:] == [1, 2, 1]
     assert (await api.http.delete(BASE)).status_code == 204
     assert (await api.http.get("/v1/budgets")).json() == []
 

@@ -150,6 +150,17 @@ def test_what_the_last_month_left_is_carried_over() -> None:
     assert month_limit(budget(since=october), Money(0), NOW) == Money(1000)
 
 
+def test_what_is_carried_over_is_left_of_the_amount_of_the_last_month() -> None:
+    before = budget(carry_over=True, since=NOW - timedelta(days=40))
+    raised = replace(before, limit=Money(5000)).replacing(before, NOW)
+    again = replace(raised, limit=Money(2000)).replacing(raised, NOW + HOUR)
+    assert month_limit(raised, Money(900), NOW) == Money(5000 + 100)
+    assert month_limit(again, Money(900), NOW + HOUR) == Money(2000 + 100)
+    december = NOW + timedelta(days=15)
+    assert month_limit(again, Money(900), december) == Money(2000 + 1100)
+    assert budget().replacing(None, NOW) == budget()
+
+
 def test_the_forecast_follows_its_formula() -> None:
     found = forecast_month(Money(2000), [90, 110, 100], NOW)  # ten days remain
     assert found is not None

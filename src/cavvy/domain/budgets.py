@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from cavvy.domain.postings import month_of
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 
 
 class BudgetRequest(Struct, frozen=True, kw_only=True):
@@ -18,6 +19,13 @@ class BudgetRequest(Struct, frozen=True, kw_only=True):
     at: datetime
 
 
+class FormerLimit(Struct, frozen=True, kw_only=True):
+    """The amount of a budget before its first change in the month that begins at `month`."""
+
+    limit: Money
+    month: datetime
+
+
 class SpendingBudget(Struct, frozen=True, kw_only=True):
     """A monthly budget for the jobs that match all of `project`, `user`, `tag` and `service`; an
     empty text matches every job. Months are in UTC. The jobs of a service are its replicas. A
@@ -25,7 +33,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 
     Percentages refer to the month's amount. At `soft_percent`, no new paid work starts. At
     `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
-    the unspent amount of the last month is added to the month's amount.
+    the unspent amount of the last month is added to the month's amount. `former` shows which amount
+    applied in the last month if the budget was changed in this month.
     """
 
     name: str
@@ -41,6 +50,23 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
     webhook: str = ""  # URL to which alerts are posted
     since: datetime  # when the budget was first set
     request: BudgetRequest | None = None
+    former: FormerLimit | None = None
+
+    def replacing(self, before: "SpendingBudget | None", now: datetime) -> "SpendingBudget":
+        """Return this budget with the amount that applied in the last month. `before` is the budget
+        that this budget replaces, or None if the budget is new.
+        """
+        if before is None:
+            return self
+        month = month_of(now)
+        if before.former is not None and before.former.month == month:
+            return replace(self, former=before.former)
+        return replace(self, former=FormerLimit(limit=before.limit, month=month))
+
+    def limit_before(self, month: datetime) -> Money:
+        """Return the amount that applied in the month before `month`, the current month."""
+        former = self.former
+        return self.limit if former is None or former.month != month else former.limit
 
     @property
     def tag_pair(self) -> tuple[str, str] | None:

@@ -87,7 +87,7 @@ async def put(request: Request, name: NamePath) -> Response:
         webhook=ask.webhook,
         since=app_state.now() if before is None else before.since,
     )
-    return await _store(request, before, budget)
+    return await _store(request, before, budget.replacing(before, app_state.now()))
 
 
 @router.delete(
@@ -156,7 +156,8 @@ async def approve(request: Request, name: NamePath) -> Response:
             f"{format_usd(wanted)} was requested for {name}, not {format_usd(approved)}",
             f"`cavvy budget show {name}` shows the request",
         )
-    return await _swap(request, budget, replace(budget, limit=wanted, request=None))
+    new = replace(budget, limit=wanted, request=None).replacing(budget, app_state.now())
+    return await _swap(request, budget, new)
 
 
 async def _swap(request: Request, before: SpendingBudget, budget: SpendingBudget) -> Response:

@@ -57,7 +57,8 @@ def month_limit(budget: SpendingBudget, last_month: Money, now: datetime) -> Mon
     previous month."""
     if not budget.carry_over or budget.since >= month_of(now):
         return budget.limit
-    return Money(budget.limit.micros + max(0, budget.limit.micros - last_month.micros))
+    unspent = budget.limit_before(month_of(now)) - last_month
+    return budget.limit + max(Money(), unspent)
 
 
 def find_block(states: Iterable[BudgetState], now: datetime) -> str:
