@@ -116,6 +116,16 @@ def test_discounts_of_the_ledger_pay_for_credits_of_the_bill() -> None:
     assert causes(bill, charged("1"), "-4") == ["credit", "discount", "discount"]
 
 
+def test_discounts_of_other_programs_are_left_out() -> None:
+    off = {"category": BillCategory.DISCOUNT, "amount": Decimal(-2)}
+    untagged = line(number=3, gang="", **off)  # of a resource whose usage has the tag
+    other = line(number=4, gang="", resource="theirs", **off)
+    account = line(number=5, gang="", resource="", **off)
+    bill = summary(line(), untagged, other, account)
+    assert causes(bill, charged("1"), "-4") == []
+    assert causes(bill, charged("1")) == ["discount", "discount"]
+
+
 def test_a_long_line_is_compared_as_a_whole() -> None:
     whole = line(amount=Decimal(2), hours=Decimal(2), until=DAY + 48 * HOUR)
     own = charged("1.9", "1.9") | charged("0.1", "0.1", DAY + 24 * HOUR)

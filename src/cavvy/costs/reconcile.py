@@ -173,6 +173,9 @@ class BillSummary:
         self.untagged: dict[CellKey, BilledSum] = {}
         self.found: list[Difference] = []  # what the bill shows without the ledger
         self.reductions: list[Difference] = []  # credits and discounts
+        self._own = {
+            ""
+        }  # gangs and resources with Cavvy's tag; "" if a line is for the whole account
         self.first: datetime | None = None
         self._reached: dict[bool, datetime] = {}  # the ends of long lines and of other lines
         self.lines = 0
@@ -193,6 +196,8 @@ class BillSummary:
                 self._twice.add(line.number)
                 return
             self._seen.add(line.identity)
+        if line.gang:
+            self._own |= {line.resource, line.gang}
         cause = _OF_CATEGORY.get(line.category)
         if cause is not None:
             self._add_other(line, cause)
@@ -261,6 +266,11 @@ class BillSummary:
                 name = self._groups.get(name, name)
             found.setdefault(CellKey(name, key.kind, key.day), BilledSum()).take(each)
         return found
+
+    @property
+    def own_reductions(self) -> list[Difference]:
+        """The credits and discounts, without those of resources that other programs created."""
+        return [each for each in self.reductions if each.resource in self._own]
 
     @property
     def resources(self) -> frozenset[str]:
@@ -403,7 +413,7 @@ def reconcile(
     ledger, 0 or less.
     """
     own = bill.name_gangs(ledger, gangs)
-    found = [*bill.found, *_compare_reductions(bill.reductions, discounts)]
+    found = [*bill.found, *_compare_reductions(bill.own_reductions, discounts)]
     groups: dict[tuple[str, BilledKind], list[CellKey]] = {}
     for key in sorted({*own, *bill.tagged}, key=lambda each: (each.day, each.resource, each.kind)):
         groups.setdefault((key.resource, key.kind), []).append(key)
