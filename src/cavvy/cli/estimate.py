@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.reach.arguments import complete_gpus
+from cavvy.cli.reach.scripts import script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
@@ -36,9 +37,7 @@ class _Command(click.Command):
 
 
 @click.command("estimate", cls=_Command)
-@click.argument(
-    "script", required=False, metavar="[TRAIN.PY]", type=click.Path(dir_okay=False, exists=True)
-)
+@script_argument(required=False)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @click.option(
     "--model",
@@ -120,6 +119,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
 
     \b
       cavvy estimate train.py --samples 5e6
+      cavvy estimate -m package.train -- --epochs 3
       cavvy estimate --model gpt2 --batch 8 --precision bf16 --compile
       cavvy estimate --model llama-8b --gpus 8 --fsdp --checkpointing --gpu H100
     """

@@ -8,6 +8,7 @@ from time import monotonic
 
 import click
 
+from cavvy.cli.reach.scripts import explain_relative_import, script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.packages import extra_command
@@ -16,9 +17,6 @@ PRICE = "CAVVY_PRICE_USD_HR"
 PATIENCE_S = 10.0  # extra seconds for more rounds if the windows are short
 
 
-script_argument = click.argument(
-    "script", metavar="TRAIN.PY", type=click.Path(dir_okay=False, exists=True)
-)
 script_arguments = click.argument(
     "arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED
 )
@@ -49,7 +47,7 @@ limit_option = click.option(
 @click.command(
     "profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@script_argument
+@script_argument()
 @script_arguments
 @ranks_option
 @price_option
@@ -94,6 +92,7 @@ def command(
     \b
       cavvy profile train.py --epochs 3
       cavvy profile --price 2.99 --trace step.pt.trace.json train.py
+      cavvy profile -m package.train --epochs 3
     """
     need_torch()
     from cavvy.tuning.diagnose import Diagnoser
@@ -122,7 +121,10 @@ def command(
                     limit_s=(until - monotonic()) / 2,
                 ).diagnose()
     except ScriptError as error:
-        raise CommandFailure(f"{script} could not be measured: {error}") from error
+        raise CommandFailure(
+            f"{script} could not be measured: {error}",
+            explain_relative_import("profile", str(error)),
+        ) from error
     price = price if price is not None else find_price()
     click.echo(describe(found, price if found.facts["samples"] else None))
     if trace:

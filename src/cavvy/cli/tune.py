@@ -17,9 +17,9 @@ from cavvy.cli.profile import (
     need_torch,
     price_option,
     ranks_option,
-    script_argument,
     script_arguments,
 )
+from cavvy.cli.reach.scripts import explain_relative_import, list_words, script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.command(
     "tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@script_argument
+@script_argument()
 @script_arguments
 @ranks_option
 @price_option
@@ -115,11 +115,14 @@ def command(
             for trial in tuner.run():
                 click.echo(describe_trial(trial, tuner.facts, price))
     except ScriptError as error:
-        raise CommandFailure(f"{script} could not be measured: {error}") from error
+        raise CommandFailure(
+            f"{script} could not be measured: {error}",
+            explain_relative_import("tune", str(error)),
+        ) from error
     if report:
         Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))
     click.echo(_summarize(tuner))
-    click.echo(_apply(tuner, out, shlex.join(["python", script, *arguments])))
+    click.echo(_apply(tuner, out, shlex.join(["python", *list_words(script), *arguments])))
 
 
 def _apply(tuner: "PlanTuner", out: str, command: str) -> str:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.distributions import Distribution
 
+from cavvy.tracer import MODULE
 from cavvy.tracer.fake_cuda import fake_cuda
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.one_process import (
@@ -88,11 +89,18 @@ def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Run a script in this process as `python path arguments` would."""
+    """Run a script in this process as `python path arguments` would. The path "-m package.module"
+    runs a module.
+    """
     before = sys.argv, sys.path
-    sys.argv, sys.path = [path, *arguments], [os.path.dirname(os.path.realpath(path)), *sys.path]
+    module = path.removeprefix(MODULE) if path.startswith(MODULE) else ""
+    folder = os.getcwd() if module else os.path.dirname(os.path.realpath(path))
+    sys.argv, sys.path = [module or path, *arguments], [folder, *sys.path]
     try:
-        runpy.run_path(path, run_name="__main__")
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv, sys.path = before
 

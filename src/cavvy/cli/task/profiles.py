@@ -9,10 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cavvy.cli.reach.scripts import explain_relative_import
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 from cavvy.packages import extra_command, install_command
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
+from cavvy.tracer import MODULE
 
 # packages of training scripts whose import name differs from the package name
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
@@ -84,13 +86,15 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
     try:
         # This keeps the script's output out of the command's output.
         with redirect_stdout(sys.stderr):
-            return trace_script(script, arguments, name=Path(script).stem)
+            return trace_script(script, arguments, name=_name(script))
     except SystemExit as error:
         hint = f"options of the script go after `--`: cavvy estimate {script} -- --help"
-        raise CommandFailure(
-            f"{script} exited (exit code {error.code}) before its first optimizer step",
-            hint,
-        ) from error
+        message = (
+            f"{script} exited before its first optimizer step: {error.code}"
+            if isinstance(error.code, str)  # of `sys.exit("message")`
+            else f"{script} exited (exit code {error.code or 0}) before its first optimizer step"
+        )
+        raise CommandFailure(message, hint) from error
     except Exception as error:  # The user's own code may raise any exception.
         if package := _find_missing(error):
             place = "which is not installed for the Python that runs cavvy"
@@ -116,12 +120,27 @@ def _find_missing(error: BaseException | None) -> str:
     return ""
 
 
+def _name(script: str) -> str:
+    return script.removeprefix(MODULE) if script.startswith(MODULE) else Path(script).stem
+
+
 def _last_line(script: str, error: Exception) -> str:
     """Return the last line of the script itself that appears in the traceback of `error`."""
     import traceback
 
-    here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
-    return f"{script}:{here[-1].lineno}: {here[-1].line}" if here else ""
+    if hint := explain_relative_import("estimate", str(error)):
+        return hint
+    names = {script, *_list_files(script)}
+    here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename in names]
+    return f"{here[-1].filename}:{here[-1].lineno}: {here[-1].line}" if here else ""
+
+
+def _list_files(script: str) -> list[str]:
+    """Return the paths that the file of a module can have."""
+    if not script.startswith(MODULE):
+        return []
+    path = Path.cwd().joinpath(*_name(script).split("."))
+    return [str(path.with_suffix(".py")), str(path / "__main__.py")]
 
 
 def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":

@@ -1,0 +1,95 @@
+"""Scripts that are modules of a package: `cavvy estimate`, `profile` and `tune` run the scripts as
+`python -m` runs them.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from click.testing import CliRunner
+
+from cavvy.cli.main import cli
+
+LAYER = "from torch import nn\ndef make():\n    return nn.Linear(8, 4, bias=False)\n"
+TRAIN = """
+import sys
+import time
+import torch
+from .layers import make
+
+assert sys.argv[1:] == ["--steps", "100"], sys.argv
+assert __package__ == "trained" and sys.modules["__main__"].__file__ == __file__
+model = make()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(100):
+    time.sleep(0.001)
+    model(torch.randn(16, 8)).sum().backward()
+    optimizer.step()
+"""
+GIVEN = ["--steps", "100"]
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    for name, text in (("__init__", ""), ("layers", LAYER), ("train", TRAIN), ("__main__", TRAIN)):
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for name in ("trained", "trained.layers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize("module", ["trained.train", "trained"])
+def test_a_module_is_traced(module: str) -> None:
+    done = CliRunner().invoke(
+        cli, ["estimate", "--gpu", "H200", "-o", "json", "-m", module, "--", *GIVEN]
+    )
+    found = json.loads(done.stdout)
+    assert (found["profile"], found["batch"]) == (module, 16)
+
+
+def test_a_module_is_measured() -> None:
+    done = CliRunner().invoke(cli, ["profile", "-m", "trained.train", *GIVEN])
+    assert "cpu x 1: " in done.stdout
+    assert "trained/train.py:12" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["estimate", "profile", "tune"])
+def test_relative_imports_of_a_script_are_explained(command: str) -> None:
+    done = CliRunner().invoke(cli, [command, "trained/train.py"])
+    assert done.exit_code == 1
+    assert "no known parent package" in done.stderr
+    assert f"name the script as a module: `cavvy {command} -m package.train`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["estimate", "-m"], "-m needs the name of a module, such as package.train"),
+        (["estimate", "-m", "absent_package.train"], "there is no module 'absent_package'"),
+        (["profile", "-m", "trained/train.py"], "there is no module 'trained/train'"),
+        (["tune", "absent.py"], "file 'absent.py' does not exist"),
+    ],
+)
+def test_a_wrong_name_is_refused(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_the_line_of_a_module_that_fails_is_named() -> None:
+    Path("trained/train.py").write_text("import torch\n1 / 0\n")
+    done = CliRunner().invoke(cli, ["estimate", "-m", "trained.train"])
+    assert "-m trained.train could not be traced: ZeroDivisionError" in done.stderr
+    assert "trained/train.py:2: 1 / 0" in done.stderr
+
+
+def test_the_message_of_a_script_that_exits_is_shown() -> None:
+    Path("exits.py").write_text("import sys\nsys.exit('set DATA to a folder')\n")
+    done = CliRunner().invoke(cli, ["estimate", "exits.py"])
+    assert "exits.py exited before its first optimizer step: set DATA to a folder" in done.stderr
