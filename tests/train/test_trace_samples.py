@@ -30,6 +30,46 @@ def trace(folder: Path, script: str) -> dict[str, Any]:
     return trace_script(str(folder / "train.py"), [])
 
 
+@pytest.mark.parametrize("listed", ["pictures", "tuple(pictures), None", "[pictures[0]], None"])
+def test_each_tensor_of_a_list_that_the_model_stacks_is_a_sample(
+    tmp_path: Path, listed: str
+) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Conv2d(3, 8, 3)
+    def forward(self, pictures, boxes=None):
+        return self.backbone(torch.stack(list(pictures))).square().mean()
+detector = Detector()
+pictures = [torch.randn(3, 16, 16) for _ in range(5)]
+detector({listed}).backward()
+torch.optim.SGD(detector.parameters(), lr=0.1).step()
+""",
+    )
+    assert profile["batch"] == (1 if "[0]" in listed else 5)
+
+
+def test_the_inputs_of_a_model_may_be_a_list(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, inputs):
+        return sum(self.layer(each).square().mean() for each in inputs)
+pair = Pair()
+pair([torch.randn(16, 8), torch.randn(16, 8)]).backward()
+torch.optim.SGD(pair.parameters(), lr=0.1).step()
+""",
+    )
+    assert profile["batch"] == 16
+
+
 @pytest.mark.parametrize(
     ("script", "batch", "micro"),
     [

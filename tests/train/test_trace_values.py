@@ -132,6 +132,46 @@ def test_numbers_are_computed_from_ones(tmp_path: Path, number: str, value: int)
     assert trace(tmp_path, script)["batch"] == 16
 
 
+def test_a_loop_that_generates_samples_ends_at_its_length(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+unfinished, length, is_done = torch.ones(4, dtype=torch.int64), 8, False
+while not is_done:
+    length += 1
+    ended = torch.full((4,), False) | torch.full((4,), length >= 20) | (torch.randn(4) > 3)
+    unfinished = unfinished & ~ended
+    is_done = unfinished.max() == 0
+assert is_done
+x = torch.randn(length, 8)
+"""
+        + STEP,
+    )
+    assert forward_flops(profile) == 2 * 20 * 8 * 4
+    line = f"{tmp_path / 'train.py'}:8"
+    assert profile["assumed"] == [f"{line}: a condition is assumed to be false"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_true"),
+    [
+        ("(torch.randn(4) > 3).any()", False),
+        ("torch.randn(4).isfinite().all()", True),
+        ("(torch.randn(4) > 3).logical_or_(torch.ones(4, dtype=torch.bool)).all()", None),
+        ("(x[:, 0] > 3).logical_and(torch.zeros(16, dtype=torch.bool)).any()", None),
+        ("x.argmax(1).mul(torch.zeros(1, dtype=torch.int64)).any()", None),
+        ("(x > 3).any(1) & (torch.arange(16) > 4)", False),
+    ],
+)
+def test_assumed_conditions_are_listed(
+    tmp_path: Path, condition: str, is_true: bool | None
+) -> None:
+    """None: the condition is known."""
+    script = f"x = torch.randn(16, 8)\nif ({condition}).any():\n    pass\n"
+    line = f"{tmp_path / 'train.py'}:7: a condition is assumed to be {str(is_true).lower()}"
+    assert trace(tmp_path, script + STEP)["assumed"] == ([] if is_true is None else [line])
+
+
 def test_values_are_given_to_numpy(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     assert numpy.ones(1).sum() == 1

@@ -16,7 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from cavvy.tracer.operations import find_place
 from cavvy.tracer.own_code import own_line
 from cavvy.tracer.sizes import Made, explain_size, find_largest
-from cavvy.tracer.values import ReadValues, ValueFunctions, find_known, guess_number, mark_likely
+from cavvy.tracer.values import (
+    ReadValues,
+    ValueFunctions,
+    find_decided,
+    find_known,
+    guess_number,
+    mark_likely,
+)
 
 
 @contextmanager
@@ -32,7 +39,7 @@ def fake_device() -> Iterator["_Fake"]:
         with (
             patch.object(logging.getLogger(fake_tensor.__name__), "disabled", True),
             (fake := _Fake()),
-            ReadValues(),
+            ReadValues(fake.assumed),
             ValueFunctions(),
         ):
             yield fake
@@ -101,6 +108,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
             raise RuntimeError(explain_size(name)) from error
         routed = _mark_routed(func, args, out, routed, experts)
         mark_likely(name, args, out, routed)
+        self._keep_decided(name, leaves, out)
         guess_number(func, args, kwargs, out)
         return out
 
@@ -189,6 +197,11 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def _keep(self, fake: Any, known: torch.Tensor) -> None:
         fake.constant = known
         self.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+    def _keep_decided(self, name: str, leaves: list[torch.Tensor], out: Any) -> None:
+        decided = find_decided(name, leaves, out)
+        if decided is not None and self.may_turn_const(decided):
+            self._keep(out, decided)
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
         return self  # Layers that a model copies must stay in the same mode.

@@ -16,12 +16,14 @@ class SampleCount:
     model's input, or of the second dimension if layers expect the samples there. If the data loader
     loaded fewer samples than this size, the number of loaded samples is used. For example, a data
     loader counts graphs, but the first dimension counts the nodes of all graphs. In
-    `torch.func.vmap`, each element of the mapped dimension is a sample.
+    `torch.func.vmap`, each element of the mapped dimension is a sample. If the input is a list of
+    tensors that the model stacks, such as pictures, each tensor of the list is a sample.
     """
 
     def __init__(self) -> None:
         self._first = 0  # samples of the model's input
         self._sizes: tuple[int, ...] = ()  # of the input's first two dimensions
+        self._listed = 0, 0  # number of tensors in the input's list, and their dimensions
         # loaded since the last run of a model, and loaded for the step
         self._fresh, self._loaded = 0, 0
         self._ran = False
@@ -59,6 +61,11 @@ class SampleCount:
         if not self._first:
             self._first, self._sizes = _count_mapped(module, tensors[0]), tensors[0].shape[:2]
             self._loaded = self._fresh
+            listed = given[0] if given and isinstance(given[0], list | tuple) else ()
+            is_list = all(isinstance(each, torch.Tensor) for each in listed)
+            self._listed = len(listed) if is_list else 0, tensors[0].dim()
+        elif (tensors[0].shape[0], tensors[0].dim() - 1) == self._listed:
+            self._first = tensors[0].shape[0]
         # A layer may expect the samples in the second dimension of the model's input.
         is_second = getattr(module, "batch_first", True) is False
         if is_second and tensors[0].dim() == 3 and tensors[0].shape[:2] == self._sizes:

@@ -13,7 +13,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from cavvy.tracer.own_code import own_line
+from cavvy.tracer.own_code import is_own_read, own_line
 
 # One of so many reads in a line returns another value, so that a loop until a value is small, or
 # until a condition is true, ends.
@@ -29,8 +29,9 @@ class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torc
     `isfinite` gets its usual result: see `mark_likely`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, assumed: dict[str, None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as torch declares it
+        self._assumed = assumed  # the texts of all assumptions
         self._reads = Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,10 +45,13 @@ class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torc
             with no_dispatch():
                 value: bool | int | float = known.item()
                 return value
+        line = own_line()
         likely: bool | None = getattr(tensor, "likely", None)
+        if tensor.dtype is torch.bool and is_own_read():
+            guessed = "true" if likely else "false"
+            self._assumed[f"{line}: a condition is assumed to be {guessed}"] = None
         if likely is not None:
             return likely
-        line = own_line()
         self._reads[line] += 1
         turns = self._reads[line] % _TURN == 0
         if tensor.dtype == torch.bool:
@@ -95,6 +99,28 @@ def _guess(tensor: torch.Tensor) -> torch.Tensor:
         return known.clone()
     number = getattr(tensor, "likely", tensor.dtype is not torch.bool)
     return torch.full(tensor.shape, number, dtype=tensor.dtype)
+
+
+def find_decided(name: str, leaves: list[torch.Tensor], out: Any) -> torch.Tensor | None:
+    """Return the values of a logical operation or a product of integers if one known operand
+    decides the result: anything `or` true is true, and anything `and` false is false. Otherwise,
+    return None.
+    """
+    name = name.strip("_").removesuffix("_")
+    if name not in _DECIDED or out.is_floating_point() or out.is_complex():
+        return None
+    value = _DECIDED[name]
+    if value and out.dtype is not torch.bool:
+        return None
+    known = [each for leaf in leaves if (each := find_known(leaf)) is not None]
+    with no_dispatch():
+        if any(bool((each != 0).eq(value).all()) for each in known if each.numel()):
+            return torch.full(out.shape, value, dtype=out.dtype)
+    return None
+
+
+_OR, _AND = ("bitwise_or", "logical_or", "or", "ior"), ("bitwise_and", "logical_and", "and", "iand")
+_DECIDED = {**dict.fromkeys(_OR, True), **dict.fromkeys((*_AND, "mul"), False)}
 
 
 def mark_likely(name: str, args: Any, out: Any, routed: int) -> None:
