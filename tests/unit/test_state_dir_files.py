@@ -1,11 +1,11 @@
-"""Which files of a state folder a server removes when it ends."""
+"""The files of a state folder: which a server removes when it ends, and where it listens."""
 
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from cavvy.api.state_dir import StateDir
+from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.client.state import ServerFile, host_name, read_server, write_server
 
 
@@ -44,3 +44,27 @@ def test_a_server_leaves_the_files_of_the_one_that_took_over_on_another_host(
     home.forget()
     assert read_server(str(tmp_path)) == describe("another-host")
     assert Path(home.file("server.beat")).exists()
+
+
+def test_a_state_folder_may_be_a_symbolic_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder on a small disk often links to a folder on a large disk."""
+    monkeypatch.chdir(tmp_path)  # so that the path of the socket is short enough
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to("disk")
+    listener, address = StateDir("home").listen()
+    with listener:
+        assert address == "unix:home/server.sock"
+        assert (tmp_path / "disk" / "server.sock").is_socket()
+
+
+def test_a_link_to_a_folder_that_others_can_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(0o755)
+    (tmp_path / "home").symlink_to("disk")
+    with pytest.raises(StateDirError, match="other users can access it"):
+        StateDir("home").listen()

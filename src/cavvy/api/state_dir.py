@@ -270,13 +270,15 @@ class LogFile:
 
 def listen_at(path: str) -> socket.socket:
     """Open a Unix socket that only this user can connect to, in place of an existing socket. Raises
-    StateDirError if other users can access the socket's folder.
+    StateDirError if other users can access the socket's folder, or can replace it because it is
+    their symbolic link.
     """
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
+    found = os.stat(folder)
     if (
-        found.st_uid != os.getuid()
+        os.lstat(folder).st_uid not in (0, os.getuid())
+        or found.st_uid != os.getuid()
         or stat.S_IMODE(found.st_mode) & 0o077
         or not stat.S_ISDIR(found.st_mode)
     ):
