@@ -75,12 +75,14 @@ def make_config(folder: Path, **work: object) -> AgentConfig:
     return config
 
 
+@pytest.mark.parametrize("above", ["", "/way"])
 @pytest.mark.parametrize("user", [0, 65534])
-def test_a_command_next_to_the_work_sees_what_the_work_sees(user: int) -> None:
+def test_a_command_next_to_the_work_sees_what_the_work_sees(user: int, above: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can try another user")
     with TemporaryDirectory() as top:
-        folder, shown = f"{top}/server", f"{top}/server/gangs"
+        os.symlink(top, f"{top}/way")  # as /home is a link on some machines
+        folder, shown = f"{top}{above}/server", f"{top}{above}/server/gangs"
         os.makedirs(shown)
         Path(folder, "token").touch()
         for each in (top, folder, shown):
@@ -163,6 +165,27 @@ def test_work_that_has_ended_cannot_be_entered(
     monkeypatch.setattr(hide, "ENTER_S", 0.0)
     with pytest.raises(ProcessLookupError, match="the work is not running"):
         hide.enter(str(folder), lambda: 0)
+
+
+BESIDE = """
+from cavvy.agent.loop import EventLoop
+from cavvy.agent.work import hide
+from cavvy.agent.work.process import WorkProcess
+from cavvy.agent.work.reaper import ChildCommand
+from cavvy.agent.work.view import WorkView
+hide.ENTER_S = 0.0
+loop, said = EventLoop(), []
+command = ChildCommand(["true"], {}, "/")
+command.view, command.beside = WorkView("/missing", [], devices=[]), 1
+WorkProcess(loop, command, wrote=said.append, gone=loop.stop)
+loop.run()
+print(b"".join(said).decode(), end="")
+"""
+
+
+def test_the_user_of_a_command_learns_that_the_work_cannot_be_entered() -> None:
+    done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True)
+    assert done.stdout == "cavvy: cannot start true: the work is not running\n"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def wait_until_hidden(folder: str, find: Callable[[], int]) -> int:
 
 def _has_hidden(pid: int, folder: str) -> bool:
     """Return whether a process has its own namespaces in which the folder is hidden."""
+    # An absolute link below /proc/PID/root leads out of that process's file system.
+    folder = os.path.realpath(folder)
     try:
         with open(f"/proc/{pid}/gid_map") as ids:
             return (

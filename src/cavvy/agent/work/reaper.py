@@ -328,6 +328,9 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         if command.cgroup is not None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
+        # from here on, errors are written to the output of the command
+        for target in (1, 2):
+            os.dup2(output, target)
         if command.view is not None:
             if command.beside:
                 prctl(PR_SET_DUMPABLE, 0)  # the work must not read this agent's memory
@@ -339,9 +342,7 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         signal.set_wakeup_fd(-1)
         for number in _DEFAULTED:
             signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd, target in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(fd, target)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.chdir(command.cwd)
         if command.call is not None:
             os._exit(command.call(command.channel))
