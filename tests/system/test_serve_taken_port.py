@@ -1,4 +1,4 @@
-"""`services.listen` names a port of another process: each command that needs the gateway says so."""
+"""Settings with which a server cannot work: commands say so."""
 
 import socket
 from collections.abc import Iterator
@@ -39,3 +39,12 @@ def test_commands_name_the_port_that_is_taken(user: User) -> None:
     assert "Ada" in user.cli("call", "hello", "/", "-d", "Ada")
     assert reason not in user.cli("services", "show", "hello")
     user.cli("unserve", "hello")
+
+
+def test_a_server_keeps_running_if_it_could_not_start_again(user: User) -> None:
+    user.cli("server", "start")
+    running = user.json("server", "status")["pid"]
+    for wrong in ("[server]\nidle_stop = 3\n", "[providers.local]\nprice = 1\n"):
+        user.settings(wrong)
+        assert "setting" in user.cli("server", "restart", code=2)
+        assert user.json("server", "status")["pid"] == running

@@ -121,6 +121,9 @@ def stop() -> None:
 @click.pass_context
 def restart(context: click.Context) -> None:
     """Restart the server, for example to apply changed settings; jobs keep running."""
+    from cavvy.cli.reach.providers import load_providers
+
+    load_providers()  # so that the server keeps running if its settings are wrong
     context.invoke(stop)
     context.invoke(start)
 
