@@ -21,7 +21,7 @@ from tests.contract.gateway_suite import (
     replicas,
 )
 from tests.contract.haproxy_process import HaproxyPlaneProcess, need_haproxy
-from tests.contract.http_talk import Background, ask
+from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.ports import free_port
 
@@ -155,3 +155,20 @@ def test_requests_that_haproxy_passes_on_are_counted_by_replica(
     work = plane.count("svc").work
     assert [*work] == [former]
     assert all(each[""].work_us > 0 for each in work[former].values() if each[""].requests)
+
+
+def test_the_events_of_a_stream_are_not_held_back_to_be_sent_together(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("svc", replicas[:1])
+    count, arrivals = 12, 0
+    with Talk(plane.port) as talk:
+        talk.send(write_request("GET", f"/chunks?n={count}&pause_ms=60&plain=1"))
+        received = b""
+        while b"\r\n0\r\n" not in received:
+            piece = talk.socket.recv(65536)
+            assert piece
+            received += piece
+            arrivals += b"data: " in piece
+    assert received.count(b"data: ") == count
+    assert arrivals > count / 2, "a program waits up to 0.2 s for data to send in one packet"

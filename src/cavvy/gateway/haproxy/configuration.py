@@ -123,6 +123,7 @@ defaults
     mode http
     option http-keep-alive
     option abortonclose
+    option http-no-delay
     option redispatch 1
     retries 1
     retry-on conn-failure empty-response
