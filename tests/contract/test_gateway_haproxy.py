@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 from tests.contract.gateway_model_suite import ModelSuite
@@ -155,6 +156,19 @@ def test_requests_that_haproxy_passes_on_are_counted_by_replica(
     work = plane.count("svc").work
     assert [*work] == [former]
     assert all(each[""].work_us > 0 for each in work[former].values() if each[""].requests)
+
+
+def test_a_body_after_100_continue_may_arrive_slowly(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("svc", replicas[:1])
+    with Talk(plane.port) as talk:
+        talk.send(write_request("POST", "/echo", expect="100-continue", content_length="6"))
+        assert talk.read_until_head()[0] == 100
+        for piece in (b"sl", b"ow", b"ly"):
+            sleep(0.6)
+            talk.send(piece)
+        assert talk.read().json["size"] == 6
 
 
 def test_the_events_of_a_stream_are_not_held_back_to_be_sent_together(

@@ -94,7 +94,7 @@ def write_configuration(
     direct = [service for service in services if is_direct(service)]
     parts = [
         _write_global(listener, limits),
-        _write_frontend(listener, direct, limits.connections),
+        _write_frontend(listener, direct, limits),
         _write_hold(listener),
         *(_write_backend(listener, service) for service in direct),
     ]
@@ -136,7 +136,9 @@ defaults
 {errors}"""
 
 
-def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], connections: int) -> str:
+def _write_frontend(
+    listener: HaproxyListener, direct: list[ServiceRoute], limits: GatewayLimits
+) -> str:
     more = listener.certificates
     hosts = f" crt {more}" if more is not None and any(more.glob("*.pem")) else ""
     first = listener.certificate
@@ -145,12 +147,12 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
     lines = [
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",
-        f"    maxconn {connections}",
+        f"    maxconn {limits.connections}",
         "    option forwardfor",
         "    unique-id-header X-Request-Id",
         f"    http-request disable-l7-retry unless {{ method {_IDEMPOTENT} }} or "
         "{ req.hdr(idempotency-key) -m found }",
-        *_write_rare_rules(),
+        *_write_rare_rules(limits),
         "    http-after-response set-header X-Request-Id %ID",
         "    http-after-response allow unless { status 503 }",
         f"    http-after-response set-status 502 if {{ res.hdr({_LOST}) -m found }}",
@@ -167,7 +169,7 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
     return "\n".join([*lines, f"    default_backend {HOLD}", ""])
 
 
-def _write_rare_rules() -> list[str]:
+def _write_rare_rules(limits: GatewayLimits) -> list[str]:
     """Return the rules for fields that few requests have. A single search of all names detects
     whether a request has a rare field. A separate rule for each field would take more time.
     """
@@ -180,7 +182,9 @@ def _write_rare_rules() -> list[str]:
         f"!{{ method {_WITHOUT_BODY} }} !{{ req.hdr(content-length) -m found }}",
         f"    http-request allow unless {{ req.hdr_names -m reg (?:^|,)(?:{rare})(?:,|$) }}",
         f"    http-request del-header ^(?:{dropped})$ -m reg",
-        "    http-request wait-for-body time 1s if { req.hdr(expect) -i 100-continue }",
+        # this rule answers 100; without `at-least`, slow bodies would be refused with 408
+        f"    http-request wait-for-body time {_write_time(limits.body_idle_s)} at-least 1 "
+        "if { req.hdr(expect) -i 100-continue }",
         "    http-request del-header Expect",
         f"    http-request set-var(txn.held) bool(true) if {held}",
     ]
