@@ -3,7 +3,7 @@ including servers that have been killed.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,10 @@ from cavvy.domain.request_bills import KeyWork, RequestWork
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.store import leases
 from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts
+from cavvy.store.drivers import make_driver
 from cavvy.store.gateway_reports import GatewayReports
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import SqlStore
@@ -31,15 +33,15 @@ SERVICE = StoredService(project="p", name="chat", id="s1", task=TASK, created_at
 @asynccontextmanager
 async def server(url: str, name: str) -> AsyncIterator[SharedTraffic]:
     me = Replica(id=name, host="h", pid=1, folder=f"/home/{name}", address=f"unix:/{name}")
-    leases = ReplicaLeases(url, me)
-    share = WorkShare(leases, ReplicaChannel(url, name), AgentContacts(url, name))
-    await leases.join()
+    own = ReplicaLeases(url, me)
+    share = WorkShare(own, ReplicaChannel(url, name), AgentContacts(url, name))
+    await own.join()
     traffic = SharedTraffic(GatewayReports(url, name), share)
     try:
         yield traffic
     finally:
         await traffic.close()
-        await leases.leave()
+        await own.leave()
 
 
 def work(requests: int, epoch: str) -> RequestWork:
@@ -72,3 +74,29 @@ async def test_requests_of_ended_servers_are_counted_once(tmp_path: Path) -> Non
         assert found is None, "the traffic is that of servers that live"
         await new.forget("s1")
         assert await new.read_work("s1", None) is None
+
+
+async def test_the_requests_at_the_gateway_of_an_absent_server_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store_url("postgres", tmp_path)
+    store = SqlStore(url)
+    await store.open()
+    await store.close()
+    async with server(url, "a") as a, server(url, "b") as b:
+        busy = ServiceTraffic(at_s=1.0, in_flight=2, replicas={"r1": 2}, whole=True)
+        await b.tell({"s1": GatewayCount(version=9, traffic=busy)})
+        await a._share._leases.turn()
+        with closing(make_driver(url, journal="auto").connect()) as session:
+            session.run("UPDATE cavvy_replicas SET until = 0 WHERE id = 'b'")  # it is paused
+        await a._share._leases.turn()
+        assert a._share.find_server("b") is None
+        mine = GatewayCount(version=9, traffic=ServiceTraffic(at_s=1.0, whole=True))
+        found = await a.read(SERVICE, mine)
+        assert found is not None
+        assert (found.in_flight, found.replicas) == (2, {"r1": 2})
+        monkeypatch.setattr(leases, "ABSENCE_S", 0.0)
+        await a._share._leases.turn()
+        found = await a.read(SERVICE, mine)
+        assert found is not None
+        assert (found.in_flight, found.replicas) == (0, {})

@@ -143,6 +143,8 @@ async def test_a_server_does_not_come_back_if_another_one_has_its_folder(url: st
             await a.turn()
             await c.turn()
             assert {each.id for each in a.recent} == {each.id for each in c.recent} == {"a", "c"}
+        await a.turn()
+        assert [each.id for each in a.recent] == ["a"], "the server has released its leases"
 
 
 async def test_each_machine_has_one_holder_of_its_own_lease(url: str) -> None:

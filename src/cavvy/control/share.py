@@ -92,13 +92,18 @@ class WorkShare:
         """The live servers, and the running commands that prevent servers from starting."""
         return self._leases.alive
 
+    @property
+    def recent(self) -> Sequence[Replica]:
+        """The live servers, and the servers that may come back; see `ReplicaLeases.recent`."""
+        return self._leases.recent
+
     def find_server(self, server_id: str) -> Replica | None:
         """Return the server with this ID, if it is alive."""
         return next((each for each in self._leases.alive if each.id == server_id), None)
 
     def find_recent(self, server_id: str) -> Replica | None:
         """Return the server with this ID, if it is alive or may come back."""
-        return next((each for each in self._leases.recent if each.id == server_id), None)
+        return next((each for each in self.recent if each.id == server_id), None)
 
     def holds(self, lease: str) -> bool:
         return lease in self._leases.held and lease not in self._leases.leaving

@@ -110,6 +110,28 @@ class LeaseTurn(Struct, frozen=True, kw_only=True):
         return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 
 
+class _Registrations(Struct, frozen=True, kw_only=True):
+    """The servers that are alive, and the IDs of all servers that have not released leases."""
+
+    alive: Sequence[Replica]
+    ids: Collection[str]
+
+    def find_absent(
+        self, former: Sequence[Replica], absent: Mapping[str, tuple[Replica, float]], now: float
+    ) -> Mapping[str, tuple[Replica, float]]:
+        """Return the servers that were alive in the last ABSENCE_S seconds and may come back. A
+        server does not come back after it has released its leases, or once another server uses its
+        state folder.
+        """
+        known = {**{each.id: (each, now) for each in former}, **absent}
+        used = {(each.host, each.folder) for each in self.alive}
+        return {
+            name: (each, since)
+            for name, (each, since) in known.items()
+            if name in self.ids and (each.host, each.folder) not in used and now < since + ABSENCE_S
+        }
+
+
 class ReplicaLeases:
     """One server's registration among the replicas, and its leases. The server uses a separate
     connection for its leases, so that renewals do not wait for its queries.
@@ -169,9 +191,9 @@ class ReplicaLeases:
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]
-        held, give, alive = await self._workers.do(lambda session: self._turn(session, ready))
-        self._absent = _find_absent(self.alive, self._absent, alive, sent)
-        self.alive = alive
+        held, give, found = await self._workers.do(lambda session: self._turn(session, ready))
+        self._absent = found.find_absent(self.alive, self._absent, sent)
+        self.alive = found.alive
         self._renewed, self.held = sent, held
         self.leaving = frozenset(give) & held.keys()
         return LeaseTurn(
@@ -218,12 +240,13 @@ class ReplicaLeases:
 
     def _turn(
         self, session: DatabaseSession, ready: Sequence[str]
-    ) -> tuple[Mapping[str, Fence], Sequence[str], Sequence[Replica]]:
-        """Return this server's current leases, the leases to release, and the servers that are
-        alive.
+    ) -> tuple[Mapping[str, Fence], Sequence[str], "_Registrations"]:
+        """Return this server's current leases, the leases to release, and the registrations of all
+        servers.
         """
         self._announce(session)
         alive = _list_alive(session)
+        ids = [name for (name,) in session.run("SELECT id FROM cavvy_replicas").fetchall()]
         stored = {name: holder for name, holder, _ in session.run(_LEASES).fetchall()}
         take, give = self._share(stored, alive)
         if given := [name for name in ready if name in give]:
@@ -234,7 +257,7 @@ class ReplicaLeases:
         held = {
             name: Fence(name=name, holder=holder, number=number) for name, holder, number in rows
         }
-        return held, give, alive
+        return held, give, _Registrations(alive=alive, ids=ids)
 
     def _share(
         self, stored: Mapping[str, str], alive: Sequence[Replica]
@@ -254,24 +277,6 @@ class ReplicaLeases:
     def _leave(self, session: DatabaseSession) -> None:
         session.run("UPDATE cavvy_leases SET holder = '' WHERE holder = ?", (self.me.id,))
         session.run("DELETE FROM cavvy_replicas WHERE id = ?", (self.me.id,))
-
-
-def _find_absent(
-    former: Sequence[Replica],
-    absent: Mapping[str, tuple[Replica, float]],
-    alive: Sequence[Replica],
-    now: float,
-) -> Mapping[str, tuple[Replica, float]]:
-    """Return the servers that were alive in the last ABSENCE_S seconds and may come back. A server
-    cannot come back once another server uses its state folder.
-    """
-    known = {**{each.id: (each, now) for each in former}, **absent}
-    used = {(each.host, each.folder) for each in alive}
-    return {
-        name: (each, since)
-        for name, (each, since) in known.items()
-        if (each.host, each.folder) not in used and now < since + ABSENCE_S
-    }
 
 
 def list_replicas(url: str) -> Sequence[Replica]:

@@ -46,11 +46,12 @@ class SharedTraffic:
     async def read(
         self, service: StoredService, mine: GatewayCount | None
     ) -> ServiceTraffic | None:
-        """Return the traffic of all gateways whose server is alive, or None if no gateway has
-        reported traffic. The field `whole` of the result is true if every gateway already serves
-        this version of the service. Raises StoreError.
+        """Return the traffic of all gateways whose server is alive or may come back, or None if no
+        gateway has reported traffic. The gateway of an absent server still sends requests to
+        replicas, so its last report counts. The field `whole` of the result is true if every
+        gateway already serves this version of the service. Raises StoreError.
         """
-        alive = {each.id for each in self._share.servers} - {self._share.me.id}
+        alive = {each.id for each in self._share.recent} - {self._share.me.id}
         known = {} if mine is None else {self._share.me.id: mine}
         for report in await self._reports.list(service.id):
             if report.server in alive:
