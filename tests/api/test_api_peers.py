@@ -51,8 +51,10 @@ def test_a_token_is_for_one_request_and_a_short_time(peers: PeerServers) -> None
     assert not accepts(peers, scope_of(token, query="offset=1"))
     assert not accepts(peers, scope_of(token, method="GET"))
     assert not accepts(peers, scope_of(token, path=PATH.replace("train", "other")))
-    assert not accepts(peers, scope_of(make_token(peers, left_s=0)))
-    assert not accepts(peers, scope_of(make_token(peers, left_s=600)))
+    for left_s, apart_s in ((0, 30), (-270, 300), (330, 300)):
+        with pytest.raises(ApiProblem, match=f"differs by {apart_s} s") as caught:
+            accepts(peers, scope_of(make_token(peers, left_s=left_s)))
+        assert (caught.value.code, "NTP" in caught.value.hint) == ("forbidden", True)
     for wrong in ("", ".", "x.y", token + "x", f"9{token}", token.partition(".")[2]):
         assert not accepts(peers, scope_of(wrong))
 
@@ -70,7 +72,8 @@ def test_a_request_of_a_server_is_signed_with_its_body(peers: PeerServers) -> No
     assert peers.sent(scope, token.encode(), b"body", NOW)
     assert not peers.sent(scope, token.encode(), b"other", NOW)
     assert not peers.sent(scope_of(token, path=path + "s"), token.encode(), b"body", NOW)
-    assert not peers.sent(scope, token.encode(), b"body", NOW + timedelta(seconds=31))
+    with pytest.raises(ApiProblem, match="differs by 31 s"):
+        peers.sent(scope, token.encode(), b"body", NOW + timedelta(seconds=31))
     forwarded = make_token(peers).encode()  # that of a user's request
     assert not peers.sent(scope_of(forwarded.decode()), forwarded, b"", NOW)
 

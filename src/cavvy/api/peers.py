@@ -158,11 +158,15 @@ class PeerServers:
         return await self._ask(server, "POST", target, {PEER.decode(): token}, body)
 
     def sent(self, scope: Scope, token: bytes, body: bytes, now: datetime) -> bool:
-        """Return whether this request was sent by the method `send` of another server."""
+        """Return whether this request was sent by the method `send` of another server. Raises
+        ApiProblem if the clocks of the servers differ too much.
+        """
         return self._fits(token, scope["method"], _signed(_target(scope), body), now)
 
     def accepts(self, scope: Scope, token: bytes, now: datetime) -> bool:
-        """Return whether a peer has forwarded this request and confirms the user's rights."""
+        """Return whether a peer has forwarded this request and confirms the user's rights. Raises
+        ApiProblem if the clocks of the servers differ too much.
+        """
         return is_passed_on(scope) and self._fits(token, scope["method"], _target(scope), now)
 
     def _fits(self, token: bytes, method: str, text: str, now: datetime) -> bool:
@@ -171,8 +175,18 @@ class PeerServers:
             return False
         seconds = int(until)
         wanted = self._sign(method, text, seconds).encode()
-        left = seconds - now.timestamp()
-        return compare_digest(token, wanted) and 0 < left <= 2 * _VALID.total_seconds()
+        if not compare_digest(token, wanted):
+            return False
+        limit_s = _VALID.total_seconds()
+        apart_s = abs(seconds - limit_s - now.timestamp())
+        if apart_s >= limit_s:
+            raise ApiProblem(
+                "forbidden",
+                f"the clock of the server that forwarded this request differs by {apart_s:.0f} s "
+                f"from the clock of this server; expected less than {limit_s:.0f} s",
+                "synchronise the clocks of the servers' machines, for example with NTP",
+            )
+        return True
 
     def _make_token(self, method: str, target: str, until: datetime) -> str:
         return self._sign(method, target, int(until.timestamp()))

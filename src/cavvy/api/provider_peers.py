@@ -7,6 +7,8 @@ from cavvy.api.auth import NODES
 from cavvy.api.peers import PeerServers
 from cavvy.control.share import WorkShare
 
+_TOLD = 400  # maximum bytes of another server's refusal that are reported
+
 
 class ProviderPeers:
     """Implements `OtherServers`."""
@@ -34,5 +36,6 @@ class ProviderPeers:
         except ValueError as error:
             raise OSError(str(error)) from error
         if answer.status_code != 200:
-            raise OSError(f"status {answer.status_code}")
+            told = bytes(answer.body[:_TOLD]).decode("utf-8", "replace")
+            raise OSError(f"status {answer.status_code}: {told}")
         return bytes(answer.body)
