@@ -14,6 +14,7 @@ from tests.certificates import Authority
 from tests.system.trust import User, user_at
 
 pytestmark = pytest.mark.system
+_MISTAKE = ("role", "grant", "ben", "member", "-p", "vison")
 
 
 @pytest.fixture
@@ -58,7 +59,9 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
 
     ada.cli("project", "create", "vision")
     ada.cli("user", "add", "ben")
-    ada.cli("role", "grant", "ben", "member", "-p", "vision")
+    assert "not created" not in ada.cli("role", "grant", "ben", "member", "-p", "vision")
+    assert "vison was not created as a project" in ada.cli(*_MISTAKE)
+    ada.cli("role", "revoke", *_MISTAKE[2:])
     token = ada.output("token", "create", "--user", "ben")
     (ben.root / "token").write_text(token)
     ben.cli("login", url, "--token-file", str(ben.root / "token"), "--name", "team", *trust)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobListing
 
 _PAGE = 200
+USUAL_PROJECT = "default"  # the project of commands and tasks that name none
 PATIENCE_S = 120.0  # maximum seconds for which a command repeats a request if no server answers
 FOLLOW_PATIENCE_S = 600.0  # the same limit in seconds, for commands that follow a job
 # exit code (EX_UNAVAILABLE) if no server answered, so that the job's state is unknown
@@ -80,7 +81,7 @@ def _command() -> str:
 
 
 def default_project() -> str:
-    return os.environ.get("CAVVY_PROJECT", "default")
+    return os.environ.get("CAVVY_PROJECT", USUAL_PROJECT)
 
 
 project_option = click.option(
