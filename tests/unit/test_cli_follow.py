@@ -10,14 +10,16 @@ import tty
 
 import pytest
 from rich.console import Console
-from tests.unit.cli_client import make_attempt, make_event, make_job, make_node
+from tests.unit.cli_client import FakeClient, make_attempt, make_event, make_job, make_node
 
 from cavvy.cli.reach.session import make_patience
 from cavvy.cli.view.bar import ProgressBar
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_progress
 from cavvy.cli.view.job_story import JobStory
 from cavvy.cli.view.output import TableColumn, rows_out
 from cavvy.cli.view.screen import open_screen
+from cavvy.cli.view.summary import summary_out
 from cavvy.domain.tasks import TaskSpec
 
 FACTS = {"submitted": "submitted", "exit code 0": "succeeded"}
@@ -186,6 +188,49 @@ def test_a_silent_server_is_reported_above_the_live_line(monkeypatch: pytest.Mon
     os.close(master)
     line = next(each for each in shown.split("\n") if "no answer from the server" in each)
     assert re.split("\r|\x1b\\[2K", line)[-1].startswith("cavvy: no answer from the server yet")
+
+
+@pytest.mark.parametrize("size", [{}, {"COLUMNS": "0"}, {"COLUMNS": "0", "LINES": "0"}])
+def test_the_log_is_shown_on_a_terminal_that_states_no_size(
+    monkeypatch: pytest.MonkeyPatch, size: dict[str, str]
+) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **size}.items():
+        monkeypatch.setenv(name, value)
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with open_screen(make_job("x", "running")) as screen:
+            screen.log(0, b"first line\n")
+        out.flush()
+        shown = b""
+        while b"\x1b[?25h" not in shown:  # the cursor is shown again at the end
+            shown += os.read(master, 65536)
+    os.close(master)
+    assert b"first line" in shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "styled"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"NO_COLOR": "1"}, False)],
+)
+def test_tables_errors_and_summaries_have_colours_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], styled: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    job = make_job("x", "failed")
+    for print_some in (
+        lambda: rows_out(["kind"], [("failed",)], file=sys.stderr),
+        lambda: CommandFailure("no such job", "list the jobs").show(),
+        lambda: summary_out(job, FakeClient({"x": job}).cost("default", "x")),
+    ):
+        monkeypatch.setattr(sys, "stderr", err := Terminal())
+        print_some()
+        assert ("\x1b[" in err.getvalue()) == styled, err.getvalue()
 
 
 def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> None:

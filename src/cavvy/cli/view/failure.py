@@ -1,5 +1,6 @@
 """The error that ends a command and contains the message to show."""
 
+import sys
 from typing import Any
 
 import click
@@ -24,11 +25,15 @@ class CommandFailure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
+        from cavvy.cli.view.layout import takes_style
+
         for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
             if text:  # The text may contain output of a node.
                 shown = escape_controls(text, keep="\n\t")
                 click.echo(
-                    f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True
+                    f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}",
+                    err=True,
+                    color=takes_style(sys.stderr),
                 )
 
 

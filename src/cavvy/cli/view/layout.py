@@ -48,6 +48,15 @@ def terminal_width(out: TextIO) -> int | None:
     return shutil.get_terminal_size().columns
 
 
+def takes_style(out: TextIO) -> bool:
+    """Return whether the output may contain colours and bold text: on a terminal that can show
+    them, unless the user has set NO_COLOR (https://no-color.org)."""
+    import os
+
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return out.isatty() and not plain
+
+
 def text_width(text: str) -> int:
     """Return the number of terminal cells that the text occupies."""
     if text.isascii():

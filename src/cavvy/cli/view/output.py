@@ -220,6 +220,4 @@ def _text(head: TableColumn | None, value: object) -> str:
 
 
 def _bold(text: str, out: TextIO) -> str:
-    import os
-
-    return f"\x1b[1m{text}\x1b[0m" if out.isatty() and "NO_COLOR" not in os.environ else text
+    return f"\x1b[1m{text}\x1b[0m" if layout.takes_style(out) else text

@@ -12,6 +12,8 @@ from cavvy.cli.view.formatting import show_clock
 from cavvy.cli.view.job_story import JobStory
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cavvy.client.wire import EventView, JobDetail
 
 # maximum bytes of an unfinished line that is held back; a longer line is printed at once
@@ -105,16 +107,32 @@ class _Plain:
         """Do nothing, because only the live screen shows progress."""
 
 
+def _open_console() -> "Console":
+    """Open the terminal for rich. If COLUMNS or LINES is 0, the terminal's own size counts, because
+    rich would print nothing."""
+    import os
+    import shutil
+
+    from rich.console import Console
+
+    size = shutil.get_terminal_size()
+    return Console(
+        highlight=False,
+        soft_wrap=True,
+        width=None if os.environ.get("COLUMNS", "1").strip("0") else size.columns,
+        height=None if os.environ.get("LINES", "1").strip("0") else size.lines,
+    )
+
+
 class _LiveView:
     """Prints the log and the events above a live line, which shows the phase, the progress and the
     task's metrics.
     """
 
     def __init__(self, job: "JobDetail") -> None:
-        from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = _open_console()
         self._bar = ProgressBar(job)
         self.live = Live(self._bar, console=self._console, refresh_per_second=8)
         self._lines = _LineJoiner()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view import formatting
+from cavvy.cli.view.layout import takes_style
 from cavvy.cli.view.output import TableColumn, pairs_out, rows_out
 from cavvy.client.metrics import last_figures
 from cavvy.domain.values import replace
@@ -34,6 +35,7 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
         f"\n{click.style(job.phase, fg=formatting.COLORS[job.phase], bold=True)} after "
         f"{length}{code}",
         err=True,
+        color=takes_style(sys.stderr),
     )
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
