@@ -174,6 +174,16 @@ class Terminal(io.StringIO):
         return True
 
 
+def read_screen(terminal: int) -> str:
+    """What a live screen has written: at its end, it shows the cursor again. The kernel hands the
+    output over in pieces.
+    """
+    shown = b""
+    while b"\x1b[?25h" not in shown:
+        shown += os.read(terminal, 65536)
+    return shown.decode()
+
+
 def test_a_silent_server_is_reported_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     master, slave = os.openpty()
@@ -184,7 +194,7 @@ def test_a_silent_server_is_reported_above_the_live_line(monkeypatch: pytest.Mon
         with open_screen(make_job("x", "running")):
             make_patience().note_silence()
         out.flush()
-        shown = os.read(master, 65536).decode()
+        shown = read_screen(master)
     os.close(master)
     line = next(each for each in shown.split("\n") if "no answer from the server" in each)
     assert re.split("\r|\x1b\\[2K", line)[-1].startswith("cavvy: no answer from the server yet")
@@ -204,11 +214,9 @@ def test_the_log_is_shown_on_a_terminal_that_states_no_size(
         with open_screen(make_job("x", "running")) as screen:
             screen.log(0, b"first line\n")
         out.flush()
-        shown = b""
-        while b"\x1b[?25h" not in shown:  # the cursor is shown again at the end
-            shown += os.read(master, 65536)
+        shown = read_screen(master)
     os.close(master)
-    assert b"first line" in shown
+    assert "first line" in shown
 
 
 @pytest.mark.parametrize(
