@@ -828,8 +828,8 @@ def test_a_statement_is_written_for_a_month(
         assert file.read_text().startswith(begin)
     since, until = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
     assert asked[-1] == {"project": "vision", "since": since, "until": until}
-    for wrong in (["--month", "11/2026", "-o", "s.csv"], ["--month", "2026-11", "-o", "s.txt"]):
-        assert run("cost", "statement", *wrong).exit_code == 2
+    for month, name in (("11/2026", "s.csv"), ("9999-12", "s.csv"), ("2026-11", "s.txt")):
+        assert run("cost", "statement", "--month", month, "-o", name).exit_code == 2
 
 
 def make_entry(*, micros: int) -> LedgerEntryView:

@@ -231,9 +231,13 @@ def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
 
 
 def _read_month(ctx: click.Context, param: click.Parameter, value: str) -> datetime:
+    from cavvy.domain.postings import next_month
+
     try:
-        return datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC)
-    except ValueError:
+        month = datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC)
+        next_month(month)  # the last month of the calendar has no end
+        return month
+    except (ValueError, OverflowError):
         raise click.BadParameter(f"expected a month such as 2026-11, not {value!r}") from None
 
 
