@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
 from cavvy.importers.bills.rows import BillRow
-from cavvy.importers.bills.values import amount, moment, number, tags_of, text
+from cavvy.importers.bills.values import amount, currency, moment, number, tags_of, text
 
 _COST = ("lineItem/UnblendedCost", "line_item_unblended_cost")
 _SINCE = ("lineItem/UsageStartDate", "line_item_usage_start_date")
@@ -64,7 +64,7 @@ def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
         until=moment(row, *_UNTIL),
         hours=number(row, *_QUANTITY) if kind is BilledKind.MACHINE else None,
         amount=amount(row, *_COST),
-        currency=text(row, *_CURRENCY) or "USD",
+        currency=currency(row, *_CURRENCY),
         identity=hash((mark, text(row, *_INTERVAL))) if mark else None,
     )
 

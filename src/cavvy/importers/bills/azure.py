@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
 from cavvy.importers.bills.rows import BillRow
-from cavvy.importers.bills.values import amount, moment, number, tags_of, text
+from cavvy.importers.bills.values import amount, currency, moment, number, tags_of, text
 
 _COST = ("CostInBillingCurrency", "costInBillingCurrency", "Cost", "PreTaxCost")
 _DATE = ("Date", "date", "UsageDateTime")
@@ -49,7 +49,7 @@ def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
         until=since + timedelta(days=1),
         hours=number(row, "Quantity", "quantity", "UsageQuantity") if hourly else None,
         amount=amount(row, *_COST),
-        currency=text(row, *_CURRENCY) or "USD",
+        currency=currency(row, *_CURRENCY),
         identity=hash(tuple(map(str, row.values()))),
     )
 

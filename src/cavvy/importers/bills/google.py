@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
 from cavvy.domain.values import replace
 from cavvy.importers.bills.rows import BillRow
-from cavvy.importers.bills.values import amount, moment, tags_of, text
+from cavvy.importers.bills.values import amount, currency, moment, tags_of, text
 
 _RESOURCE = ("resource.global_name", "resource_global_name", "resource.name", "resource_name")
 REQUIRED = (("cost",), ("usage_start_time",), ("usage_end_time",), ("currency",))
@@ -37,7 +37,7 @@ def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
         since=moment(row, "usage_start_time"),
         until=moment(row, "usage_end_time"),
         amount=amount(row, "cost"),
-        currency=text(row, "currency") or "USD",
+        currency=currency(row, "currency"),
         identity=hash(repr(sorted((key, str(each)) for key, each in row.items()))),
     )
     yield found

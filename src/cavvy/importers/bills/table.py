@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
 from cavvy.importers.bills.rows import BillFileError, BillRow
-from cavvy.importers.bills.values import amount, moment, number, text
+from cavvy.importers.bills.values import amount, currency, moment, number, text
 
 _NEEDED = ("amount", "since", "gang")
 FIELDS = (*_NEEDED, "until", "resource", "kind", "category", "hours", "currency", "id", "zone")
@@ -68,6 +68,6 @@ def _read(row: BillRow, line: int, columns: Mapping[str, str], zone: timedelta) 
         until=until,
         hours=number(row, column("hours")),
         amount=amount(row, column("amount")),
-        currency=text(row, column("currency")) or "USD",
+        currency=currency(row, column("currency")),
         identity=hash(mark or tuple(map(str, row.values()))),
     )

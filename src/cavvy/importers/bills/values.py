@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from cavvy.costs.bills import BillFault
+from cavvy.costs.bills import USD, BillFault
 from cavvy.importers.bills.rows import BillRow
 
 # A comma is accepted only if a decimal point follows, because `1,234` means 1.234 in some
@@ -29,6 +29,11 @@ class WrongBillValue(Exception):
 def text(row: BillRow, *columns: str) -> str:
     """Return the first value that is not empty, or ""."""
     return next((str(row[name]).strip() for name in columns if row.get(name) not in (None, "")), "")
+
+
+def currency(row: BillRow, *columns: str) -> str:
+    """Return the code of the currency in capital letters, or USD if the bill does not state it."""
+    return text(row, *columns).upper() or USD
 
 
 def number(row: BillRow, *columns: str) -> Decimal | None:
