@@ -413,3 +413,60 @@ def test_the_command_names_what_it_cannot_set(
     assert done.exit_code == 0
     assert "the batches for train.py:5 do not come from a DataLoader" in done.output
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+RANKED = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+{start}
+model = DistributedDataParallel(torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(40):
+    model(torch.randn(6, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "dist.init_process_group('gloo')",
+        "rank = int(os.environ['LOCAL_RANK']); dist.init_process_group('gloo')",
+    ],
+)
+def test_a_script_for_torchrun_is_measured_as_one_rank(tmp_path: Path, start: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKED.format(start=start))
+    with TuningSession(str(script)) as session:
+        assert (session.is_plain, session.facts["ranks"], session.facts["batch"]) == (True, 1, 6)
+
+
+def test_a_script_that_fails_for_another_reason_runs_once(tmp_path: Path) -> None:
+    script, runs = tmp_path / "train.py", tmp_path / "runs"
+    note = f"print('run', file=open({str(runs)!r}, 'a'))"
+    script.write_text(
+        f"import os\nos.environ.get('RANK')\n{note}\nopen({str(tmp_path / 'data')!r})\n"
+    )
+    with pytest.raises(ScriptError, match="FileNotFoundError"):
+        TuningSession(str(script))
+    assert runs.read_text() == "run\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "torch.multiprocessing.spawn(work, (2,), 2)",
+        "[torch.multiprocessing.Process(target=work, args=(n, 2)).start() for n in range(2)]",
+    ],
+)
+def test_a_script_that_starts_its_ranks_is_told_so_at_once(tmp_path: Path, start: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nimport torch\n"
+        "def work(rank, count):\n    time.sleep(1000)\n    torch.zeros(1).backward()\n"
+        f"if __name__ == '__main__':\n    {start}\n"
+    )
+    with pytest.raises(ScriptError, match="the script starts its ranks itself"):
+        TuningSession(str(script))

@@ -106,6 +106,18 @@ def watch_rank_variables(missed: set[str]) -> Iterator[None]:
         yield
 
 
+def is_rank_missing(error: BaseException, missed: set[str]) -> bool:
+    """Return whether a script may have failed because it does not run under torchrun. `missed` are
+    the variables of torchrun that the script did not find.
+    """
+    if isinstance(error, ValueError):  # `init_process_group` did not find a variable.
+        return "env:// rendezvous" in str(error)
+    # Scripts that parse their arguments exit with 0 or 2 if the arguments are wrong.
+    is_usage = isinstance(error, SystemExit) and error.code in (None, 0, 2)
+    kinds = KeyError, TypeError, AssertionError, SystemExit
+    return bool(missed) and isinstance(error, kinds) and not is_usage
+
+
 class _Mixed(torch.nn.Module):
     """A stand-in for a model that is wrapped in fully sharded data parallelism (FSDP). If
     `use_policy` has received FSDP's mixed precision, the model runs under autocast with the

@@ -18,6 +18,7 @@ from cavvy.tracer.fake_cuda import fake_cuda
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.one_process import (
     end_processes,
+    is_rank_missing,
     one_process,
     torchrun_environment,
     watch_rank_variables,
@@ -80,9 +81,8 @@ def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
     try:
         with one_process(), watch_rank_variables(missed):
             run_script(path, arguments)
-    except (KeyError, TypeError, AssertionError, SystemExit) as error:
-        # Scripts that parse their arguments exit with 0 or 2 if the arguments are wrong.
-        if not missed or (isinstance(error, SystemExit) and error.code in (None, 0, 2)):
+    except (Exception, SystemExit) as error:
+        if not is_rank_missing(error, missed):
             raise
         with one_process(), torchrun_environment():
             run_script(path, arguments)

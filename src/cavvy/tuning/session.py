@@ -31,6 +31,10 @@ class TimeLimitReached(ScriptError):
     """Raised when the time limit has passed. Earlier measurements remain valid."""
 
 
+class RankMissing(ScriptError):
+    """Raised if the script failed because it needs the environment variables of torchrun."""
+
+
 class ScriptEnded(ScriptError):
     """Raised if the script's plain loop ended during a window."""
 
@@ -38,6 +42,9 @@ class ScriptEnded(ScriptError):
 class TuningSession:
     """One run of a script in `ranks` processes on this machine. The script pauses between windows.
     `until` is the time limit on the monotonic clock.
+
+    A single process runs without torchrun, and runs under torchrun if the script failed because
+    torchrun's environment variables are missing.
 
     A script with a plain loop sends one complete report per rank and then ends. With `levers` (see
     `cavvy.tuning.probe.levers`), a script with a plain loop also pauses between windows.
@@ -60,6 +67,7 @@ class TuningSession:
         self._until = until
         self._script, self._arguments, self._ranks = script, arguments, ranks
         self._plan, self._levers, self._python = plan, levers, python
+        self._is_under_torchrun = ranks > 1
         self._open()
 
     def _open(self) -> None:
@@ -68,7 +76,7 @@ class TuningSession:
         self._log = self._folder / "log"
         where = str(self._folder / "s")
         module = ["-m", "cavvy.tuning.probe", where, self._script, *self._arguments]
-        if ranks > 1:
+        if self._is_under_torchrun:
             torchrun = "-m torch.distributed.run --standalone --nproc-per-node"
             module = [*torchrun.split(), str(ranks), *module]
         self._links: list[Any] = []
@@ -79,6 +87,13 @@ class TuningSession:
         try:
             self._meet(ranks)
             said = [self._hear(link, START_S) for link in self._links]
+        except RankMissing:
+            self.close()
+            if self._is_under_torchrun:
+                raise
+            self._is_under_torchrun = True
+            self._open()
+            return
         except BaseException:
             self.close()
             raise
@@ -182,7 +197,8 @@ class TuningSession:
                 )
         heard: dict[str, Any] = json.loads(line)
         if "failed" in heard:
-            raise ScriptError(f"{heard['failed']}\n{self._tail()}")
+            kind = RankMissing if heard.get("needs_rank") else ScriptError
+            raise kind(f"{heard['failed']}\n{self._tail()}")
         if "ended" in heard:
             raise ScriptEnded(
                 f"the script's loop ended after {heard['ended']} steps, which are too few for a "
