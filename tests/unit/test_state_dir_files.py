@@ -68,3 +68,10 @@ def test_a_link_to_a_folder_that_others_can_read_is_refused(
     (tmp_path / "home").symlink_to("disk")
     with pytest.raises(StateDirError, match="other users can access it"):
         StateDir("home").listen()
+
+
+def test_the_error_names_the_file_that_cannot_be_used(tmp_path: Path) -> None:
+    """A command with sudo can leave single files that belong to another user."""
+    (tmp_path / "server.lock").mkdir()
+    with pytest.raises(StateDirError, match=r"server\.lock: Is a directory"):
+        StateDir(str(tmp_path)).claim(wait_s=0)

@@ -316,10 +316,13 @@ def home_error(path: str, error: OSError) -> StateDirError:
             f"no space in {path}",
             "free some space on the folder's disk, or set CAVVY_HOME to another folder",
         )
+    below = isinstance(error.filename, str) and error.filename.startswith(path + os.sep)
     return StateDirError(
         "home-unusable",
-        f"{path}: {error.strerror}",
-        "set CAVVY_HOME to a folder that you can write to",
+        f"{error.filename if below else path}: {error.strerror}",
+        "check who owns the file, or set CAVVY_HOME to another folder"
+        if below
+        else "set CAVVY_HOME to a folder that you can write to",
     )
 
 

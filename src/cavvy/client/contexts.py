@@ -73,7 +73,9 @@ def read_contexts(home: str) -> Contexts:
         raise ApiError(
             "contexts-unreadable",
             f"{path} cannot be read: {reason}",
-            "repair the file; or remove it, and sign in again with `cavvy login`",
+            "check who owns the file and its folder"
+            if isinstance(error, OSError)
+            else "repair the file; or remove it, and sign in again with `cavvy login`",
         ) from error
 
 
