@@ -95,9 +95,19 @@ async def test_an_old_key_cannot_jump_the_queue_but_still_finds_its_job(api: Api
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     key = make_key()
     await api.submit("{name: a, run: 'true'}", key=key)
-    api.app_state.now = lambda: now + timedelta(hours=2)
+    api.app_state.now = api.app_state.machine_now = lambda: now + timedelta(hours=2)
     again = await api.post_job("{name: a, run: 'true'}", key=key)
     assert (again.status_code, again.json()["created"]) == (200, False)
+
+
+async def test_jobs_are_accepted_after_the_clock_was_set_back(api: Api) -> None:
+    """The server's time never goes back, but commands use the machine's clock."""
+    before = api.app_state.now()
+    api.app_state.now = lambda: before + timedelta(hours=1)
+    assert (await api.submit("{name: a, run: 'true'}"))["created"]
+    api.app_state.machine_now = api.app_state.now
+    wrong = await api.post_job("{name: b, run: 'true'}")
+    assert "set the clock" in wrong.json()["message"]
 
 
 async def test_names_are_unique_in_their_project(api: Api) -> None:

@@ -17,6 +17,7 @@ from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials
 from cavvy.api.tokens import GangTokens
+from cavvy.control.clock import read_machine_time
 from cavvy.control.control_plane import ControlPlane
 from cavvy.control.share import WorkShare
 from cavvy.domain.jobs import Order
@@ -54,6 +55,8 @@ class AppState(Struct, kw_only=True):
     watch: ChangeNotifier
     settings: Settings
     now: Callable[[], datetime]
+    # differs from `now` after the machine's clock was set back
+    machine_now: Callable[[], datetime] = field(default=read_machine_time)
     address: str
     started_at: datetime
     stop: Callable[[], None] = field(default=lambda: None)  # a function that stops the server

@@ -28,7 +28,8 @@ class ControlClock(Protocol):
         """
 
 
-def _read_time() -> datetime:
+def read_machine_time() -> datetime:
+    """Return the time that the machine's own clock shows, even if the clock was set back."""
     return datetime.now(UTC)
 
 
@@ -41,7 +42,7 @@ class WallClock:
 
     def __init__(
         self,
-        read_time: Callable[[], datetime] = _read_time,
+        read_time: Callable[[], datetime] = read_machine_time,
         read_elapsed: Callable[[], float] = monotonic,
     ) -> None:
         self._read_time = read_time

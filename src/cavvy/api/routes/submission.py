@@ -70,7 +70,8 @@ async def submit_task(
     now = app_state.now()
     text = read_text(ask)
     origin = read_origin(ask, text)
-    if key is not None and not _is_of_now(key, now):
+    # after the machine's clock was set back, clients on this machine use the earlier time
+    if key is not None and not any(_is_of(key, each) for each in (now, app_state.machine_now())):
         return await _made_before(app_state, project, key, origin), False
     task = await read_task(app_state, project, ask, text, origin, now)
     jobs = app_state.control_plane.jobs
@@ -163,9 +164,9 @@ def read_ceiling(ask: wire.SubmitRequest) -> Money | None:
     return None if ask.ceiling_micros is None else Money(ask.ceiling_micros)
 
 
-def _is_of_now(key: str, now: datetime) -> bool:
+def _is_of(key: str, time: datetime) -> bool:
     made = read_time(key)
-    return made is not None and abs(made - now.timestamp()) <= _KEY_AGE_S
+    return made is not None and abs(made - time.timestamp()) <= _KEY_AGE_S
 
 
 async def _made_before(app_state: AppState, project: str, key: str, origin: RunOrigin) -> JobRecord:
@@ -174,7 +175,9 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
     except RowNotFound:
         raise ApiProblem(
             "invalid-request",
-            f"the idempotency key {key} is older than {_KEY_AGE_S // 60} minutes or in the future",
+            f"the time in the idempotency key {key} differs by more than {_KEY_AGE_S // 60} "
+            f"minutes from the server's time, {app_state.now():%Y-%m-%d %H:%M} UTC; set the clock "
+            "of the client's machine, or make a new key",
         ) from None
     if job.project != project:  # the message must not name a job that the caller may not see
         raise ApiProblem("key-reused", f"the idempotency key {key} created another job")
