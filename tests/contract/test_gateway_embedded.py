@@ -360,6 +360,23 @@ def test_requests_in_flight_finish_when_the_gateway_stops(replicas: list[Replica
         plane.remove()
 
 
+def test_requests_that_wait_when_the_gateway_stops_learn_the_reason() -> None:
+    plane = Embedded(services=[SERVICE])
+    try:
+        calls: Any = [Background(ask, plane.port, "POST", "/echo", b"x" * n) for n in (1, 3 << 20)]
+        later = ask(plane.port, "POST", "/echo", b"later", prefer="respond-async")
+        wait_for(lambda: plane.count_waiting("svc") == 3)
+        plane.control(type="stop", drain_s=0.1)
+        for call in calls:
+            reply = call.result()
+            assert (reply.status, reply.json["error"]["code"]) == (503, "gateway-stopping")
+        assert plane.process.wait(60) == 0
+        plane.start()
+        assert ask(plane.port, "GET", later.headers["location"]).status == 202, "it waits again"
+    finally:
+        plane.remove()
+
+
 def test_a_service_that_changes_keeps_its_requests(replicas: list[ReplicaStandIn]) -> None:
     replicas[0].reset()
     plane = Embedded(services=[SERVICE])

@@ -136,6 +136,13 @@ class Door:
         for connection in tuple(self._connections):
             connection.close_idle()
 
+    def refuse_waiting(self) -> None:
+        """Refuse the requests that wait for a replica, because the gateway stops now. Deferred
+        calls wait for the next gateway.
+        """
+        for connection in tuple(self._connections):
+            connection.refuse_waiting()
+
     # what clients' connections call
 
     def enter(self, connection: InboundConnection) -> bool:

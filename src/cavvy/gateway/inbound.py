@@ -159,6 +159,14 @@ class InboundConnection(asyncio.Protocol):
         if self._request is None:
             self.transport.close()
 
+    def refuse_waiting(self) -> None:
+        """Refuse the open request if no replica has it, because the gateway stops now."""
+        request = self._request
+        if isinstance(request, Exchange) and not request.is_taken():
+            request.abort()
+            text = "the gateway stopped before a replica was free; repeat the request"
+            self.answer(503, AnswerCode.STOPPING, text, None)
+
     def check(self, now: float) -> None:
         """End requests that take too long. The gateway calls this method once a second."""
         limits = self._door.limits

@@ -55,6 +55,7 @@ class AnswerCode(StrEnum):
     INVALID = "replica-answer-invalid"
     SILENT = "replica-silent"
     CONNECTIONS = "too-many-connections"
+    STOPPING = "gateway-stopping"
     ACCEPTED = "accepted"
     NO_RESULT = "no-such-result"
     INTERRUPTED = "interrupted"

@@ -26,6 +26,7 @@ from cavvy.gateway.kept_counts import KeptCounts
 
 _TICK_S = 1.0
 _DRAIN_S = 30.0
+_REFUSED_S = 0.5  # for clients to read why their waiting requests are refused
 _BACKLOG = 4096
 _HANDSHAKE_S = 10.0
 # requests create no reference cycles, so reference counts free them
@@ -73,6 +74,8 @@ async def serve(config: GatewayConfig) -> None:
         server.close()
         door.close_idle()
         await _drain(door, monotonic() + stop.result())
+        door.refuse_waiting()
+        await _drain(door, monotonic() + _REFUSED_S)
     finally:
         await control.close()
         await calls.close()
