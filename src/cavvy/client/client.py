@@ -572,7 +572,7 @@ class ApiClient:
         if error is None or not error.passing:
             self.patience.note_answer()
         if error is not None:
-            raise error
+            raise explain_older(error, target, self.send)
         return answer
 
     def _reconnect(self) -> None:
