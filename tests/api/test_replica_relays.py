@@ -21,7 +21,7 @@ from cavvy.providers.abilities import AnswersRequests
 
 SESSION = (
     "from cavvy.agent.access.session import RemoteSession, SessionTarget\n"
-    "RemoteSession(0, 1, SessionTarget({}, '/', [], lambda: '')).serve()"
+    "RemoteSession(0, 1, SessionTarget({}, '/', lambda: '')).serve()"
 )
 
 

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 from tests.system.agent_server import make_rig
-from tests.waits import PATIENCE_S
+from tests.system.server_state import home_at
+from tests.waits import PATIENCE_S, wait_until
+
+from cavvy.client import connect
 
 pytestmark = pytest.mark.system
 CLIENT = f"""\
@@ -44,7 +47,10 @@ class DockerDaemon(socketserver.ThreadingUnixStreamServer):
 class DockerCall(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, DockerDaemon)
-        argv = json.loads(self.rfile.readline())
+        line = self.rfile.readline()
+        if not line:  # the server has tried whether the daemon runs
+            return
+        argv = json.loads(line)
         code = 0
         if argv[0] in ("run", "exec"):
             folder = argv[argv.index("--workdir") + 1] if "--workdir" in argv else "/"
@@ -120,6 +126,30 @@ def test_commands_in_a_container_end_when_their_users_disconnect(
         rig.stub.give("stop", 5)
         os.killpg(docker.running[str(rig.home / "entry.sh")].pid, signal.SIGKILL)
         assert agent.wait(PATIENCE_S) == 0
+
+
+def test_a_session_s_command_in_a_container_ends_when_its_user_disconnects(
+    docker: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/daemon")
+    with home_at(tmp_path / "home"), connect() as client:
+        task = {"name": "boxed", "image": "registry.example/team/image:1", "run": "sleep 1000"}
+        client.submit(json.dumps(task))
+        wait_until(lambda: client.job("default", "boxed").phase == "running")
+        line = "echo up; sleep 1000; true"
+        argv = [sys.executable, "-m", "cavvy", "ssh", "boxed", "--", line]
+        null = subprocess.DEVNULL
+        with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE) as user:
+            assert user.stdout is not None
+            assert user.stdout.readline() == b"up\n"
+            (command,) = [each for key, each in docker.running.items() if line in key]
+            assert survives(command.pid)
+            user.send_signal(signal.SIGHUP)
+        wait_until(lambda: not survives(command.pid))
+        (work,) = [each for key, each in docker.running.items() if key.endswith("/entry.sh")]
+        os.killpg(work.pid, signal.SIGKILL)
+        wait_until(lambda: client.job("default", "boxed").phase != "running")
 
 
 def survives(group: int) -> bool:

@@ -57,31 +57,38 @@ class SessionTarget:
     node."""
 
     def __init__(
-        self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
+        self,
+        env: dict[str, str],
+        folder: str,
+        root: Callable[[], str],
+        follow: Callable[[int], tuple[list[str], list[str]]] | None = None,
     ) -> None:
         self.env, self.folder, self.root = env, folder, root
-        # the prefix that runs a command inside the container; [] without a container
-        self._prefix = prefix
+        # Returns, for the number of a channel, the prefix that runs a command inside the container,
+        # and the command that sends SIGHUP to this command. None without a container.
+        self._follow = follow
 
-    def command(self, asked: Fields) -> list[str]:
+    def command(self, asked: Fields, number: int) -> tuple[list[str], list[str]]:
         """Return the command that runs the user's arguments or shell line. Without arguments or a
-        shell line, return the command that starts an interactive shell.
+        shell line, return the command that starts an interactive shell. The second command sends
+        SIGHUP to the first command in its container; it is empty if signals need no such help.
         """
         words = asked.get("argv") or (
             ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
         )
-        if self._prefix:
+        if self._follow is not None:
             inside = words or [
                 "/bin/sh",
                 "-c",
                 "if command -v bash >/dev/null; then exec bash; else exec sh; fi",
             ]
-            if os.path.basename(self._prefix[0]) not in ("podman", "docker"):
-                return [*self._prefix, *inside]
+            prefix, hang_up = self._follow(number)
+            if not hang_up:  # Apptainer
+                return [*prefix, *inside], []
             flags = ["-i", "-t"] if asked.get("pty") else ["-i"]
-            return [*self._prefix[:2], *flags, *self._prefix[2:], *inside]
+            return [*prefix[:2], *flags, *prefix[2:], *inside], hang_up
         shell = self.env.get("SHELL") or "/bin/bash"
-        return words or [shell if os.access(shell, os.X_OK) else "/bin/sh"]
+        return words or [shell if os.access(shell, os.X_OK) else "/bin/sh"], []
 
 
 class SessionChannel:
@@ -97,6 +104,8 @@ class SessionChannel:
         self.waiting = bytearray()  # bytes waiting for the sink
         self.ended = False  # whether the peer sends no more data
         self.child: subprocess.Popen[bytes] | None = None
+        # sends SIGHUP to the child's command in its container, unless the command has ended
+        self.hang_up: list[str] = []
         self.terminal = False
         self.connection: socket.socket | None = None
         self.listener: socket.socket | None = None
@@ -211,10 +220,11 @@ class RemoteSession:
         terminal = asked.get("pty")
         if terminal:
             env["TERM"] = str(terminal.get("term") or "xterm")
+        command, channel.hang_up = self._place.command(asked, channel.number)
         ends = _connect_streams(channel, terminal)
         try:
             channel.child = subprocess.Popen(
-                self._place.command(asked),
+                command,
                 stdin=ends[0],
                 stdout=ends[1],
                 stderr=ends[2],
@@ -401,6 +411,9 @@ class RemoteSession:
             except OSError as error:
                 if error.errno != errno.ESRCH:
                     raise
+        if channel.child is not None and channel.hang_up:
+            null = subprocess.DEVNULL
+            subprocess.Popen(channel.hang_up, stdin=null, stdout=null, stderr=null)
         self._channels.pop(channel.number, None)
         if told:
             self._say(channel.number, CLOSE)

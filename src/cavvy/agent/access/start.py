@@ -46,35 +46,39 @@ def start_session(
 
     ours, theirs = socket.socketpair()
     command.channel = theirs.fileno()
-    command.call = lambda channel: serve(command, config, contained=contained)
+    command.call = lambda channel: serve(command, config, exec_id if contained else "")
     stream = link.stream(exec_id)
     execs.start(command, stream, [], ExecInbox(link, exec_id, ours))
     theirs.close()
 
 
-def serve(command: ChildCommand, config: AgentConfig, *, contained: bool) -> int:
-    """Serve the session; runs in the session's own process."""
+def serve(command: ChildCommand, config: AgentConfig, contained: str) -> int:
+    """Serve the session; runs in the session's own process. `contained` is the session's ID if its
+    commands and paths are inside the container, and otherwise empty."""
     from .session import RemoteSession, SessionTarget
 
-    prefix, container = [], ""
+    place = SessionTarget(command.env, command.cwd, lambda: "")
     if contained:
-        from ..work.container import make_exec, make_name
+        from ..work.container import find_engine, follow_exec, make_name
 
-        prefix, container = make_exec(config, []), make_name(config)
-    place = SessionTarget(
-        command.env, command.cwd, prefix, lambda: find_root(prefix[:1], container)
-    )
+        engine = find_engine() or ""
+        place = SessionTarget(
+            command.env,
+            command.cwd,
+            lambda: find_root(engine, make_name(config)),
+            lambda number: follow_exec(config, f"{contained}-{number}"),
+        )
     os.environ.clear()
     os.environ.update(command.env)
     return RemoteSession(command.channel, 1, place).serve()
 
 
-def find_root(engine: list[str], container: str) -> str:
+def find_root(engine: str, container: str) -> str:
     """Return the container's root folder as seen from this node, or "" without a container. Raises
     OSError."""
-    if not engine or os.path.basename(engine[0]) not in ("podman", "docker"):
+    if os.path.basename(engine) not in ("podman", "docker"):
         return ""
-    command = [*engine, "inspect", "--format", "{{.State.Pid}}", container]
+    command = [engine, "inspect", "--format", "{{.State.Pid}}", container]
     try:
         said = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True

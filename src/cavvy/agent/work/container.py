@@ -118,17 +118,27 @@ def enter_container(config: AgentConfig, command: ChildCommand, name: str) -> No
     """Let a user's command run in the work's container. `name` is unique among the commands.
 
     If the command's process here ends before the command, such as after SIGHUP, the command gets
-    SIGHUP too: docker and podman do not pass signals on to a command.
+    SIGHUP too.
     """
-    argv, file = command.argv, f"{config.home}/exec-{name}"
-    command.env = dict(os.environ)
-    engine = find_engine() or ENGINES[0]
+    argv, hang_up = follow_exec(config, name)
+    command.argv, command.env = [*argv, *command.argv], dict(os.environ)
+    if hang_up:
+        command.cleanup = hang_up
+
+
+def follow_exec(config: AgentConfig, name: str) -> tuple[list[str], list[str]]:
+    """Return the start of a command line as `make_exec` does, and a second command line. The second
+    command line sends SIGHUP to the command in the container, unless the command has ended: docker
+    and podman do not pass signals on. With Apptainer, which does, the second command line is empty.
+    """
+    engine, file = find_engine() or ENGINES[0], f"{config.home}/exec-{name}"
     if os.path.basename(engine) in PROGRAMS:
-        command.argv = make_exec(config, argv)
-        return
-    command.argv = make_exec(config, ["sh", "-c", STARTED, file, *argv])
+        return make_exec(config, []), []
     hang_up = [engine, "exec", make_name(config), "sh", "-c", HANG_UP, file]
-    command.cleanup = ["/bin/sh", "-c", '[ ! -s "$0" ] || exec "$@"', file, *hang_up]
+    return (
+        make_exec(config, ["sh", "-c", STARTED, file]),
+        ["/bin/sh", "-c", '[ ! -s "$0" ] || exec "$@"', file, *hang_up],
+    )
 
 
 def write_entry(config: AgentConfig, work: WorkConfig) -> None:
