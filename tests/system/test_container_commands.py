@@ -4,6 +4,8 @@ which, as in the real one, a daemon runs the commands and gets no signals from t
 
 import json
 import os
+import pty
+import shutil
 import signal
 import socketserver
 import subprocess
@@ -18,6 +20,7 @@ from tests.system.agent_server import make_rig
 from tests.system.server_state import home_at
 from tests.waits import PATIENCE_S, wait_until
 
+from cavvy.agent.work.container import HANG_UP, STARTED
 from cavvy.client import connect
 
 pytestmark = pytest.mark.system
@@ -126,6 +129,26 @@ def test_commands_in_a_container_end_when_their_users_disconnect(
         rig.stub.give("stop", 5)
         os.killpg(docker.running[str(rig.home / "entry.sh")].pid, signal.SIGKILL)
         assert agent.wait(PATIENCE_S) == 0
+
+
+def test_an_interactive_shell_in_a_container_ends_with_its_terminal(tmp_path: Path) -> None:
+    bash, file = shutil.which("bash"), str(tmp_path / "group")
+    if bash is None:
+        pytest.skip("bash is not installed here")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("sh", ["sh", "-c", STARTED, file, bash, "--norc", "-i"])
+    try:
+        os.write(terminal, f"sleep 1000 & echo $! >{file}.job; sleep 1000\n".encode())
+        wait_until(lambda: Path(f"{file}.job").exists() and Path(f"{file}.job").read_text())
+        job = int(Path(f"{file}.job").read_text())
+        (shell,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        assert survives(shell)
+        subprocess.run(["sh", "-c", HANG_UP, file], check=False)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGHUP
+        wait_until(lambda: not survives(shell) and not survives(job))
+    finally:
+        os.close(terminal)
 
 
 def test_a_session_s_command_in_a_container_ends_when_its_user_disconnects(

@@ -53,9 +53,14 @@ READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}  #
 # The script that starts a user's command in the container. It writes the ID of the command's
 # process group to a file, and empties the file when the command has ended.
 STARTED = 'echo $$ >"$0"; "$@"; c=$?; : >"$0"; exit $c'
-# The script that sends SIGHUP to such a process group. SIGCONT follows, because a stopped program
-# receives no signal.
-HANG_UP = 'read -r p <"$0" && kill -HUP "-$p" && kill -CONT "-$p"'
+# The script that sends SIGHUP to such a process group, and to the command itself, because an
+# interactive shell has a group of its own. SIGCONT follows, because a stopped program receives no
+# signal.
+HANG_UP = """\
+read -r p <"$0" || exit 0
+read -r c </proc/$p/task/$p/children
+kill -HUP "-$p" $c; kill -CONT "-$p" $c
+"""
 SETUP = """\
 echo setup >{phase}
 go {setup} || { c=$?; echo failed >{phase}; exit $c; }
