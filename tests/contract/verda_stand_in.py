@@ -8,6 +8,7 @@ still provisioning are known from users of the API; those about capacity are mad
 
 import itertools
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from cavvy.providers.contract.memory_cloud import MemoryCloud
@@ -98,7 +99,8 @@ class VerdaStandIn(RestStandIn):
             case "POST", ["oauth2", "token"]:
                 return 200, self._log_in(request.body)
             case "GET", ["instance-types"]:
-                return 200, [_type(each) for each in TYPES]
+                # an account may have another currency than dollars
+                return 200, [_type(each, request.query.get("currency", "eur")) for each in TYPES]
             case "GET", ["instance-availability"]:
                 return 200, _list_available(request.query["isSpot"])
             case "GET", ["instances"]:
@@ -231,19 +233,23 @@ def _is_volume(volume: Any) -> bool:
     return wrong_field(volume, fields, ("name", "size")) is None
 
 
-def _type(name: str) -> dict[str, Any]:
+def _type(name: str, currency: str = "usd") -> dict[str, Any]:
     usd, cores, memory, gpu, gpus, vram = TYPES[name]
+
+    def price(usd: str) -> str:
+        return usd if currency == "usd" else f"{Decimal(usd) * Decimal('0.9')}"
+
     return {
         "id": f"id-of-{name}",
         "instance_type": name,
-        "price_per_hour": usd,
-        "spot_price": SPOT_PRICES.get(name, usd),
+        "price_per_hour": price(usd),
+        "spot_price": price(SPOT_PRICES.get(name, usd)),
         "description": "Dedicated hardware instance",
         "cpu": {"description": f"{cores} CPU", "number_of_cores": cores},
         "gpu": {"description": gpu, "number_of_gpus": gpus},
         "memory": {"description": f"{memory}GB RAM", "size_in_gigabytes": memory},
         "gpu_memory": {"description": f"{vram}GB GPU RAM", "size_in_gigabytes": vram},
         "storage": {"description": "dynamic"},
-        "currency": "usd",
+        "currency": currency,
         "supported_os": _CUDA if gpus else _PLAIN,
     }

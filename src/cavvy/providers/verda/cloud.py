@@ -73,7 +73,12 @@ class VerdaCloud:
         self._unsure: dict[str, list[str]] = {}  # hostname -> scripts of requests that got no reply
 
     async def offers(self) -> Sequence[Offer]:
-        kinds = {str(each["instance_type"]): each for each in await self._get("/instance-types")}
+        told = await self._get("/instance-types?currency=usd")
+        kinds = {
+            str(each["instance_type"]): each
+            for each in told
+            if each.get("currency", "usd") == "usd"
+        }
         models = {_model(each) for each in kinds.values()}
         unknown = self.account.note_unknown(
             each for each in models if each and identify(each) is None
