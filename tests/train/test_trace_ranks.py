@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +308,36 @@ def test_a_script_that_stops_for_another_reason_runs_once(tmp_path: Path) -> Non
         with pytest.raises(SystemExit):
             trace(tmp_path, count + script)
     assert (tmp_path / "runs").read_text() == "..."
+
+
+def test_programs_that_a_script_started_end_with_its_trace(tmp_path: Path) -> None:
+    script = f"""
+import multiprocessing
+import os
+import torch
+multiprocessing.Queue()  # starts a process of Python itself
+monitor = os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
+with open({str(tmp_path / "started")!r}, "w") as file:
+    file.write(str(monitor))
+model = {MODEL}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(16, 64)).sum().backward()
+optimizer.step()
+"""
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        assert forward_flops(trace(tmp_path, script)) == FLOPS
+        while is_running(int((tmp_path / "started").read_text())):
+            time.sleep(0.01)
+        assert other.poll() is None
+        other.kill()
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def test_another_missing_variable_is_told(tmp_path: Path) -> None:

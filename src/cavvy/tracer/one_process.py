@@ -7,9 +7,12 @@ collective operations return immediately.
 import inspect
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -35,9 +38,10 @@ TORCHRUN = {
 @contextmanager
 def end_processes() -> Iterator[None]:
     """Kill the processes that a script started and that still run when its trace ends, such as
-    endless producers of data. Python would wait for these processes when it exits.
+    endless producers of data. Python would wait for these processes when it exits. Other programs
+    that the script started, such as a monitor, are terminated.
     """
-    before = multiprocessing.active_children()
+    before, others = multiprocessing.active_children(), _list_children()
     try:
         yield
     finally:
@@ -45,6 +49,21 @@ def end_processes() -> Iterator[None]:
             if each not in before:
                 each.kill()  # a script may handle SIGTERM
                 each.join()
+        for number in _list_children() - others:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGTERM)
+
+
+def _list_children() -> set[int]:
+    """Return the process ids of the children of this process, without the children that Python's
+    multiprocessing uses itself. The set is empty on a system without /proc.
+    """
+    found = set[int]()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # The thread has ended.
+            found |= {int(each) for each in path.read_text().split()}
+    own: Any = resource_tracker._resource_tracker, forkserver._forkserver
+    return found - {own[0]._pid, own[1]._forkserver_pid}
 
 
 @contextmanager
