@@ -70,8 +70,7 @@ async def submit_task(
     now = app_state.now()
     text = read_text(ask)
     origin = read_origin(ask, text)
-    # after the machine's clock was set back, clients on this machine use the earlier time
-    if key is not None and not any(_is_of(key, each) for each in (now, app_state.machine_now())):
+    if key is not None and not _is_of_now(app_state, key):
         return await _made_before(app_state, project, key, origin), False
     task = await read_task(app_state, project, ask, text, origin, now)
     jobs = app_state.control_plane.jobs
@@ -164,9 +163,11 @@ def read_ceiling(ask: wire.SubmitRequest) -> Money | None:
     return None if ask.ceiling_micros is None else Money(ask.ceiling_micros)
 
 
-def _is_of(key: str, time: datetime) -> bool:
+def _is_of_now(app_state: AppState, key: str) -> bool:
+    # After the machine's clock was set back, clients on this machine use the earlier time.
+    times = (app_state.now(), app_state.machine_now())
     made = read_time(key)
-    return made is not None and abs(made - time.timestamp()) <= _KEY_AGE_S
+    return made is not None and any(abs(made - each.timestamp()) <= _KEY_AGE_S for each in times)
 
 
 async def _made_before(app_state: AppState, project: str, key: str, origin: RunOrigin) -> JobRecord:
