@@ -232,6 +232,31 @@ def test_machine_images_of_regions_are_alternatives() -> None:
     assert options_of(task.resources) == [(("us-west-2",), {"aws": {"image": "ami-2"}})]
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "infra: aws/us-west-2/us-west-2b",
+        "cloud: aws, region: us-west-2, zone: us-west-2b",
+        "any_of: [{infra: aws/us-west-2/us-west-2b}]",
+    ],
+)
+def test_a_zone_keeps_the_machine_image_of_its_region(place: str) -> None:
+    found = need(f"{{{place}, image_id: {{eu-west-1: ami-1, us-west-2: ami-2}}}}")
+    assert found.task is not None
+    options = {"aws": {"image": "ami-2", "zone": "us-west-2b"}}
+    assert options_of(found.task.resources) == [(("us-west-2",), options)]
+    assert found.refused == ()
+
+
+def test_an_alternative_whose_region_has_no_machine_image_is_refused() -> None:
+    found = need("{any_of: [{infra: aws/us-west-2}, {infra: gcp/x}], image_id: {us-west-2: ami-2}}")
+    assert found.task is not None
+    assert [each.regions for each in found.task.resources.choices] == [("us-west-2",), ("x",)]
+    assert [each.reason for each in found.refused] == [
+        "no image is for x; add an entry for the region"
+    ]
+
+
 def test_fields_of_pods_are_an_option_of_kubernetes() -> None:
     fields = "{spec: {priorityClassName: high}}"
     text = f"run: x\nconfig: {{kubernetes: {{pod_config: {fields}}}}}\n"

@@ -181,27 +181,35 @@ def _split(table: MapNode) -> Iterator[MapNode]:
 
 
 def _split_by_region(table: MapNode) -> Iterator[MapNode]:
-    """Yield one table for each region that has a separate machine image."""
-    infra, region = text_at(table, "infra") or text_at(table, "cloud"), text_at(table, "region")
-    cloud, _, rest = (infra or "").partition("/")
+    """Yield one table for each region that has a separate machine image. A table whose own region
+    has no image is yielded unchanged, and refused later.
+    """
+    cloud, region, zone = _list_place(table)
     images = [
         (key, value)
         for key, value in entries(child(table, "image_id"))
         if isinstance(value, ScalarNode) and not value.text.startswith(("docker:", "skypilot:"))
     ]
     docker = [pair for pair in images if pair[0].text == "docker"]
-    if len(docker) == len(images):
+    fitting = [pair for pair in images if pair[0].text != "docker" and region in ("", pair[0].text)]
+    if not fitting:
         yield table
         return
-    gone = ("cloud", "region", "infra", "image_id")
+    gone = ("cloud", "region", "zone", "infra", "image_id")
     others = tuple(each for each in table.entries if each[0].text not in gone)
-    for key, value in images:
-        if key.text == "docker" or key.text != (region or rest or key.text):
-            continue
-        place = _scalar(f"{cloud}/{key.text}", key.mark)
+    for key, value in fitting:
+        where = _scalar(f"{cloud}/{key.text}" + (f"/{zone}" if zone else ""), key.mark)
         image = MapNode(mark=key.mark, entries=(*docker, (key, value)))
-        here = ((_scalar("infra", key.mark), place), (_scalar("image_id", key.mark), image))
+        here = ((_scalar("infra", key.mark), where), (_scalar("image_id", key.mark), image))
         yield MapNode(mark=table.mark, entries=(*others, *here))
+
+
+def _list_place(table: MapNode) -> tuple[str, str, str]:
+    """Return the cloud, the region and the zone as the file states them, or "" for each."""
+    infra = text_at(table, "infra") or text_at(table, "cloud") or ""
+    cloud, region, zone = [*infra.split("/", 2), "", ""][:3]
+    region, zone = text_at(table, "region") or region, text_at(table, "zone") or zone
+    return cloud, region.strip("*"), zone.strip("*")
 
 
 def _scalar(text: str, mark: SourceMark) -> ScalarNode:
@@ -215,7 +223,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions, zone = _read_location(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
-    image, machine = _read_image(table, providers, kept_keys)
+    image, machine = _read_image(table, providers, regions, kept_keys)
     options = {"image": machine, "zone": zone, **_read_tpu(table, kept_keys)}
     resources = ResourceSpec(
         instance=text_at(table, "instance_type"),
@@ -404,7 +412,10 @@ def _names(node: Node | None) -> list[str]:
 
 
 def _read_image(
-    table: MapNode, providers: tuple[str, ...], kept_keys: TranslationNotes
+    table: MapNode,
+    providers: tuple[str, ...],
+    regions: tuple[str, ...],
+    kept_keys: TranslationNotes,
 ) -> tuple[str | None, str | None]:
     """Return the container image and the machine image."""
     node = child(table, "image_id")
@@ -426,15 +437,22 @@ def _read_image(
         kept_keys.note(
             mark, key, f"{usual[0]} is SkyPilot's own image; the provider's usual image is used"
         )
-    elif machines and len(providers) != 1:
-        kept_keys.refuse(
-            mark,
-            key,
-            f"the machine image {machines[0]} exists in only one cloud: name the cloud in `infra`",
-        )
+    elif machines and (problem := _find_image_problem(values, machines[0], providers, regions)):
+        kept_keys.refuse(mark, key, problem)
     elif machines:
         return image, machines[0]
     return image, None
+
+
+def _find_image_problem(
+    values: Mapping[str, str], image: str, providers: tuple[str, ...], regions: tuple[str, ...]
+) -> str:
+    """Return why a machine image cannot be used, or "". The keys of `values` are regions."""
+    if len(providers) != 1:
+        return f"the machine image {image} exists in only one cloud: name the cloud in `infra`"
+    if regions and not any(each.startswith(place) for each in regions for place in values):
+        return f"no image is for {regions[0]}; add an entry for the region"
+    return ""
 
 
 def _list_images(node: Node) -> dict[str, str]:
