@@ -199,6 +199,23 @@ def test_what_the_service_does_differently_is_noted() -> None:
     assert not [each for each in found.kept if "livenessProbe" in each.key], "an empty value"
 
 
+def test_the_required_affinity_names_products_of_gpus() -> None:
+    rule = {"key": "nvidia.com/gpu.product", "operator": "In"}
+    rules = [{**rule, "values": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-L4"]}]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    selector = "nodeSelector: {cloud.google.com/gke-accelerator: nvidia-l4, disk: fast}"
+    text = FILE.replace(selector, f"affinity: {json.dumps(affinity)}")
+    found, task = read(text)
+    assert [(each.name, each.count_min) for each in task.resources.accelerators] == [
+        ("H100", 1),
+        ("L4", 1),
+    ]
+    assert found.refused == ()
+    unknown = read(text.replace("NVIDIA-L4", "abacus"))[0]
+    assert [each.key for each in unknown.refused] == ["affinity"]
+
+
 def test_a_list_of_kubectl_is_its_objects() -> None:
     objects = list(yaml.safe_load_all(FILE))
     listed = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": objects})

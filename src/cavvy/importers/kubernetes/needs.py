@@ -30,7 +30,7 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
     cpus, memory = asked.get("cpu"), asked.get("memory")
     disk = asked.get("ephemeral-storage")
     gpus = next((asked[key] for key in _GPUS if key in asked), None)
-    needs = () if gpus is None else (_need_gpus(objects, int(gpus), kept_keys),)
+    needs = () if gpus is None else tuple(_need_gpus(objects, int(gpus), kept_keys))
     return ResourceSpec(
         accelerators=needs,
         cpus_min=None if cpus is None else read_quantity(cpus),
@@ -100,21 +100,34 @@ def _list_volumes(
         yield Volume(kind=VolumeKind.NFS, source=where, path=path, read_only=read_only)
 
 
-def _need_gpus(objects: ServiceObjects, count: int, kept_keys: TranslationNotes) -> AcceleratorNeed:
-    """Return a request for `count` GPUs of the product in the node selector's label, or of any
-    product if the label is missing."""
+def _need_gpus(
+    objects: ServiceObjects, count: int, kept_keys: TranslationNotes
+) -> Iterator[AcceleratorNeed]:
+    """Yield a request for `count` GPUs for each product that the node selector or the required node
+    affinity names, or for any GPU if neither names a product."""
     labels = at(objects.pod, "nodeSelector")
-    product = next((str(labels[each]) for each in _PRODUCTS if each in labels), "")
+    named = [str(labels[each]) for each in _PRODUCTS if each in labels]
     for label in labels.keys() - set(_PRODUCTS):
         reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
         kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
-    known = find_accelerator(product) if product else None
-    if product and known is None:
-        reason = f"{product} is not a GPU of the catalog; write `resources.gpu`"
-        kept_keys.refuse(objects.mark, "nodeSelector", reason)
-    return AcceleratorNeed(
-        name=None if known is None else known.accelerator.name,
-        count_min=count,
-        memory_min_mib=None if known is None else known.memory_mib,
-        memory_max_mib=None if known is None else known.memory_mib,
-    )
+    for product in named[:1] or dict.fromkeys(_list_affine(objects)) or ("",):
+        known = find_accelerator(product) if product else None
+        if product and known is None:
+            reason = f"{product} is not a GPU of the catalog; write `resources.gpu`"
+            kept_keys.refuse(objects.mark, "nodeSelector" if named else "affinity", reason)
+        yield AcceleratorNeed(
+            name=None if known is None else known.accelerator.name,
+            count_min=count,
+            memory_min_mib=None if known is None else known.memory_mib,
+            memory_max_mib=None if known is None else known.memory_mib,
+        )
+
+
+def _list_affine(objects: ServiceObjects) -> Iterator[str]:
+    """Yield the GPU products that the required node affinity permits."""
+    affinity = at(objects.pod, "affinity", "nodeAffinity")
+    terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in terms.get("nodeSelectorTerms") or ():
+        for rule in term.get("matchExpressions") or ():
+            if rule.get("key") in _PRODUCTS and rule.get("operator") == "In":
+                yield from map(str, rule.get("values") or ())
