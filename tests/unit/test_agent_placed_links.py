@@ -27,7 +27,7 @@ from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged, li
 from cavvy.agent.work.folder import CannotBuild, transfer
 from cavvy.agent.work.monitor import ProgressScanner
 from cavvy.agent.work.prepare import bring_inputs, carry_out
-from cavvy.agent.work.trees import copy_tree, replace_in
+from cavvy.agent.work.trees import copy_file, copy_tree, replace_in
 
 
 @pytest.fixture
@@ -549,6 +549,38 @@ def test_files_with_the_longest_names_are_written(
     transfer(config, given, str(top / "data" / name), given, str(top / "copy" / name), "output")
     assert (top / "copy" / name).read_bytes() == b"given again"
     assert [os.listdir(top / each) for each in ("data", "copy")] == [[name], [name]]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {0: b"all"},
+        {5 << 20: b"at the end"},
+        {0: b"a", 3 << 20: b"b" * (1 << 20), 9 << 20: b"c"},
+        {1 << 20: b"x", 40 << 20: b""},
+    ],
+)
+def test_a_copy_of_a_sparse_file_is_the_same_and_sparse(
+    tmp_path: Path, parts: dict[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "from").open("wb") as file:
+        for at, data in parts.items():
+            file.seek(at)
+            file.write(data)
+            file.truncate(at + len(data))
+    copy_file(str(tmp_path / "from"), str(tmp_path / "sparse"))
+    monkeypatch.delattr(os, "SEEK_DATA")
+    copy_file(str(tmp_path / "from"), str(tmp_path / "whole"))
+    content = (tmp_path / "from").read_bytes()
+    assert [(tmp_path / name).read_bytes() for name in ("sparse", "whole")] == [content] * 2
+    blocks = [(tmp_path / name).stat().st_blocks for name in ("from", "sparse")]
+    assert blocks[1] <= blocks[0] + 8
+
+
+def test_a_file_whose_size_is_not_stated_is_copied_whole(tmp_path: Path) -> None:
+    copy_file("/proc/self/environ", str(tmp_path / "copy"))
+    assert (tmp_path / "copy").read_bytes() == Path("/proc/self/environ").read_bytes()
 
 
 def test_a_folder_of_the_working_folder_that_is_such_a_link_is_no_volume(

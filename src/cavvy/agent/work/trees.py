@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written to
+CHUNK = 1024 * 1024  # bytes that are copied at once
 TEXT_LIMIT = 256 * 1024  # maximum bytes of a text file; scripts are smaller, data files are larger
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,15 +39,48 @@ def copy_open(
     """Copy an open file's content and times to a new file in `folder`. If `mode` is None, the copy
     has the source's mode. Raises OSError."""
     made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=folder)
-    with open(made, "wb") as writer, open(source, "rb", closefd=False) as reader:
+    try:
         try:
             fcntl.ioctl(made, FICLONE, source)
         except OSError:  # another disk, or a file system that cannot share blocks: copy the bytes
-            shutil.copyfileobj(reader, writer, 1024 * 1024)
-            writer.flush()
+            _copy_bytes(source, made)
         found = os.fstat(source)
         os.fchmod(made, stat.S_IMODE(found.st_mode) if mode is None else mode)
         os.utime(made, ns=(found.st_atime_ns, found.st_mtime_ns))
+    finally:
+        os.close(made)
+
+
+def _copy_bytes(source: int, target: int) -> None:
+    """Copy an open file's content to an open empty file. Holes are not written, so a sparse file
+    stays sparse. Raises OSError."""
+    size, at = os.fstat(source).st_size, 0
+    while at < size:
+        at, end = _find_data(source, at, size)
+        while at < end:
+            data = os.pread(source, min(end - at, CHUNK), at)
+            if not data:
+                return  # the file has become shorter
+            at += os.pwrite(target, data, at)
+    os.ftruncate(target, at)  # a hole at the end
+    while data := os.pread(source, CHUNK, at):  # some file systems state too small a size
+        at += os.pwrite(target, data, at)
+
+
+def _find_data(file: int, at: int, size: int) -> tuple[int, int]:
+    """Return the start and the end of the next data of an open file at or after `at`; both are
+    `size` if only a hole follows. Raises OSError."""
+    try:
+        start = os.lseek(file, at, os.SEEK_DATA)
+        return start, os.lseek(file, start, os.SEEK_HOLE)
+    except AttributeError:
+        return at, size  # the system does not report holes
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size, size
+        if error.errno != errno.EINVAL:
+            raise
+        return at, size  # the file system does not report holes
 
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
