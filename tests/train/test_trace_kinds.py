@@ -71,6 +71,30 @@ while True:
     assert 4 * 32 + 8 * 256 <= profile["memory"]["optimizer"] <= 4 * 32 + 8 * 256 + 8
 
 
+@pytest.mark.parametrize(("every", "others"), [(1, 1), (5, 0), (5, 2), (5, 4)])
+def test_a_round_has_all_steps_between_those_of_a_seldom_optimizer(
+    tmp_path: Path, every: int, others: int
+) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+maker, critic = nn.Linear(8, 32, bias=False), nn.Linear(32, 1, bias=False)
+first = torch.optim.RMSprop(critic.parameters())
+second = torch.optim.Adam(maker.parameters())
+for number in range(1000):
+    critic.zero_grad()
+    critic(torch.randn(16, 32)).mean().backward()
+    first.step()
+    if number % {every} == {others} % {every}:
+        maker.zero_grad()
+        critic(maker(torch.randn(16, 8))).mean().backward()
+        second.step()
+""",
+    )
+    one, other = 2 * 16 * 32, 2 * 16 * 8 * 32
+    assert products(profile) == every * 2 * one + 3 * one + 2 * other
+
+
 def test_an_optimizer_that_steps_much_later_does_not_count(tmp_path: Path) -> None:
     profile = trace(
         tmp_path,

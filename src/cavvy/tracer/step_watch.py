@@ -37,10 +37,12 @@ class StepWatch:
       `optimizer.step`, or to the second forward pass if the script accumulates gradients.
     * With several optimizers, for example of a generator and a discriminator, all optimizers take
       turns in one recorded step. The recorded step begins when the first optimizer steps, and ends
-      when the first optimizer steps again after another optimizer. If no other optimizer makes a
-      step soon, the others are ignored, and the first is treated as the only one. If no model runs
-      between the steps of the optimizers, these steps count as one step, as if there were a single
-      optimizer.
+      when the first optimizer steps again after another optimizer. Unless two optimizers simply
+      alternate, the second round is recorded, because the first may be shorter, for example if a
+      generator steps in the first iteration and in every fifth iteration after it. If no other
+      optimizer makes a step soon, the others are ignored, and the first is treated as the only one.
+      If no model runs between the steps of the optimizers, these steps count as one step, as if
+      there were a single optimizer.
     * Without an optimizer of PyTorch, the step lasts up to the second forward pass after a backward
       pass. The script is assumed to update parameters as SGD does.
     """
@@ -61,6 +63,7 @@ class StepWatch:
         self._others = False  # whether another optimizer has stepped
         # the steps of the first optimizer after its first step
         self._steps = 0
+        self._whole = 0  # the value of `_steps` at which the second round begins
         self._has_state = True
         # whether a model has computed gradients, and the modules that ran before
         self._trains, self._called = False, weakref.WeakSet[torch.nn.Module]()
@@ -172,12 +175,23 @@ class StepWatch:
             if len(self._optimizers) == 1:
                 self._has_state = _fill_state(optimizer)
                 raise StepDone
-        elif optimizer is self._first:
+        else:
+            self._take_turn(optimizer)
+
+    def _take_turn(self, optimizer: Optimizer) -> None:
+        """Handle a step of several optimizers after the first step. Raises StepDone at the end of
+        the recorded round.
+        """
+        if optimizer is self._first:
             self._steps += 1
             if self._rounds:
                 self._made = self._summarize(self._optimizers, 1)
-            if self._others or self._steps == _STEPS:
+            if self._rounds and not self._whole:
+                self._whole, self._others, self._rounds = self._steps, False, False
+            elif self._others or self._steps == self._whole + _STEPS:
                 raise StepDone
+        elif self._whole == self._steps == 1:
+            raise StepDone  # The optimizers alternate, so all rounds are equal.
         else:
             self._others = True
             self._rounds |= self._ran
@@ -206,7 +220,7 @@ class StepWatch:
             if len(self._optimizers) == 1 or not self._calls_last:
                 raise StepDone
             self._first = optimizer
-        if optimizer is self._first and self._steps == 0:
+        if optimizer is self._first and self._steps == self._whole:
             self._recorder = TraceRecorder()
             self._recorder.watch(self._model)
             for each in self._list_parameters(self._optimizers):
