@@ -25,8 +25,8 @@ VERSION_TABLE = "cavvy_revision"
 # number of the lock that the migrating process holds; the bytes of "cavvy" in ASCII
 _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
-# milliseconds to wait for another process that is migrating the database; commands wait longer for
-# a server to start, so that they show why the start failed
+# Milliseconds to wait for another process that is migrating the database. This time is shorter than
+# the time that commands wait for a server to start, so that commands show why the start failed.
 _WAIT_MS = 20_000
 _APPEND_ONLY = "the audit log is append-only"
 # Tables, besides the audit log, whose rows are never changed or deleted. For each of them, the
