@@ -110,6 +110,32 @@ def test_commands_reach_a_job_through_every_server(site: ReplicaSite) -> None:
         wait_until(lambda: b.job("default", job).ended_at is not None)
 
 
+def test_a_command_goes_on_while_its_server_seems_to_have_ended(site: ReplicaSite) -> None:
+    for name in site.homes:
+        ensure_server(home=str(site.homes[name]))
+    wait_until(site.shared)
+    [(agents,)] = site.ask(_AGENTS_SERVER)
+    keeper = next(name for name, home in site.homes.items() if str(home) != agents)
+    counts = "for i in $(seq 50); do echo $i; sleep 0.1; done; exit 7"
+    with site.connect(keeper) as client, ThreadPoolExecutor(1) as threads:
+        job = client.submit("{name: long, run: exec sleep 600}", consent=True).name
+        wait_until(lambda: client.job("default", job).phase == "running")
+        running = threads.submit(run, client, client, job, counts)
+
+        def ended() -> bool:
+            # as after a restart of the database: the server registers again within a second
+            site.run(f"UPDATE cavvy_replicas SET until = 0 WHERE folder LIKE '%/{keeper}'")
+            return running.done()
+
+        try:
+            wait_until(ended)
+        finally:
+            client.stop("default", job)  # ends a command that would wait for ever
+        output, code = running.result()
+        assert output.split() == [b"%d" % number for number in range(1, 51)]
+        assert code == 7
+
+
 _FORGET_MOVED = """
 UPDATE cavvy_leases SET holder = '' WHERE name LIKE 'host:%'
 AND holder IN (SELECT id FROM cavvy_replicas WHERE host = 'elsewhere')
@@ -127,9 +153,11 @@ class BalancedClient:
         self.open_tunnel, self.sibling = asked.open_tunnel, other.sibling
 
 
-def run(asked: ApiClient, other: ApiClient, job: str) -> tuple[bytes, int | None]:
+def run(
+    asked: ApiClient, other: ApiClient, job: str, line: str = "echo hello; exit 7"
+) -> tuple[bytes, int | None]:
     """The output and exit code of a command that one server starts and another one tells."""
-    ask = ExecAsk(command=["sh", "-c", "echo hello; exit 7"])
+    ask = ExecAsk(command=["sh", "-c", line])
     made = asked._ask(f"{job_path('default', job)}/exec", ExecStarted, ask, retry=False)
     output, code = b"", None
     while code is None:
