@@ -109,6 +109,29 @@ def test_a_repository_within_and_a_folder_of_one(tmp_path: Path) -> None:
     assert paths(freeze(tmp_path / "lib" / "sub")) == ["b.c"]
 
 
+@pytest.mark.parametrize("files", [{}, {"sub/b": "x", "sub/c/d": "x", "sub/.gitignore": "c\n"}])
+def test_a_submodule_that_is_not_checked_out(tmp_path: Path, files: dict[str, str]) -> None:
+    """After `git clone`, the folder is empty. In `git worktree add`, too."""
+    write(tmp_path, {"other/a": "x", "main/a": "x"})
+    for name in ("other", "main"):
+        git(tmp_path / name, "init")
+        git(tmp_path / name, "add", ".")
+        git(tmp_path / name, "commit", "-m", "a")
+    allowed = ("-c", "protocol.file.allow=always")
+    git(tmp_path / "main", *allowed, "submodule", "add", str(tmp_path / "other"), "sub")
+    git(tmp_path / "main", "commit", "-m", "sub")
+    git(tmp_path / "main", "worktree", "add", str(tmp_path / "tree"))
+    write(tmp_path / "tree", files)
+    inside = [".gitignore", "b"] if files else []
+    assert list_files(tmp_path / "tree/sub") == inside
+    assert list_files(tmp_path / "tree") == [
+        ".gitmodules",
+        "a",
+        *(f"sub/{path}" for path in inside),
+    ]
+    assert list_files(tmp_path / "main") == [".gitmodules", "a", "sub/a"]
+
+
 def test_a_folder_that_the_repository_around_it_ignores(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -57,8 +57,12 @@ def _ask_git(folder: Path) -> list[str] | None:
     if not done.stdout and _is_ignored(folder):
         # An outer repository ignores this folder, so only the folder's own rules apply.
         return None
+    names = set(os.fsdecode(done.stdout).split("\0")) - {""}
+    if "./" in names:
+        # This folder is a submodule that is not checked out, so git lists only the folder itself.
+        return None
     paths: list[str] = []
-    for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
+    for name in sorted(names):
         full = folder / name
         if name.endswith("/") or (full.is_dir() and not full.is_symlink()):
             # Git lists a nested repository without its files.
