@@ -317,6 +317,29 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         freeze(tmp_path)
 
 
+def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"a": "x", "locked/b": "x"})
+    locked, plain_scan, plain_read = tmp_path / "locked", os.scandir, Path.read_bytes
+
+    def scan(path: Path) -> object:
+        if path == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain_scan(path)
+
+    def read(path: Path) -> bytes:
+        if path.parent == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain_read(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(FreezeError) as caught:
+        freeze(tmp_path)
+    assert str(caught.value) == (
+        f"cannot read {locked}: Permission denied; make it readable, or list it in .cavvyignore"
+    )
+
+
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     name = tmp_path / os.fsdecode(b"a\xff")
     name.write_text("x")

@@ -94,8 +94,8 @@ Rules = tuple[tuple[str, list["RegexPattern"]], ...]
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
-    rules = (*rules, *_rules_of(folder, inside, git_rules=git_rules))
     with os.scandir(folder / inside) as entries:
+        rules = (*rules, *_rules_of(folder, inside, git_rules=git_rules))
         for entry in entries:
             path = f"{inside}{entry.name}"
             is_folder = entry.is_dir(follow_symlinks=False)

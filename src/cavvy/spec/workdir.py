@@ -140,7 +140,10 @@ def list_folder(
     try:
         paths = list_files(folder) if only is None else [only]
     except OSError as error:
-        raise FreezeError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+        raise FreezeError(
+            f"cannot read {error.filename or folder}: {error.strerror}",
+            f"make it readable, or list it in {OWN_FILE}",
+        ) from error
     paths, left_out = _without_state(folder, paths, state)
     if len(paths) > most_files:
         raise FreezeError(
