@@ -326,9 +326,7 @@ class GatewaySuite:
         where = reply.headers["location"]
         assert ask(plane.port, "GET", where).status == 202
         plane.set_replicas("svc", replicas[:1])
-        result = wait_for(
-            lambda: (r := ask(plane.port, "GET", where)).status == 200 and r, seconds=30
-        )
+        result = wait_for(lambda: (r := ask(plane.port, "GET", where)).status == 200 and r)
         assert (result.json["method"], result.json["size"]) == ("POST", 5)
         sent = {name.lower(): value for name, value in result.json["headers"]}
         assert (sent["x-forwarded-proto"], sent["x-forwarded-for"][-9:]) == ("http", "127.0.0.1")
