@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -338,6 +339,28 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(caught.value) == (
         f"cannot read {locked}: Permission denied; make it readable, or list it in .cavvyignore"
     )
+
+
+def test_files_and_folders_that_vanish_meanwhile_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"a": "x", "folder/b": "x", "c": "x"})
+    plain_scan, plain_stat = os.scandir, Path.lstat
+
+    def scan(path: Path) -> object:
+        if path == tmp_path / "folder":
+            shutil.rmtree(path)
+        return plain_scan(path)
+
+    def look(path: Path) -> os.stat_result:
+        seen = plain_stat(path)
+        if path.name == "c":
+            path.unlink()
+        return seen
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "lstat", look)
+    assert paths(freeze(tmp_path)) == ["a"]
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:

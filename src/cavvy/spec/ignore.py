@@ -94,7 +94,13 @@ Rules = tuple[tuple[str, list["RegexPattern"]], ...]
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
-    with os.scandir(folder / inside) as entries:
+    try:
+        opened = os.scandir(folder / inside)
+    except FileNotFoundError:
+        if not inside:
+            raise
+        return  # a program has removed the folder after it was listed
+    with opened as entries:
         rules = (*rules, *_rules_of(folder, inside, git_rules=git_rules))
         for entry in entries:
             path = f"{inside}{entry.name}"

@@ -313,8 +313,11 @@ def _hash_all(
     for entry, seen in found:
         if entry.link is None:
             known = cache.get(entry.path, seen)
-            size, digest = (seen.st_size, known) if known else _hash(folder, entry.path, cache)
-            entries.append(FolderEntry(path=entry.path, size=size, mode=entry.mode, sha256=digest))
+            read = (seen.st_size, known) if known else _hash(folder, entry.path, cache)
+            if read is not None:
+                size, digest = read
+                made = FolderEntry(path=entry.path, size=size, mode=entry.mode, sha256=digest)
+                entries.append(made)
             done += entry.size
             if progress is not None:
                 progress(done, total)
@@ -324,9 +327,9 @@ def _hash_all(
     return tuple(entries)
 
 
-def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
-    """Return the size and SHA-256 of a file. If the file changes while it is read, it is read
-    again, up to three times in total. Raises FreezeError.
+def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str] | None:
+    """Return the size and SHA-256 of a file, or None if the file no longer exists. If the file
+    changes while it is read, it is read again, up to three times in total. Raises FreezeError.
     """
     for _ in range(3):
         try:
@@ -334,6 +337,8 @@ def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
                 before = os.fstat(stream.fileno())
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 after = os.fstat(stream.fileno())
+        except FileNotFoundError:
+            return None
         except OSError as error:
             hint = f"make it readable, or list it in {OWN_FILE}"
             raise FreezeError(f"cannot read {path}: {error.strerror}", hint) from error
