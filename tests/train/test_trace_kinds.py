@@ -175,6 +175,11 @@ optimizer.step()
         ("model.cuda(); average = torch.optim.swa_utils.AveragedModel(model, device='cpu')", 0),
         ("model.cuda(); average = {n: p.cpu().clone() for n, p in model.state_dict().items()}", 0),
         ("copy.deepcopy(model)", 0),
+        (
+            "state = {'weight': torch.randn(256, 256)}; average = copy.deepcopy(model); "
+            "average.load_state_dict(state)",
+            1,
+        ),
     ],
 )
 def test_kept_copies_of_parameters_on_the_gpu_need_memory(

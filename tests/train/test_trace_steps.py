@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from cavvy.planner.estimate.errors import list_unmeasured
@@ -431,6 +432,47 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.randint(100, {shape})).sum().backward()
+optimizer.step()
+""",
+    )
+    assert profile["batch"] == 16
+
+
+@pytest.mark.parametrize("options", ["", ", map_location='cuda'", ", 'cpu', weights_only=True"])
+def test_saved_tensors_can_be_loaded(tmp_path: Path, options: str) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 5}
+    torch.save({**kept, "rows": torch.tensor([3, 13])}, tmp_path / "last.pt")
+    profile = trace(
+        tmp_path,
+        f"""
+kept = torch.load({str(tmp_path / "last.pt")!r}{options})
+model = nn.Linear(8, 4)
+optimizer = torch.optim.Adam(model.parameters())
+model.load_state_dict(kept["model"])
+optimizer.load_state_dict(kept["optimizer"])
+assert kept["step"] == 5
+model(torch.randn(int(kept["rows"].sum()), 8, device="cuda")).sum().backward()
+optimizer.step()
+""",
+    )
+    assert (profile["batch"], profile["parameters"]) == (16, 36)
+
+
+@pytest.mark.parametrize(
+    "device", ["torch.set_default_device('cuda')", "torch.device('cuda').__enter__()"]
+)
+def test_a_script_may_set_the_device_of_new_tensors(tmp_path: Path, device: str) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+{device}
+model = nn.Linear(8, 4)
+optimizer = torch.optim.Adam(model.parameters())
+model(torch.randn(16, 8)).sum().backward()
 optimizer.step()
 """,
     )

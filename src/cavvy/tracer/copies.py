@@ -36,7 +36,8 @@ class CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
             own, other = made.untyped_storage(), source.untyped_storage()
         except NotImplementedError:  # Sparse tensors, for example, have no storage.
             return
-        self._sources[own] = weakref.ref(other), *self._sources.get(other, ())
+        known = (*self._sources.get(other, ()), *self._sources.get(own, ()))
+        self._sources[own] = tuple(dict.fromkeys((weakref.ref(other), *known)))
         place = find_place(other)
         if place:
             own.place = place  # type: ignore[attr-defined]  # an attribute of this module

@@ -3,7 +3,7 @@
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +41,7 @@ def fake_device() -> Iterator["_Fake"]:
             (fake := _Fake()),
             ReadValues(fake.assumed),
             ValueFunctions(),
+            patch.object(torch, "load", fake.make_load(torch.load)),
         ):
             yield fake
 
@@ -197,6 +198,29 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def _keep(self, fake: Any, known: torch.Tensor) -> None:
         fake.constant = known
         self.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+    def make_load(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `torch.load` that makes the loaded tensors fake."""
+
+        def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                with (
+                    no_dispatch(),
+                    patch.object(torch._guards, "detect_fake_mode", lambda _: None),
+                    patch.object(torch._guards, "active_fake_mode", lambda: None),
+                ):
+                    try:  # A mapped file uses no memory.
+                        loaded = before(file, "cpu", *args, **{"mmap": True, **kwargs})
+                    except (RuntimeError, ValueError):  # an old format, or an open file
+                        loaded = before(file, "cpu", *args, **kwargs)
+                return tree_map_only(torch.Tensor, self._convert_loaded, loaded)
+
+        return load
+
+    def _convert_loaded(self, tensor: torch.Tensor) -> Any:
+        return self.fake_tensor_converter.from_real_tensor(
+            self, tensor, make_constant=self.may_turn_const(tensor)
+        )
 
     def _keep_decided(self, name: str, leaves: list[torch.Tensor], out: Any) -> None:
         decided = find_decided(name, leaves, out)

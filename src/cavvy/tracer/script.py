@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch.distributions import Distribution
+from torch.utils._device import DeviceContext
 
 from cavvy.tracer import MODULE
 from cavvy.tracer.fake_cuda import fake_cuda
@@ -105,6 +106,10 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path = before
 
 
+def _call(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def _patched() -> Iterator[None]:
     """Prevent a traced script from compiling, resuming, skipping an optimizer step, or computing on
@@ -137,6 +142,8 @@ def _patched() -> Iterator[None]:
         # operations that the trace knows.
         (torch._C, "_InferenceMode", lambda enabled: torch.set_grad_enabled(not enabled)),
         (Run, "resume", lambda _: False),
+        # The device for new tensors; all fake tensors are on one device.
+        (DeviceContext, "__torch_function__", _call),
         (torch, "save", lambda *_, **__: None),  # Fake tensors have no data to write.
         # Values of fake tensors cannot be checked.
         (Distribution, "_validate_args", False),
