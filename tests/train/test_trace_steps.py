@@ -477,6 +477,7 @@ optimizer.step()
 """,
     )
     assert profile["batch"] == 16
+    assert torch.ones(1).device.type == torch.get_default_device().type == "cpu"
 
 
 def test_saved_tensors_are_not_written(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch.distributions import Distribution
-from torch.utils._device import DeviceContext
+from torch.utils import _device
 
 from cavvy.tracer import MODULE
 from cavvy.tracer.fake_cuda import fake_cuda
@@ -56,6 +56,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 
 def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
     with (
+        _keep_default_device(),
         torch.random.fork_rng(devices=()),
         end_processes(),
         suppress(StepDone),
@@ -106,6 +107,23 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path = before
 
 
+@contextmanager
+def _keep_default_device() -> Iterator[None]:
+    """Restore the device of new tensors, and the modes that a script has entered and not left."""
+    stack = range(torch._C._len_torch_function_stack())
+    modes = [torch._C._get_function_stack_at(each) for each in stack]
+    own, context = _device.CURRENT_DEVICE, torch._GLOBAL_DEVICE_CONTEXT
+    kept = getattr(context, "device_context", None)
+    try:
+        yield
+    finally:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in modes:
+            torch._C._push_on_torch_function_stack(mode)
+        _device.CURRENT_DEVICE, context.device_context = own, kept
+
+
 def _call(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     return func(*args, **(kwargs or {}))
 
@@ -143,7 +161,7 @@ def _patched() -> Iterator[None]:
         (torch._C, "_InferenceMode", lambda enabled: torch.set_grad_enabled(not enabled)),
         (Run, "resume", lambda _: False),
         # The device for new tensors; all fake tensors are on one device.
-        (DeviceContext, "__torch_function__", _call),
+        (_device.DeviceContext, "__torch_function__", _call),
         (torch, "save", lambda *_, **__: None),  # Fake tensors have no data to write.
         # Values of fake tensors cannot be checked.
         (Distribution, "_validate_args", False),
