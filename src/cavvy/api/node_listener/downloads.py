@@ -5,6 +5,7 @@ the host supervisor. The served files contain no secrets.
 import hashlib
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from cavvy.client.state import write_private
@@ -51,5 +52,6 @@ class NodeDownloads:
     def _drop_old(self) -> None:
         oldest = time.time() - _KEPT_S
         for path in self._folder.iterdir():
-            if path.name not in self._known and path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # the draft of a file that another thread has written
+                if path.name not in self._known and path.stat().st_mtime < oldest:
+                    path.unlink()
