@@ -97,3 +97,16 @@ def test_a_container_links_files_into_the_home_folder_of_its_image(
     assert done.stdout == "of rank 0"
     assert (tmp_path / "home" / "conf" / "my file").is_symlink()
     assert find_output(config, work, 0)[0] == config.folder + "/a"
+
+
+@pytest.mark.parametrize(("program", "signals_all"), [("podman", True), ("apptainer", False)])
+def test_only_a_container_with_processes_of_its_own_signals_all(
+    gang: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, signals_all: bool
+) -> None:
+    """Elsewhere, the signal would reach all processes of the user on the node."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    config = configure(gang, 0)
+    write_entry(config, make_work("~/a", image="i"))
+    assert (" -1" in Path(config.entry_script).read_text()) is signals_all
