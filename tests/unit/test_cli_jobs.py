@@ -533,6 +533,8 @@ def test_an_unknown_command_names_its_neighbour() -> None:
     [
         ("services list", "`cavvy services` has no command 'list'", "expected show or no command"),
         ("secret rm", "has no command 'rm'", "expected delete, keys, list, rotate or set"),
+        ("estimate no.py", "TRAIN.PY: file 'no.py' does not exist", "`cavvy estimate --help`"),
+        ("estimate -m no", "TRAIN.PY: there is no module 'no'", "`cavvy estimate --help`"),
         ("status", "NAME is missing", "`cavvy ps` lists jobs; `cavvy status --help` shows"),
         ("machines stop", "NAME is missing", "`cavvy machines` lists machines; "),
         ("call", "NAME is missing", "`cavvy services` lists services; "),

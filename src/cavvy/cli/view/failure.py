@@ -1,9 +1,12 @@
 """The error that ends a command and contains the message to show."""
 
+import re
 import sys
 from typing import Any
 
 import click
+
+_OPTIONAL = re.compile(r"\[([^\[\]]+(?:\[[^\[\]]*\])?)\]")  # an argument that may be left out
 
 
 def escape_controls(text: str, keep: str = "") -> str:
@@ -85,6 +88,8 @@ def _name(error: click.BadParameter) -> str:
     named = error.param_hint
     if not named and param is not None:
         named = param.make_metavar(error.ctx)  # type: ignore[arg-type]  # the parser sets it
+        if optional := _OPTIONAL.fullmatch(named):
+            named = optional[1]
     return str(named or "an argument")
 
 
