@@ -25,6 +25,17 @@ def test_why_a_pod_does_not_start_is_told_while_it_does_not(user: User) -> None:
     user.ended(name)
 
 
+def test_why_a_placed_pod_does_not_start_is_told(user: User) -> None:
+    volume = "{name: notes, configMap: {name: nowhere}}"
+    pod = f"options: {{kubernetes: {{pod: {{spec: {{volumes: [{volume}]}}}}}}}}"
+    small = SMALL.replace("}", f", {pod}}}")
+    name = user.submit(f"{{name: mounts, {small}, run: 'true'}}")
+    job = user.wait(name, lambda job: "FailedMount" in job.reason)
+    assert 'configmap "nowhere" not found' in job.reason
+    user.cli("stop", name)
+    user.ended(name)
+
+
 def test_settings_that_no_pod_can_have_are_told_beforehand(user: User, cluster: Cluster) -> None:
     assert "ready" in user.cli("check", "kubernetes")
     configure(user, cluster, 'namespace = "nowhere"\n')

@@ -14,6 +14,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
+    GangState,
     NoCapacity,
     ProviderError,
     QuotaTooSmall,
@@ -46,6 +47,7 @@ from cavvy.providers.kubernetes.node_pools import (
 )
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_check import find_refused
+from cavvy.providers.kubernetes.pod_events import find_obstacle
 from cavvy.providers.kubernetes.status import PodGangRecord
 
 Object = dict[str, Any]
@@ -206,7 +208,11 @@ class ClusterContext:
                 of_gang = by_gang.setdefault(pod["metadata"]["labels"][pods.GANG], {})
                 of_gang[pod["metadata"]["name"]] = pod
             looks = [await self._see(each, by_gang.get(each.name, {})) for each in records]
-            return [seen for seen in looks if seen is not None]
+            return [
+                await self._explain(seen, by_gang.get(seen.name, {}))
+                for seen in looks
+                if seen is not None
+            ]
 
     async def remove(self, name: str) -> bool:
         """Remove the gang; see `Provider.remove`. Return whether this context has a record of the
@@ -438,6 +444,14 @@ class ClusterContext:
         ):
             await self._remove(record, exist, hopeless)
         return look.seen
+
+    async def _explain(self, seen: GangSeen, found: Mapping[str, Object]) -> GangSeen:
+        """Add the reason of a starting gang if the status of its pods does not contain it."""
+        if seen.state is not GangState.STARTING or seen.reason:
+            return seen
+        waiting = list(found.values())
+        why = await find_obstacle(self.api, self._path("events"), waiting, self._terms.now())
+        return replace(seen, reason=why)
 
     async def _find_lost(self, found: Sequence[Object]) -> Mapping[str, str]:
         after = timedelta(seconds=self._terms.options.lost_after_s)

@@ -17,6 +17,7 @@ _NAMESPACED: tuple[Right, ...] = (
     ("", "secrets", ("create", "delete")),
     ("", "resourcequotas", ("list",)),
     ("", "limitranges", ("list",)),
+    ("", "events", ("list",)),
     ("", "persistentvolumeclaims", ("create", "get")),
 )
 # additional rights for gangs submitted to a Kueue queue

@@ -1,0 +1,65 @@
+"""Reads from Kubernetes' events why a placed pod does not start."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cavvy.providers.kubernetes import status
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
+
+Object = dict[str, Any]
+
+# A kubelet starts most pods within this time, so younger pods need no request.
+_PATIENCE = timedelta(seconds=15)
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+_LONGEST = 400  # characters; some runtimes return pages of text
+# The kubelet reports this beside the actual cause, with the volumes in random order.
+_TIMEOUT = "Unable to attach or mount volumes"
+# Each attempt to create a sandbox has a new ID.
+_SANDBOX_ID = re.compile(r'"?\b[0-9a-f]{64}\b"?')
+
+
+async def find_obstacle(
+    api: KubernetesApi, path: str, pods: Sequence[Object], now: datetime
+) -> str:
+    """Return the latest warning about the first pod that is placed on a node but has not started,
+    or "" if there is none. `path` is the API path of the namespace's events.
+
+    The status of such a pod states only `ContainerCreating`. The kubelet reports the cause, such as
+    a secret that cannot be mounted or a sandbox that cannot be created, as an event. Without
+    permission to list events, the cause remains unknown.
+    """
+    waiting = next((pod for pod in pods if _is_waiting(pod, now)), None)
+    if waiting is None:
+        return ""
+    query = {"fieldSelector": f"involvedObject.uid={waiting['metadata']['uid']},type=Warning"}
+    try:
+        found = await api.items(path, query)
+    except ApiServerRefused:
+        return ""
+    if not found:
+        return ""
+    latest = max(found, key=_rank)
+    parts = (latest.get("reason"), latest.get("message"))
+    text = ": ".join(" ".join(part.split()) for part in parts if part)
+    text = _SANDBOX_ID.sub("…", text)  # so that the reason does not change with each attempt
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _is_waiting(pod: Object, now: datetime) -> bool:
+    """Return whether a pod has had a node for a while but has neither started nor ended."""
+    since = status.read_time((pod.get("status") or {}).get("startTime"))
+    rank = status.read_pod(pod, {}, now)
+    started = rank.started_at is not None or rank.ended_at is not None
+    return bool(rank.node) and not started and since is not None and now - since >= _PATIENCE
+
+
+def _rank(event: Object) -> tuple[bool, datetime]:
+    """Return the sort key of an event: causes are greater than timeouts, later events are greater
+    than earlier ones. Newer API servers set only `eventTime` or `series`.
+    """
+    series = event.get("series") or {}
+    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    at = next((at for each in times if (at := status.read_time(each))), _EARLIEST)
+    return not (event.get("message") or "").startswith(_TIMEOUT), at
