@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tests.api.api_state import Api, open_api, until
 
+from cavvy.api.serving.front import GatewayFront
 from cavvy.client.state import host_name
 
 pytestmark = pytest.mark.anyio
@@ -204,6 +205,33 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
     await until(api.app_state.control_plane.idle)  # no replica goes on
     for each in await api.app_state.store.audit_records():
         assert key not in each.text
+
+
+async def test_a_key_is_revoked_before_the_answer_though_the_gateway_is_not_reached(
+    api: Api,
+) -> None:
+    """As in the moment after a restart of the server, whose gateway has gone on serving."""
+    await put(api, TEXT.replace("port: 80", "port: 80, keys: true"))
+    made = (await api.http.post(f"{SERVICE}/keys", json={})).json()
+    front = api.app_state.control_plane.services._front
+    assert isinstance(front, GatewayFront)
+
+    async def is_linked() -> bool:
+        return front._link is not None
+
+    await until(is_linked)
+    url = (await api.http.get(SERVICE)).json()["url"]
+    async with httpx.AsyncClient() as client:
+        headers = {"Prefer": "wait=0", "Authorization": f"Bearer {made['key']}"}
+        assert (await client.get(f"{url}/", headers=headers)).status_code == 504
+        front._link, link = None, front._link
+        front._done.clear()
+        assert link is not None
+        asyncio.get_running_loop().call_later(0.3, link.close)  # what opens the next link
+        assert (await api.http.delete(f"{SERVICE}/keys/{made['view']['id']}")).status_code == 204
+        assert (await client.get(f"{url}/", headers=headers)).status_code == 401
+    await api.http.delete(SERVICE)
+    await until(api.app_state.control_plane.idle)
 
 
 async def test_webhooks_and_cron_lines_are_shown_with_their_url_and_next_time(api: Api) -> None:

@@ -45,6 +45,7 @@ from cavvy.gateway.statistics import ServiceFacts
 
 _LOCAL = "127.0.0.1"
 _POLL_S = 1.0
+_RECEIVED_POLL_S = 0.02
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # seconds between two attempts to reach the gateway
 _DRAIN_S = 2.0  # seconds for requests in flight when the server or the last service ends
 _REMEMBERED_PORTS = 64  # ports that were assigned to replicas, which may not listen on them yet
@@ -156,6 +157,19 @@ class GatewayFront:
             self._done[service.id] = max(self._done.get(service.id, 0), service.version)
         except GatewayLost:
             link.close()  # this makes the next pass open another link and send all data again
+
+    async def await_published(self, service: StoredService, timeout_s: float) -> None:
+        for _ in range(round(timeout_s / _RECEIVED_POLL_S)):
+            if self._has_received(service) or self.find_problem():
+                return
+            await asyncio.sleep(_RECEIVED_POLL_S)
+
+    def _has_received(self, service: StoredService) -> bool:
+        """Return whether the gateway has received this version of the service or a later change,
+        such as the end of the service.
+        """
+        withdrawn = service.id not in self._published
+        return withdrawn or self._done.get(service.id, 0) >= service.version
 
     async def withdraw(self, service: StoredService) -> None:
         if self._published.pop(service.id, None) is None:

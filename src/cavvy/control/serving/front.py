@@ -55,6 +55,11 @@ class ServiceFront(Protocol):
         service is published. A gateway that does not respond receives the change later.
         """
 
+    async def await_published(self, service: StoredService, timeout_s: float) -> None:
+        """Wait until the gateway has received this version of the service, at most `timeout_s`
+        seconds. Return immediately if no gateway can listen.
+        """
+
     async def withdraw(self, service: StoredService) -> None:
         """Stop serving the service. The gateway stops when its last service is withdrawn."""
 

@@ -26,6 +26,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
+_REVOKED_WITHIN_S = 10.0
 
 
 class NameTaken(Exception):
@@ -168,9 +169,14 @@ class ServiceRequests:
         await self._publish(service)
 
     async def remove_key(self, project: str, name: str, key_id: str) -> None:
-        """Revoke a key's permission to call the service. Raises RowNotFound, KeyUnknown."""
+        """Revoke a key's permission to call the service. The gateway may still be running from
+        before a restart of the server, so wait until it no longer accepts the key. Raises
+        RowNotFound, KeyUnknown.
+        """
         service = await self._change(project, name, lambda service: without_key(service, key_id))
         await self._publish(service)
+        if self._front is not None:
+            await self._front.await_published(service, _REVOKED_WITHIN_S)
 
     async def _change(
         self, project: str, name: str, change: Callable[[StoredService], StoredService]
