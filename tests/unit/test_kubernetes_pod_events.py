@@ -50,12 +50,13 @@ CREATING = {"waiting": {"reason": "ContainerCreating"}}
 
 
 @pytest.mark.parametrize("state", [CREATING, {"waiting": {"reason": "PodInitializing"}}, {}])
-def test_the_latest_warning_of_a_placed_pod_is_told(tmp_path: Path, state: Object) -> None:
+def test_the_latest_failure_of_a_placed_pod_is_told(tmp_path: Path, state: Object) -> None:
     events = [
         make_event("FailedMount", "no secret", lastTimestamp="2026-05-01T11:58:00Z"),
         make_event(SANDBOX, "no image\n  localhost/pause:1", eventTime="2026-05-01T11:59:00.12Z"),
         make_event("FailedMount", "older", series={"lastObservedTime": "2026-05-01T11:57:00Z"}),
-        make_event("Odd", "no time at all"),
+        make_event("FailedOddly", "no time at all"),
+        make_event("MissingClusterDNS", "no IP", lastTimestamp="2026-05-01T11:59:40Z"),
         make_event("FailedMount", f"{TIMEOUT}: [a]", lastTimestamp="2026-05-01T11:59:30Z"),
     ]
     server, reason = say(tmp_path, events, make_pod_seen("Pending", state))

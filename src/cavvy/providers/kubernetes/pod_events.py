@@ -23,7 +23,7 @@ _SANDBOX_ID = re.compile(r'"?\b[0-9a-f]{64}\b"?')
 async def find_obstacle(
     api: KubernetesApi, path: str, pods: Sequence[Object], now: datetime
 ) -> str:
-    """Return the latest warning about the first pod that is placed on a node but has not started,
+    """Return the most telling warning about the first pod that is placed on a node but has not started,
     or "" if there is none. `path` is the API path of the namespace's events.
 
     The status of such a pod states only `ContainerCreating`. The kubelet reports the cause, such as
@@ -40,8 +40,8 @@ async def find_obstacle(
         return ""
     if not found:
         return ""
-    latest = max(found, key=_rank)
-    parts = (latest.get("reason"), latest.get("message"))
+    worst = max(found, key=_rank)
+    parts = (worst.get("reason"), worst.get("message"))
     text = ": ".join(" ".join(part.split()) for part in parts if part)
     text = _SANDBOX_ID.sub("…", text)  # so that the reason does not change with each attempt
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
@@ -55,11 +55,14 @@ def _is_waiting(pod: Object, now: datetime) -> bool:
     return bool(rank.node) and not started and since is not None and now - since >= _PATIENCE
 
 
-def _rank(event: Object) -> tuple[bool, datetime]:
-    """Return the sort key of an event: causes are greater than timeouts, later events are greater
-    than earlier ones. Newer API servers set only `eventTime` or `series`.
+def _rank(event: Object) -> tuple[bool, bool, datetime]:
+    """Return the sort key of an event: failures are greater than other warnings, causes are greater
+    than timeouts, and later events are greater than earlier ones.
     """
+    failure = (event.get("reason") or "").startswith("Failed")  # unlike MissingClusterDNS
+    cause = not (event.get("message") or "").startswith(_TIMEOUT)
     series = event.get("series") or {}
+    # Newer API servers set only `eventTime` or `series`.
     times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
     at = next((at for each in times if (at := status.read_time(each))), _EARLIEST)
-    return not (event.get("message") or "").startswith(_TIMEOUT), at
+    return failure, cause, at
