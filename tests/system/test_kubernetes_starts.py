@@ -26,9 +26,10 @@ def test_why_a_pod_does_not_start_is_told_while_it_does_not(user: User) -> None:
 
 
 def test_why_a_placed_pod_does_not_start_is_told(user: User) -> None:
-    volume = "{name: notes, configMap: {name: nowhere}}"
-    pod = f"options: {{kubernetes: {{pod: {{spec: {{volumes: [{volume}]}}}}}}}}"
-    small = SMALL.replace("}", f", {pod}}}")
+    volumes = "[{name: notes, configMap: {name: nowhere}}]"
+    containers = "[{volumeMounts: [{name: notes, mountPath: /notes}]}]"
+    pod = f"{{spec: {{volumes: {volumes}, containers: {containers}}}}}"
+    small = SMALL.replace("}", f", options: {{kubernetes: {{pod: {pod}}}}}}}")
     name = user.submit(f"{{name: mounts, {small}, run: 'true'}}")
     job = user.wait(name, lambda job: "FailedMount" in job.reason)
     assert 'configmap "nowhere" not found' in job.reason

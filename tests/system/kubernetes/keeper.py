@@ -58,6 +58,7 @@ authorization: {{mode: AlwaysAllow}}
 nodeStatusUpdateFrequency: 2s
 nodeLeaseDurationSeconds: 10
 evictionHard: {{memory.available: "50Mi", nodefs.available: "0.1%", imagefs.available: "0.1%"}}
+imageGCHighThresholdPercent: 100
 makeIPTablesUtilChains: false
 """
 

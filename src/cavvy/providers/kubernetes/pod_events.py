@@ -23,8 +23,8 @@ _SANDBOX_ID = re.compile(r'"?\b[0-9a-f]{64}\b"?')
 async def find_obstacle(
     api: KubernetesApi, path: str, pods: Sequence[Object], now: datetime
 ) -> str:
-    """Return the most telling warning about the first pod that is placed on a node but has not started,
-    or "" if there is none. `path` is the API path of the namespace's events.
+    """Return the warning that best explains why the first placed pod has not started, or "" if
+    there is no such pod or warning. `path` is the API path of the namespace's events.
 
     The status of such a pod states only `ContainerCreating`. The kubelet reports the cause, such as
     a secret that cannot be mounted or a sandbox that cannot be created, as an event. Without
