@@ -41,6 +41,7 @@ QUIET = {
     "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
     "RAY_worker_niceness": "0",  # at Ray's 15, work hardly runs beside other tests
     "RAY_health_check_period_ms": "1000",  # a killed node is noticed sooner
+    "RAY_local_fs_capacity_threshold": "1",  # at 0.95, a full disk of this machine stops its work
 }
 PROOF = Proof("ray", True, f"Ray {VERSION}, its nodes in network namespaces")
 
