@@ -347,3 +347,29 @@ def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
         "note: line 3: `file_mounts./b`: the bucket name ${B} contains a variable"
         in validated.output
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "line"),
+    [
+        (["sleep", "5"], "expected one task file, but 2 words were given", "sleep 5"),
+        (["python train.py"], "python train.py: the file does not exist", "python train.py"),
+        (["nvidia-smi", "-L"], "nvidia-smi: the file does not exist", "nvidia-smi -L"),
+        (["ls", "-Z", "-d"], "ls: the file does not exist", "ls -Z -d"),
+        (["ls"], "ls: the file does not exist", "ls"),
+        (["a.yaml", "it's"], "expected one task file", "a.yaml 'it'\"'\"'s'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_who_gives_a_command_as_the_file_is_told_how_to(
+    sent: list[dict[str, object]], command: str, arguments: list[str], problem: str, line: str
+) -> None:
+    done = CliRunner().invoke(cli, [command, *arguments])
+    assert (done.exit_code, sent) == (2, [])
+    assert problem in done.stderr
+    assert f"write it after --: `cli {command} -- {line}`" in done.stderr
+
+
+def test_a_name_that_is_no_command_is_a_file_that_is_missing() -> None:
+    done = CliRunner().invoke(cli, ["run", "nowhere.yaml"])
+    assert "`cavvy init` writes a starter file" in done.stderr

@@ -5,6 +5,7 @@
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -84,10 +85,30 @@ class TaskCommand(click.Command):
             at = args.index("--")
             ctx.meta[_COMMAND] = args[at + 1 :]
             args = args[:at]
-        return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        given = list(args)  # the parser removes the words from `args`
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if _COMMAND in ctx.meta or not _looks_like_command(given[0]):
+                raise
+            hint = _advise_command(ctx, shlex.join(given))
+            raise CommandFailure(f"{given[0]}: the file does not exist", hint, 2) from error
+        if rest and not ctx.resilient_parsing:
+            words = [word for word in (ctx.params.get("file"), *rest) if word]
+            raise CommandFailure(
+                f"expected one task file, but {len(words)} words were given",
+                _advise_command(ctx, shlex.join(words)),
+                exit_code=2,
+            )
+        return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
+
+
+def _advise_command(context: click.Context, line: str) -> str:
+    return f"to run a command, write it after --: `{context.command_path} -- {line}`"
 
 
 def replace_command(context: click.Context, line: str) -> None:
@@ -158,12 +179,26 @@ def _read_options(
                 click.echo(note, err=True)
         else:
             overrides["run"] = line
+    context = click.get_current_context()
+    takes_command = isinstance(context.command, TaskCommand)
     if file is None or words == []:
-        command = click.get_current_context().command
-        other = ", - or a command after --" if isinstance(command, TaskCommand) else " or -"
+        other = ", - or a command after --" if takes_command else " or -"
         raise click.UsageError(f"expected a task file{other}")
+    if words is None and takes_command and _looks_like_command(file):
+        hint = _advise_command(context, file)
+        raise CommandFailure(f"{file}: the file does not exist", hint, exit_code=2)
     told = json.dumps(overrides) if overrides else ""
     return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
+
+
+def _looks_like_command(file: str) -> bool:
+    """Return whether the given name of a task file is probably a command, as in
+    `sky launch 'python train.py'`.
+    """
+    if file.startswith("-") or os.path.exists(file):
+        return False
+    is_word = "." not in file and not os.path.exists(f"{file}.yaml")  # such as nvidia-smi
+    return is_word or " " in file.strip() or shutil.which(file) is not None
 
 
 def _name(flags: str) -> str:
