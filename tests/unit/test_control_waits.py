@@ -28,6 +28,7 @@ from cavvy.domain.jobs import (
     FailureKind,
     JobPhase,
     JobRecord,
+    Node,
     StopCause,
 )
 from cavvy.domain.offers import Offer
@@ -79,7 +80,8 @@ def tell_wait(
     """The rows after so many looks that saw this, and the texts of the events."""
     uow = UnitOfWork(job, [make_attempt(), attempt], [])
     for _ in range(times):
-        uow.apply(note_wait(uow.rows, uow.rows.attempts[attempt.number], seen, NOW))
+        look = GangLook(seen=seen)
+        uow.apply(note_wait(uow.rows, uow.rows.attempts[attempt.number], look, NOW))
     return uow.rows, [event.text for event in uow.take_changes().events]
 
 
@@ -89,6 +91,7 @@ def tell_wait(
         (QUEUED, "waits at p: Resources"),
         (replace(QUEUED, reason=""), "waits at p: in its queue"),
         (STARTING, "starts at p: pulls the image"),
+        (replace(STARTING, state=GangState.RUNNING), "starts at p: pulls the image"),
         (
             replace(QUEUED, eta=NOW + timedelta(hours=1)),
             "waits at p: Resources, expected to start 2030-01-01 01:00 UTC",
@@ -105,7 +108,8 @@ def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -
     "seen",
     [
         replace(STARTING, reason=""),
-        replace(STARTING, state=GangState.RUNNING),
+        replace(STARTING, state=GangState.RUNNING, reason=""),
+        replace(STARTING, state=GangState.ENDED),
         GangAbsence.ABSENT,
         GangAbsence.UNKNOWN,
     ],
@@ -119,6 +123,81 @@ def test_a_gang_that_works_waits_for_nothing() -> None:
     running = make_attempt(phase=AttemptPhase.RUNNING)
     rows, events = tell_wait(QUEUED, running)
     assert (rows.job, rows.attempts[1], events) == (JOB, running, [])
+
+
+def tell(attempt: Attempt, look: GangLook, after: float = 0, **node: object) -> tuple[JobRows, int]:
+    """The rows after one look so many seconds later, and the number of events."""
+    nodes = [Node(attempt_id=attempt.id, project="p", rank=0, **node)]  # type: ignore[arg-type]
+    uow = UnitOfWork(JOB, [attempt], [])
+    uow.read_nodes(attempt, nodes)
+    uow.apply(note_wait(uow.rows, attempt, look, NOW + timedelta(seconds=after)))
+    return uow.rows, len(uow.take_changes().events)
+
+
+NOT_CALLED = "starts at p: the nodes run, but no agent of rank 0 has contacted the server yet"
+NOT_STARTED = "starts at p: the provider has not started all nodes yet, and states no reason"
+
+
+@pytest.mark.parametrize(
+    ("state", "after", "claim", "told"),
+    [
+        (GangState.RUNNING, 59, None, JOB.reason),
+        (GangState.RUNNING, 60, None, NOT_CALLED),
+        (GangState.RUNNING, 600, "agent", JOB.reason),
+        (GangState.STARTING, 60, None, NOT_STARTED),
+    ],
+)
+def test_a_job_is_told_which_agents_are_late(
+    state: GangState, after: float, claim: str | None, told: str
+) -> None:
+    nodes = [NodeSeen(rank=0, engine_id="0", started_at=NOW)]
+    look = GangLook(seen=GangSeen(name="g1", state=state, nodes=nodes))
+    rows, _ = tell(make_attempt(), look, after, claim=claim)
+    assert rows.job.reason == told
+
+
+def test_a_wait_that_is_over_is_not_told_any_more() -> None:
+    """Otherwise, the job would seem to wait in a queue while its setup runs."""
+    waiting, _ = tell_wait(replace(QUEUED, eta=NOW + timedelta(hours=1)), make_attempt())
+    look = GangLook(seen=GangSeen(name="g1", state=GangState.RUNNING))
+    rows, events = tell(waiting.attempts[1], look, 9, claim="agent")
+    assert (rows.job.reason, rows.attempts[1].wait, events) == (f"starts on {OFFER.key}", None, 0)
+    assert rows.attempts[1].standing == f"starts on {OFFER.key}"
+
+
+def test_a_provider_that_does_not_answer_is_told_once_and_only_after_a_while() -> None:
+    attempt = make_attempt(launched_at=NOW)
+    for after, trouble, told, news in (
+        (59, "no route", JOB.reason, 0),
+        (60, "no route", "starts at p: the gang's state is unknown: no route", 1),
+        (75, "timed\nout", "starts at p: the gang's state is unknown: timed out", 0),
+        (90, "", "starts at p: the gang's state is unknown: timed out", 0),
+    ):
+        look = after_look(GangLook(), GangAbsence.UNKNOWN, NOW, trouble)
+        rows, events = tell(attempt, look, after)
+        assert (rows.attempts[1].reason == told or rows.job.reason == told, events) == (True, news)
+        attempt = rows.attempts[1]
+
+
+def test_a_queued_gang_whose_provider_does_not_answer_still_waits() -> None:
+    waiting, _ = tell_wait(QUEUED, make_attempt())
+    look = after_look(GangLook(), GangAbsence.UNKNOWN, NOW, "e" * 999)
+    rows, events = tell(waiting.attempts[1], look, 60)
+    assert rows.job.reason == f"waits at p: the gang's state is unknown: {'e' * 399}…"
+    assert events == 1
+
+
+def test_a_launch_that_must_be_repeated_is_told_until_it_succeeds() -> None:
+    launching = make_attempt(phase=AttemptPhase.LAUNCHING)
+    rows, events = tell(launching, GangLook(trouble="1 of 2 nodes have been started"))
+    assert (rows.job.reason, events) == ("starts at p: 1 of 2 nodes have been started", 1)
+    booting = gangs.AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="accepted")
+    absent = after_look(GangLook(trouble="full"), GangAbsence.ABSENT, NOW)
+    assert absent.trouble == "full"
+    changes = advance_attempt(rows, rows.attempts[1], booting, GangLook(), NOW)
+    assert changes.job is not None
+    assert changes.job.reason == f"starts on {OFFER.key}"
+    assert advance_attempt(rows, launching, booting, GangLook(), NOW).job is None
 
 
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING])
@@ -147,7 +226,7 @@ def test_another_expected_start_is_written_and_is_no_event() -> None:
     uow = UnitOfWork(JOB, [make_attempt()], [])
     for hours in (1, 2):
         seen = replace(QUEUED, eta=NOW + timedelta(hours=hours))
-        uow.apply(note_wait(uow.rows, uow.rows.attempts[1], seen, NOW))
+        uow.apply(note_wait(uow.rows, uow.rows.attempts[1], GangLook(seen=seen), NOW))
     assert uow.job.reason.endswith("02:00 UTC")
     assert len(uow.take_changes().events) == 1
 
@@ -157,7 +236,8 @@ def test_another_wait_is_an_event_though_it_has_the_same_words() -> None:
     uow = UnitOfWork(JOB, [make_attempt()], [])
     for state in (GangState.QUEUED, GangState.STARTING):
         seen = replace(QUEUED, state=state)
-        uow.apply(note_wait(uow.rows, replace(uow.rows.attempts[1], reason="x"), seen, NOW))
+        attempt = replace(uow.rows.attempts[1], reason="x")
+        uow.apply(note_wait(uow.rows, attempt, GangLook(seen=seen), NOW))
     assert len(uow.take_changes().events) == 2
 
 

@@ -210,6 +210,47 @@ class TestLaunching:
         action = decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), T0 + a.LAUNCH_TIMEOUT)
         assert ends_as(action, AttemptOutcome.TIMEOUT)
 
+    @pytest.mark.parametrize(
+        ("phase", "seen", "reason"),
+        [
+            (
+                AttemptPhase.LAUNCHING,
+                GangAbsence.UNKNOWN,
+                "the provider gave no clear answer for 10 minutes: no route",
+            ),
+            (
+                AttemptPhase.BOOTING,
+                GangAbsence.UNKNOWN,
+                "no agent of rank 0, 1 contacted the server within 20 minutes: no route",
+            ),
+            (
+                AttemptPhase.BOOTING,
+                replace(alive(ranks=2), reason="the image cannot be pulled"),
+                "no agent of rank 0, 1 contacted the server within 20 minutes: the image cannot be "
+                "pulled",
+            ),
+        ],
+    )
+    def test_a_start_that_takes_too_long_ends_with_the_last_known_cause(
+        self, phase: AttemptPhase, seen: Seen, reason: str
+    ) -> None:
+        late = replace(view(phase, ranks=2, claimed=False, seen=seen), trouble="no route")
+        action = decide_attempt(late, T0 + timedelta(hours=1))
+        assert ends_as(action, AttemptOutcome.TIMEOUT)
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.reason == reason
+
+    def test_a_gang_that_ends_before_its_agents_call_is_told_apart(self) -> None:
+        """A machine that cannot reach the server ends itself, and its cloud knows no reason."""
+        boot = view(AttemptPhase.BOOTING, ranks=2, claimed=False, seen=gone())
+        action = decide_attempt(boot, at(900))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.reason == "the gang ended before the agent of rank 0, 1 contacted the server"
+        lost = replace(boot, seen=alive(ended_rank=1, ranks=2))
+        action = decide_attempt(lost, at(900))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.reason == "the node of rank 1 was lost before its agent contacted the server"
+
     def test_a_stop_before_the_launch_still_removes(self) -> None:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
         assert ends_as(

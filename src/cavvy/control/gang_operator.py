@@ -7,7 +7,7 @@ from datetime import timedelta
 from cavvy.control.agents.sessions import AgentSessions, first_lease
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import POLL, REMOVE_AGAIN, AdvanceAttempt
-from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence
+from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence, Seen
 from cavvy.control.decide.bills import accrue, is_accrual_due
 from cavvy.control.decide.looks import (
     FIRST_LOOK,
@@ -19,6 +19,7 @@ from cavvy.control.decide.looks import (
     note_failed_removal,
     note_wait,
 )
+from cavvy.control.decide.obstacles import shorten
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.control.decide.transitions import advance_attempt
 from cavvy.control.provider_pool import ProviderPool
@@ -99,8 +100,13 @@ class GangOperator:
             look, at = self._look(attempt), self._clock.now()
             # Set these before the poll, so that a signal during the poll leads to another poll.
             self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
-            seen = await self._out.pool.look(attempt.offer.account, attempt.gang)
-            self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
+            seen: Seen = GangAbsence.UNKNOWN
+            trouble = ""
+            try:
+                seen = await self._out.pool.look(attempt.offer.account, attempt.gang)
+            except (TryAgain, Refused) as error:
+                trouble = str(error)
+            self._looks[attempt.gang] = after_look(self._look(attempt), seen, at, trouble)
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
         """Return the charges that must be written now. For a warm gang, the result also contains
@@ -116,7 +122,7 @@ class GangOperator:
         return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
 
     def note_wait(self, rows: JobRows, attempt: Attempt) -> RowChanges:
-        return note_wait(rows, attempt, self._look(attempt).seen, self._clock.now())
+        return note_wait(rows, attempt, self._look(attempt), self._clock.now())
 
     def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
         """Return the inputs of a decision about the attempt."""
@@ -126,6 +132,7 @@ class GangOperator:
             attempt=attempt,
             nodes=tuple(self._heard(attempt, node) for node in rows.nodes_of(attempt)),
             seen=look.seen,
+            trouble=look.trouble,
             visibility_delay=self._visibility_delay(attempt),
             listening_since=self._started_at,
             asked=look.doubt,
@@ -156,10 +163,13 @@ class GangOperator:
         except Refused as error:
             reason = f"{attempt.offer.provider} refused: {error}"
             return self._deny(attempt, AttemptOutcome.REFUSED, reason, error.kind)
-        except TryAgain:  # the launch may still succeed, so the next poll is not made at once
-            self._change(attempt, unsure=True, looked_at=self._clock.now())
+        except TryAgain as error:
+            # the launch may still succeed, so the next poll is not made at once
+            trouble = shorten(str(error))
+            self._change(attempt, unsure=True, looked_at=self._clock.now(), trouble=trouble)
             return None
-        self._change(attempt, doubt=False, looked_at=self._clock.now() - POLL + FIRST_LOOK)
+        at = self._clock.now() - POLL + FIRST_LOOK
+        self._change(attempt, doubt=False, looked_at=at, trouble="")
         reason = "the provider accepted the launch"
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 

@@ -192,12 +192,8 @@ class ProviderPool:
             self._placed.pop(spec.name, None)
 
     async def look(self, provider: str, gang: str) -> Seen:
-        """Poll the provider for the gang's state. Return UNKNOWN if the provider does not
-        respond."""
-        try:
-            found = await self._call(provider, self._provider(provider).gangs(gang))
-        except (TryAgain, Refused):
-            return GangAbsence.UNKNOWN
+        """Poll the provider for the gang's state. Raises TryAgain, Refused."""
+        found = await self._call(provider, self._provider(provider).gangs(gang))
         return next((seen for seen in found if seen.name == gang), GangAbsence.ABSENT)
 
     async def gangs(self, provider: str) -> Sequence[GangSeen]:

@@ -14,6 +14,13 @@ from cavvy.control.decide.attempt_snapshot import (
     lease_end,
 )
 from cavvy.control.decide.job import gives_back
+from cavvy.control.decide.obstacles import (
+    add_cause,
+    find_cause,
+    name_silent,
+    say_ended,
+    say_lost,
+)
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain.gangs import GangSeen, GangState
@@ -136,7 +143,9 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
         return _ending(
             AttemptOutcome.TIMEOUT,
-            f"the provider gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}",
+            add_cause(
+                f"the provider gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}", view.trouble
+            ),
         )
     if view.asked and view.seen is GangAbsence.UNKNOWN:
         return RecheckAttempt(after=_soon(attempt.created_at, now))
@@ -154,11 +163,9 @@ def _booting(view: AttemptSnapshot, now: datetime) -> Action:
         return RecheckAttempt(after=_next_look(view, now))
     left = _boot_began(view, now) + BOOT_TIMEOUT - now
     if left <= _NONE:
-        missing = ", ".join(str(node.rank) for node in view.nodes if not node.claim)
-        return _ending(
-            AttemptOutcome.TIMEOUT,
-            f"no agent of rank {missing} contacted the server within {_minutes(BOOT_TIMEOUT)}",
-        )
+        late = f"contacted the server within {_minutes(BOOT_TIMEOUT)}"
+        text = f"no agent of {name_silent(view.nodes)} {late}"
+        return _ending(AttemptOutcome.TIMEOUT, add_cause(text, find_cause(view)))
     return RecheckAttempt(after=min(left, _next_look(view, now)))
 
 
@@ -178,7 +185,7 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
     closed = AdvanceAttempt(phase=AttemptPhase.ENDED, reason=attempt.reason)
     if isinstance(seen, GangSeen) and seen.state is GangState.ENDED:
         if seen.cancelled and attempt.outcome is AttemptOutcome.PREEMPTED:
-            closed = replace(_lost(seen), phase=AttemptPhase.ENDED)
+            closed = replace(_lost(seen, say_ended(view.nodes)), phase=AttemptPhase.ENDED)
         told = all(node.ended_at for node in seen.nodes if node.started_at)
         return (
             closed
@@ -202,7 +209,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     until = attempt.kept_until or now
     action = _gone(view, now)
     if isinstance(view.seen, GangSeen) and any(node.ended_at for node in view.seen.nodes):
-        action = _lost(view.seen)
+        action = _lost(view.seen, say_ended(view.nodes))
     if isinstance(action, AdvanceAttempt):
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason=f"lost while it was warm: {action.reason}"
@@ -289,7 +296,7 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
         if node.phase is NodePhase.EXITED or node.rank in view.collecting:
             continue
         if isinstance(seen, GangSeen) and node.rank in ends:
-            end = _lost(seen, node.rank)
+            end = _lost(seen, say_lost(node), node.rank)
             at = ends[node.rank]
         elif node.claim and now >= lease_end(view, node):
             reason = f"the agent of rank {node.rank} was silent for longer than its lease"
@@ -470,7 +477,7 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
-            return None if view.collecting else _lost(seen)
+            return None if view.collecting else _lost(seen, say_ended(view.nodes))
         return ClearMisses() if attempt.missed_looks else None
     if seen is GangAbsence.UNKNOWN:
         return None
@@ -482,7 +489,10 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     return CountMiss() if _counts(view, now) else None
 
 
-def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
+def _lost(seen: GangSeen, what: str, rank: int | None = None) -> AdvanceAttempt:
+    """Return the end of a gang, or of one of its ranks, that the provider reports as ended. `what`
+    says what happened if the provider reports no special cause.
+    """
     if seen.cancelled:
         return _ending(AttemptOutcome.STOPPED, seen.reason or "a person cancelled the gang")
     if seen.no_capacity:
@@ -495,14 +505,7 @@ def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
         return _ending(
             AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed the gang", rank=rank
         )
-    what = (
-        "the gang ended before its work was complete"
-        if rank is None
-        else f"the node of rank {rank} was lost"
-    )
-    return _ending(
-        AttemptOutcome.NODE, f"{what}: {seen.reason}" if seen.reason else what, rank=rank
-    )
+    return _ending(AttemptOutcome.NODE, add_cause(what, seen.reason), rank=rank)
 
 
 def _ending(

@@ -38,6 +38,7 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
     attempt: Attempt
     nodes: tuple[Node, ...]
     seen: Seen
+    trouble: str = ""  # the error of the last call of the provider about the gang
     visibility_delay: timedelta  # how long a new gang may be missing from the provider's lists
     # when this server started; the silence of agents is counted only since then
     listening_since: datetime

@@ -1,13 +1,22 @@
 """Decides when to poll a gang again, and which events users see after a poll."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.attempt import POLL, STEADY_POLL, watch_price
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
+from cavvy.control.decide.obstacles import name_silent, shorten
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.domain.gangs import GangSeen, GangState
-from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, JobPhase, JobRecord, WaitKind
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptPhase,
+    AttemptWait,
+    JobPhase,
+    JobRecord,
+    Node,
+    WaitKind,
+)
 from cavvy.domain.values import Struct, field, replace
 
 _SHORTEST = timedelta(milliseconds=100)
@@ -16,7 +25,10 @@ _SHORTEST = timedelta(milliseconds=100)
 FIRST_LOOK = timedelta(seconds=3)
 # A removal that fails this many times in a row needs a person; requests are some seconds apart.
 _MOST_FAILED_REMOVALS = 10
-_WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTING}
+# Users are told of a provider that does not answer, or of nodes or agents that do not start, after
+# this time. Many recover or start sooner.
+_PATIENCE = timedelta(minutes=1)
+_UNKNOWN = "the gang's state is unknown"
 
 
 class GangLook(Struct, frozen=True, kw_only=True):
@@ -25,6 +37,7 @@ class GangLook(Struct, frozen=True, kw_only=True):
     """
 
     seen: Seen = GangAbsence.UNKNOWN
+    trouble: str = ""  # the error of the last launch or poll; "" if the provider answered
     looked_at: datetime | None = None
     requested: bool = False  # whether this server or an earlier one may have requested the launch
     doubt: bool = False  # whether an earlier server may have requested the launch
@@ -49,9 +62,12 @@ def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
     return GangLook(requested=doubt, doubt=doubt, unsure=doubt)
 
 
-def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
-    """Return the GangLook after a poll that was started at the time `at`."""
-    look = replace(look, seen=seen, looked_at=at, fresh=True)
+def after_look(look: GangLook, seen: Seen, at: datetime, trouble: str = "") -> GangLook:
+    """Return the GangLook after a poll that was started at the time `at`. `trouble` is the error if
+    the provider did not answer. The error of a launch remains until a poll finds the gang.
+    """
+    trouble = shorten(trouble) or (look.trouble if seen is GangAbsence.ABSENT else "")
+    look = replace(look, seen=seen, looked_at=at, fresh=True, trouble=trouble)
     if not isinstance(seen, GangSeen):
         return look
     alive = dict(look.alive_at)
@@ -100,34 +116,70 @@ def look_interval(
     return interval if look.pays is None else min(interval, watch_price(look.pays))
 
 
-def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
-    """Return the provider's reason why the gang has not started yet, or None."""
-    if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
-        return None
-    kind = _WAITS.get(seen.state)
-    if kind is None or (kind is WaitKind.STARTING and not seen.reason):
-        return None
-    return AttemptWait(kind=kind, said=seen.reason)
-
-
-def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> RowChanges:
-    """Record why a gang waits. A new reason is also recorded as an event, but a new expected start
-    is not recorded as an event.
+def find_wait(
+    attempt: Attempt, nodes: Sequence[Node], look: GangLook, now: datetime
+) -> AttemptWait | None:
+    """Return the reason why the gang of a starting attempt has not started yet, or None if nothing
+    delays the gang.
     """
-    wait = find_wait(attempt, seen)
-    if wait is None or not isinstance(seen, GangSeen):
+    seen = look.seen
+    if attempt.phase is AttemptPhase.LAUNCHING:
+        return _starting(look.trouble)
+    if not isinstance(seen, GangSeen):
+        since = look.told_at or attempt.launched_at or attempt.created_at
+        unknown = seen is GangAbsence.UNKNOWN and look.trouble
+        if not unknown or now - since < _PATIENCE:
+            return attempt.wait
+        kind = attempt.wait.kind if attempt.wait is not None else WaitKind.STARTING
+        return AttemptWait(kind=kind, said=f"{_UNKNOWN}: {look.trouble}")
+    if seen.state is GangState.ENDED:  # the attempt's end gives the reason
+        return attempt.wait
+    if seen.state is GangState.QUEUED:
+        return AttemptWait(kind=WaitKind.QUEUED, said=seen.reason)
+    return _starting(seen.reason or _say_late(attempt, nodes, seen, now))
+
+
+def _starting(said: str) -> AttemptWait | None:
+    return AttemptWait(kind=WaitKind.STARTING, said=said) if said else None
+
+
+def _say_late(attempt: Attempt, nodes: Sequence[Node], seen: GangSeen, now: datetime) -> str:
+    """Return which agents are missing, or "" if no agent is missing or the gang is still young."""
+    silent = name_silent(nodes)
+    known = [attempt.launched_at, *(node.started_at for node in seen.nodes)]
+    since = max((at for at in known if at is not None), default=attempt.created_at)
+    if not silent or now - since < _PATIENCE:
+        return ""
+    if seen.state is GangState.STARTING:
+        return "the provider has not started all nodes yet, and states no reason"
+    return f"the nodes run, but no agent of {silent} has contacted the server yet"
+
+
+def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) -> RowChanges:
+    """Record why a gang waits, or that nothing delays it any more. A new reason is also recorded as
+    an event, but a new expected start, and another error of a provider that does not answer, are
+    not recorded as events.
+    """
+    if attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.BOOTING):
         return RowChanges()
-    expected = seen.eta if seen.eta is not None and seen.eta > now else None
+    wait = find_wait(attempt, rows.nodes_of(attempt), look, now)
+    eta = look.seen.eta if isinstance(look.seen, GangSeen) else attempt.expected_at
+    expected = eta if wait is not None and eta is not None and eta > now else None
     if (wait, expected) == (attempt.wait, attempt.expected_at):
         return RowChanges()
     changed = replace(attempt, wait=wait, expected_at=expected, reason=_say(attempt, wait))
     text = changed.standing
-    news = wait != attempt.wait
+    news = wait is not None and _is_news(attempt.wait, wait)
     return RowChanges(
-        job=replace(rows.job, reason=text) if _is_starting(rows.job, attempt) else None,
+        job=replace(rows.job, reason=text) if is_starting(rows.job, attempt) else None,
         attempts=(changed,),
         events=(make_event(rows.job, now, "waits", text, attempt.number),) if news else (),
     )
+
+
+def _is_news(before: AttemptWait | None, wait: AttemptWait) -> bool:
+    silent = wait.said.startswith(_UNKNOWN)
+    return wait != before and not (silent and before and before.said.startswith(_UNKNOWN))
 
 
 def note_failed_removal(
@@ -151,11 +203,14 @@ def note_failed_removal(
     )
 
 
-def _is_starting(job: JobRecord, attempt: Attempt) -> bool:
+def is_starting(job: JobRecord, attempt: Attempt) -> bool:
+    """Return whether the reason of the job is the reason of this attempt, which is starting."""
     return attempt.number == job.attempt and job.phase is JobPhase.STARTING
 
 
-def _say(attempt: Attempt, wait: AttemptWait) -> str:
+def _say(attempt: Attempt, wait: AttemptWait | None) -> str:
+    if wait is None:
+        return f"starts on {attempt.offer.key}"
     if wait.kind is WaitKind.QUEUED:
         return f"waits at {attempt.offer.provider}: {wait.said or 'in its queue'}"
     return f"starts at {attempt.offer.provider}: {wait.said}"

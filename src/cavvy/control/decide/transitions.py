@@ -8,7 +8,7 @@ from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
 from cavvy.control.decide.bills import ClosedBill, bill_gang, close_bill
 from cavvy.control.decide.failures import failure_of
-from cavvy.control.decide.looks import GangLook
+from cavvy.control.decide.looks import GangLook, is_starting
 from cavvy.control.decide.market import observations_of
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.costs.metering import total
@@ -190,7 +190,7 @@ def _move(
     found = replace(fresh, missed_looks=0, missed_since=None)
     match action.phase:
         case AttemptPhase.BOOTING:
-            return RowChanges(attempts=(replace(found, launched_at=now),))
+            return _boot(rows, attempt, replace(found, launched_at=now))
         case AttemptPhase.RUNNING:
             began = max((node.running_at for node in nodes if node.running_at), default=now)
             return RowChanges(attempts=(replace(fresh, running_at=began),))
@@ -204,6 +204,15 @@ def _move(
             return _close(rows, fresh, close_bill(attempt, look, nodes, stored, now), now)
         case AttemptPhase.LAUNCHING:
             raise AssertionError("an attempt never returns to its launch")
+
+
+def _boot(rows: JobRows, before: Attempt, attempt: Attempt) -> RowChanges:
+    """Return the changes for a launched gang. If the launch was delayed, the job's reason is the
+    delay, which is over.
+    """
+    late = before.wait is not None and is_starting(rows.job, before)
+    job = replace(rows.job, reason=f"starts on {attempt.offer.key}") if late else None
+    return RowChanges(job=job, attempts=(attempt,))
 
 
 def _settled(
