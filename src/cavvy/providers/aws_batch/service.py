@@ -252,6 +252,9 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
         ended_at=ended if state is JobState.ENDED else None,
         preempted=status == "FAILED" and _lost_host(told),
         reason="" if status == "SUCCEEDED" or state is not JobState.ENDED else reason,
+        # the reason of a job that blocks its queue begins with CAPACITY or MISCONFIGURATION:
+        # https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
+        waits=f"AWS Batch reports: {status} {reason}".rstrip() if state is JobState.WAITING else "",
     )
 
 

@@ -12,6 +12,7 @@ ENDED = frozenset({"completed", "deleting"})
 # https://learn.microsoft.com/rest/api/batchservice/batch-status-and-error-codes
 POOL_QUOTA = "AutoPoolCreationFailedWithQuotaReached"
 _BROKEN = frozenset({"unusable", "starttaskfailed"})
+_BOOTS = frozenset({"creating", "starting", "waitingforstarttask", "rebooting", "reimaging"})
 _UNBILLED = frozenset({"preempted", "deallocated"})
 _WAITS = frozenset({"active", "preparing"})
 
@@ -54,7 +55,8 @@ def read_live(parts: JobParts) -> ServiceJob:
     if missing := _find_resize_error(parts):
         job = _make(parts.job, JobState.RECLAIMED, started, missing)
         return replace(job, no_capacity=True)
-    return _make(parts.job, JobState.WAITING if started is None else JobState.RUNNING, started)
+    job = _make(parts.job, JobState.WAITING if started is None else JobState.RUNNING, started)
+    return replace(job, waits=_tell_wait(parts))
 
 
 def read_ended(job: Json, tasks: Sequence[Json], started: datetime | None) -> ServiceJob:
@@ -114,6 +116,21 @@ def _find_resize_error(parts: JobParts) -> str:
         return ""
     errors = [f"{each.get('code')}: {each.get('message')}" for each in pool.get("resizeErrors", ())]
     return "; ".join(errors)
+
+
+def _tell_wait(parts: JobParts) -> str:
+    """Return what the job's tasks wait for: nodes, nodes that start, or an image. Return "" if all
+    tasks run.
+    """
+    if len(parts.nodes) < parts.nodes_wanted:
+        growth = (parts.pool or {}).get("allocationState")
+        state = f", and the pool is {growth}" if growth else ""
+        return f"Azure Batch has allocated {len(parts.nodes)} of {parts.nodes_wanted} nodes{state}"
+    for what, found, waits in (("node", parts.nodes, _BOOTS), ("task", parts.tasks, _WAITS)):
+        for each in found:
+            if each["state"] in waits:
+                return f"Azure Batch reports: the {what} {each['id']} is {each['state']}"
+    return ""
 
 
 def _describe_failure(tasks: Sequence[Json]) -> str:

@@ -309,6 +309,7 @@ def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) 
         ended_at=ended,
         preempted=state is JobState.RECLAIMED or (status == "Failed" and preempted),
         reason=reason if state in (JobState.ENDED, JobState.RECLAIMED) else "",
+        waits=f"Azure reports: {status} {reason}".rstrip() if state is JobState.WAITING else "",
     )
 
 

@@ -285,6 +285,7 @@ def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) ->
         started_at=started,
         no_capacity=full,
         reason=": ".join(error) if state is JobState.RECLAIMED else "",
+        waits=f"Azure reports: {job}" if state is JobState.WAITING else "",
     )
 
 

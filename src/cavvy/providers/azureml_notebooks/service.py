@@ -170,6 +170,7 @@ def read_instance(told: Json) -> ServiceJob:
         ended_at=ended,
         no_capacity=any(str(each.get("code")) in FULL for each in errors),
         reason=(reason or f"Azure reports: {status}") if state is JobState.RECLAIMED else "",
+        waits=f"Azure reports: {status} {reason}".rstrip() if state is JobState.WAITING else "",
     )
 
 

@@ -46,6 +46,8 @@ _INTERRUPTED = frozenset({"SpotInterruption", "TerminationNotice"})
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html: the
 # start of the reason of a task whose instance was stopped or terminated
 _HOST_GONE = "Host EC2"
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html
+_STARTS = frozenset({"PROVISIONING", "PENDING", "ACTIVATING"})
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html
 _NO_ROOM = ("RESOURCE:", "Capacity is unavailable", "EMPTY CAPACITY PROVIDER")
 # a cluster has a maximum number of tasks that wait for instances; ECS has no code for this:
@@ -297,7 +299,16 @@ def read_task(told: Mapping[str, Any]) -> ServiceJob:
         or (code != "UserInitiated" and reason.startswith(_HOST_GONE)),
         no_capacity=code == "TaskFailedToStart" and reason.startswith(_NO_ROOM),
         reason="" if ended is None or codes == [0] else _tell_end(reason, codes),
+        waits=_tell_wait(told),
     )
+
+
+def _tell_wait(told: Mapping[str, Any]) -> str:
+    """Return the status of a task whose containers do not run yet, or ""."""
+    if told["lastStatus"] not in _STARTS:
+        return ""
+    reasons = [str(each["reason"]) for each in told.get("containers", ()) if each.get("reason")]
+    return f"ECS reports: {' '.join([told['lastStatus'], *reasons])}"
 
 
 def _read_refusal(fault: CloudFault) -> CloudFault:

@@ -227,6 +227,7 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
         preempted=_PREEMPTED in reasons,
         no_capacity=bool(_NO_CAPACITY & reasons.keys()),
         reason="" if quiet else f"IBM reports: {details}",
+        waits=f"IBM reports: {details}" if state is MachineState.STARTING else "",
     )
 
 

@@ -109,4 +109,5 @@ class ManagedCloud:
             preempted=job.preempted,
             no_capacity=job.no_capacity,
             reason=job.reason,
+            waits=job.waits,
         )

@@ -105,6 +105,7 @@ class ServiceJob(Struct, frozen=True, kw_only=True):
     preempted: bool = False
     no_capacity: bool = False  # the service accepted the job, but had no capacity for it
     reason: str = ""  # why the job ended; shown to users
+    waits: str = ""  # what a job without running containers waits for; shown to users
 
 
 class ManagedService(Protocol):

@@ -234,4 +234,7 @@ def _read(told: Json) -> CloudMachine:
         created_at=datetime.fromisoformat(told["createdAt"]),
         ended_at=datetime.fromisoformat(ended) if ended else None,
         reason="" if status in _QUIET else f"Prime Intellect reports: {status} {why}".rstrip(),
+        waits=f"Prime Intellect reports: {status} {why}".rstrip()
+        if state is MachineState.STARTING
+        else "",
     )

@@ -51,6 +51,17 @@ _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
 # The code before the colon of a reason if SageMaker had no capacity, which AWS Batch reads too:
 # https://docs.aws.amazon.com/batch/latest/userguide/sm_job_stuck_in_runnable_capacity.html
 _FULL = "CapacityError"
+# https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html
+_STARTS = frozenset(
+    {
+        "Pending",
+        "Starting",
+        "LaunchingMLInstances",
+        "PreparingTrainingStack",
+        "Downloading",
+        "DownloadingTrainingImage",
+    }
+)
 _ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
 # The states of a warm pool that is billed to its job. A pool that is "Reused" is billed to the next
 # job: https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
@@ -288,7 +299,19 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
         preempted=interrupted is not None,
         no_capacity=_read_code(failure) == _FULL or secondary == "MaxWaitTimeExceeded",
         reason=reason,
+        waits=_tell_wait(told),
     )
+
+
+def _tell_wait(told: Mapping[str, Any]) -> str:
+    """Return the status of a job whose containers do not run yet, with SageMaker's description, or
+    ""."""
+    secondary = str(told.get("SecondaryStatus"))
+    if secondary not in _STARTS:
+        return ""
+    (*_, last) = told.get("SecondaryStatusTransitions") or [{}]
+    message = str(last.get("StatusMessage") or "")
+    return f"SageMaker reports: {secondary} {message}".rstrip()
 
 
 def _read_end(told: Mapping[str, Any]) -> datetime | None:

@@ -237,6 +237,7 @@ def read_endpoint(job: str, told: Mapping[str, Any]) -> ServiceJob:
         ended_at=ended,
         no_capacity=failed and _FULL.search(reason) is not None,
         reason=reason if ended else "",
+        waits=f"SageMaker reports: {status}" if state is JobState.WAITING else "",
     )
 
 

@@ -230,6 +230,7 @@ def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
         ended_at=ended,
         no_capacity=status == "Failed" and _FULL.search(reason) is not None,
         reason=reason if ended else "",
+        waits=f"SageMaker reports: {status}" if state is JobState.WAITING else "",
     )
 
 

@@ -167,4 +167,7 @@ def _read(told: Json) -> CloudMachine:
         ended_at=datetime.fromisoformat(ended) if ended else None,
         preempted=details == "preempted",
         reason="" if status in _QUIET else f"Shadeform reports: {status} {details}".rstrip(),
+        waits=f"Shadeform reports: {status} {details}".rstrip()
+        if state is MachineState.STARTING
+        else "",
     )

@@ -313,4 +313,13 @@ def _read(told: Json) -> CloudMachine:
         created_at=datetime.fromtimestamp(float(started), UTC) if started else None,
         preempted=bool(told.get("is_bid")) and status in _PAUSED,
         reason="" if quiet else f"Vast.ai reports: {status}",
+        waits=_tell_wait(told) if state is MachineState.STARTING else "",
     )
+
+
+def _tell_wait(told: Json) -> str:
+    """Return the status of an instance that starts, with Vast.ai's details, such as the error of an
+    image that cannot be pulled.
+    """
+    status, details = told.get("actual_status") or "provisioning", told.get("status_msg") or ""
+    return f"Vast.ai reports: {status} {' '.join(str(details).split())}".rstrip()

@@ -239,6 +239,7 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
         preempted=spot and ran and (stockout or state is JobState.RECLAIMED),
         no_capacity=stockout and not ran,
         reason=reason,
+        waits=f"Vertex AI reports: {status} {reason}".rstrip() if state is JobState.WAITING else "",
     )
 
 

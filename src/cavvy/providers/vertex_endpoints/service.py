@@ -273,7 +273,9 @@ def read_endpoint(job: str, told: Json, operations: Sequence[Json]) -> ServiceJo
     if deployed is not None:
         return replace(job_read, started_at=started)
     if not deploys[-1].get("done"):
-        return replace(job_read, state=JobState.WAITING)
+        return replace(
+            job_read, state=JobState.WAITING, waits="Vertex AI reports: the model is being deployed"
+        )
     return _fail(job_read, deploys[-1])
 
 

@@ -275,6 +275,7 @@ def read_instance(job: str, told: Json) -> ServiceJob:
         started_at=_time(told.get("createTime")),
         ended_at=ended,
         reason=reason,
+        waits=f"Google reports: {status}" if state is JobState.WAITING else "",
     )
 
 

@@ -137,6 +137,7 @@ class CloudMachine(Struct, frozen=True, kw_only=True):
     preempted_or_deleted: bool = False
     no_capacity: bool = False  # True: the cloud accepted the request, but had no capacity for it
     reason: str = ""  # why the machine stopped or ended; shown to users
+    waits: str = ""  # what a machine that has not started yet waits for; shown to users
 
 
 class CloudFault(Exception):

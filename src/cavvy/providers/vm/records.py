@@ -49,6 +49,7 @@ class VmNode(Struct, frozen=True, kw_only=True):
     preempted: bool = False
     no_capacity: bool = False
     reason: str = ""
+    waits: str = ""  # what the machine waits for, as the cloud last reported it
     failed: bool = False  # True: the layer deleted the machine because of `reason`
     deleted: bool = False  # True: the layer has asked the cloud to delete the machine
 
@@ -221,7 +222,8 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
     if node.ended_at is not None:
         return node
     if bill.free and node.started_at is None:
-        return replace(node, booting_at=now, address=machine.address or node.address)
+        address = machine.address or node.address
+        return replace(node, booting_at=now, address=address, waits=machine.waits)
     end = machine.ended_at or bill.deleted_at
     at = min(now, end) if bill.over and end is not None else now
     taken = _is_taken(node, machine)
@@ -234,6 +236,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         no_capacity=node.no_capacity or machine.no_capacity,
         preempted=node.preempted or machine.preempted or taken,
         reason=_choose_reason(node, machine),
+        waits=machine.waits,
     )
     if not bill.over:
         return node

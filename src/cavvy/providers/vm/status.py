@@ -280,7 +280,7 @@ class VmStatus:
         if young or now - seen_at < self._machines.traits.ended_listed:
             return node
         self._sighted.pop(node.id, None)
-        reason = node.reason or "the cloud no longer lists the machine"
+        reason = node.reason or _add("the cloud no longer lists the machine", node.waits)
         free = self._machines.boots_free
         begun = begin(node, None, deleted or now, boots_free=free, over=True)
         return end_node(replace(begun, reason=reason), deleted, now)
@@ -384,12 +384,24 @@ def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen
         name=record.name,
         state=GangState.ENDED if over else state,
         engine_id=min((node.id for node in nodes), default=""),
-        reason="; ".join(dict.fromkeys(node.reason for node in nodes if node.reason)),
+        reason=_find_reason(nodes),
         preempted=any(node.preempted and node.ended_at is not None for node in nodes),
         no_capacity=any(node.no_capacity for node in nodes),
         nodes=tuple(_make_node(record, node, sighted) for node in nodes),
         rolled_back=tuple(_make_node(record, node, sighted) for node in record.rolled_back),
     )
+
+
+def _add(text: str, waits: str) -> str:
+    return f"{text}; its last state: {waits}" if waits else text
+
+
+def _find_reason(nodes: Sequence[VmNode]) -> str:
+    """Return why nodes stopped or ended or, if no node did, what the nodes that start wait for."""
+    words = [node.reason for node in nodes]
+    if not any(words) and all(node.ended_at is None for node in nodes):
+        words = [node.waits for node in nodes]
+    return "; ".join(dict.fromkeys(each for each in words if each))
 
 
 def _make_node(record: VmGangRecord, node: VmNode, sighted: Mapping[str, datetime]) -> NodeSeen:
