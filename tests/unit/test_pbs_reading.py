@@ -49,7 +49,22 @@ def test_a_job_that_waits_says_why_and_until_when() -> None:
         {"job_state": "Q", "comment": "Not Running: Insufficient\n ngpus", "estimated": estimated},
     )
     assert (row.phase, row.reason, row.start) == (BatchPhase.WAITS, "PBS: Insufficient ngpus", NOW)
-    assert read_row("1.s", {"job_state": "H"}).reason == "PBS holds it"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "; PBS does not start it before someone runs: qrls 1.s"),
+        ({"Hold_Types": "n"}, "; PBS does not start it before someone runs: qrls 1.s"),
+        (
+            {"Hold_Types": "s", "comment": "job held, too many failed attempts to run"},
+            ": job held, too many failed attempts to run; PBS does not start it before someone "
+            "runs: qrls -h s 1.s",
+        ),
+    ],
+)
+def test_a_held_job_says_why_and_who_can_release_it(more: dict[str, str], words: str) -> None:
+    assert read_row("1.s", {"job_state": "H", **more}).reason == f"PBS holds it{words}"
 
 
 def test_a_job_that_runs_says_where_and_since_when() -> None:

@@ -21,7 +21,7 @@ from cavvy.providers.ray.cluster import (
 from cavvy.providers.ray.entry import RayOptions, make_job
 from cavvy.providers.ray.launch_ledger import RayGangRecord
 from cavvy.providers.ray.provider import read_addresses
-from cavvy.providers.ray.status import as_seen, end, judge, read_log
+from cavvy.providers.ray.status import as_seen, end, explain_wait, judge, read_log
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 GIB = 1 << 30
@@ -286,3 +286,18 @@ def test_addresses() -> None:
 
 def replace_in(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**raw, **changes}
+
+
+def test_a_gang_says_what_it_waits_for() -> None:
+    pending = {"status": "PENDING", "message": "waiting for the\n runtime environment"}
+    assert explain_wait(pending, read_log("")) == "Ray: waiting for the runtime environment"
+    assert explain_wait({"status": "PENDING"}, read_log("")) == ""
+    running = {"status": "RUNNING", "message": "Job is currently running."}
+    assert explain_wait(running, read_log("")) == ""
+    waits = log({"event": "waits", "why": "no room"})
+    assert explain_wait(running, read_log(waits)) == "no room"
+    seen = as_seen(judge(RECORD, running, read_log(log({"event": "placed"})), NOW))
+    assert (seen.state, seen.reason) == (
+        GangState.STARTING,
+        f"Ray has started 0 of {RECORD.nodes} agents",
+    )

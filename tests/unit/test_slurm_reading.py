@@ -209,6 +209,19 @@ def test_states_of_jobs_that_are_not_over() -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("PENDING", "JobHeldUser", "Slurm: JobHeldUser"),
+        ("PENDING", "launch failed requeued held", "Slurm: launch failed requeued held"),
+        ("REQUEUE_HOLD", "None", "waits in Slurm's queue"),
+    ],
+)
+def test_a_held_job_says_who_can_release_it(state: str, reason: str, words: str) -> None:
+    told = row(state, reason=reason, nodes="").reason
+    assert told == f"{words}; Slurm does not start it before someone runs: scontrol release 7"
+
+
+@pytest.mark.parametrize(
     ("state", "preempted", "words"),
     [
         ("PREEMPTED", True, "with higher priority"),

@@ -198,12 +198,22 @@ def read_row(job: str, facts: Facts, *, spot: bool = False) -> BatchJobRow:
     if state in ("Q", "W", "T", "H"):
         waits = "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
         start = _time(facts.get("estimated", {}).get("start_time"))
-        reason = "PBS holds it" if state == "H" else waits
+        reason = _explain_hold(job, facts, comment) if state == "H" else waits
         return replace(row, phase=BatchPhase.WAITS, reason=reason, start=start)
     if state in ("R", "E", "B", "S", "U"):
         reason = "PBS suspended it" if state in ("S", "U") else ""
         return replace(row, phase=BatchPhase.WORKS, reason=reason)
     return replace(row, reason=_explain_end(row, code, comment), end=_find_end(facts))
+
+
+def _explain_hold(job: str, facts: Facts, comment: str) -> str:
+    """Return why PBS holds a job, and how to release the job. PBS itself holds a job, for example,
+    whose start has failed too often.
+    """
+    kinds = _text(facts, "Hold_Types").strip("n")  # "n" means no hold
+    release = f"qrls -h {kinds} {job}" if kinds else f"qrls {job}"
+    why = f": {comment}" if comment else ""
+    return f"PBS holds it{why}; PBS does not start it before someone runs: {release}"
 
 
 def _explain_end(row: BatchJobRow, code: object, comment: str) -> str:

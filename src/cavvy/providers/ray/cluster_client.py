@@ -203,7 +203,7 @@ class RayCluster:
         record = replace(record, removed=record.removed or bool(latest and latest.removed))
         record = status.judge(record, job, told, self._terms.now())
         await self._ledger.put(record)
-        return status.as_seen(record, told.waits)
+        return status.as_seen(record, status.explain_wait(job, told))
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
         """Read the driver's messages. Return None if the log of an ended job cannot be read. After

@@ -181,6 +181,16 @@ def _has_ended(rank: RayRank | None) -> bool:
     return rank is not None and rank.ended_at is not None
 
 
+def explain_wait(job: Object, told: DriverOutput) -> str:
+    """Return why the gang waits, or "": the driver's reason or, before the driver runs, Ray's
+    message about the gang's job, for example that its runtime environment is being set up.
+    """
+    if told.waits or job.get("status") != "PENDING":
+        return told.waits
+    message = " ".join(str(job.get("message") or "").split())
+    return f"Ray: {message}" if message else ""
+
+
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
     """Return the gang's state for the control plane, derived from the gang's record. `waits` is the
     reason why the gang waits.
@@ -195,7 +205,8 @@ def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
         )
     else:
         state = GangState.STARTING if record.placed else GangState.QUEUED
-        reason = "" if record.placed else waits or "Ray is starting the gang's job"
+        starts = f"Ray has started {len(record.ranks)} of {record.nodes} agents"
+        reason = starts if record.placed else waits or "Ray is starting the gang's job"
     return GangSeen(
         name=record.name,
         state=state,

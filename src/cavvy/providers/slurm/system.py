@@ -36,6 +36,7 @@ DIALECT = BatchDialect(
     environ={"SLURM_TIME_FORMAT": "%s"},
 )
 _BREAK = "\x1f"
+_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _PHASES = {
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
@@ -189,6 +190,8 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
     match phase:
         case BatchPhase.WAITS:
             text = "waits in Slurm's queue" if reason in ("", "None") else f"Slurm: {reason}"
+            if state in _HELD or "held" in reason.lower():
+                text += f"; Slurm does not start it before someone runs: scontrol release {job}"
         case BatchPhase.BEGINS:
             text = "Slurm is preparing the nodes"
         case _:

@@ -46,6 +46,11 @@ def say(event: str, **more: Any) -> None:
     )
 
 
+def tell_amount(resource: str, amount: float) -> str:
+    """Return an amount of a resource for users. Ray counts memory in bytes."""
+    return f"memory {amount / 2**30:g} GiB" if resource == "memory" else f"{resource} {amount:g}"
+
+
 class NodeActor:
     """The Ray actor that starts the agent's supervisor on one node. The supervisor continues if the
     actor's process dies, so that the work can still shut down properly.
@@ -203,7 +208,9 @@ class RayGang:
                 return None
             if not told:
                 told = True
-                say("waits", why="Ray has not placed all nodes yet")
+                needs = ", ".join(tell_amount(*each) for each in self.plan["bundle"].items())
+                count = self.plan["nodes"]
+                say("waits", why=f"Ray has not placed all {count} nodes yet; each needs {needs}")
         say("placed")
         return group
 
