@@ -159,6 +159,29 @@ def test_all_machines_of_a_gang_are_reached_at_the_same_time(scene: Scene) -> No
     asyncio.run(scenario())
 
 
+def test_a_machine_that_cannot_be_reached_says_why_until_it_is_reached(scene: Scene) -> None:
+    async def scenario() -> None:
+        scene.machines.silent.add("vm-000002")
+        async with scene.server() as provider:
+            await scene.launch(provider, replace(spec, nodes=2))
+            await until(lambda: "vm-000001" in scene.machines.started)
+            (seen,) = await provider.gangs(spec.name)
+            assert seen.reason == ""  # most machines accept no connections while they boot
+            await pass_time(scene, PATIENCE - 2 * BOOT)
+            assert scene.place.billed() == 2
+            (seen,) = await provider.gangs(spec.name)
+            assert seen.reason == "no agent by SSH yet: connection refused"
+            scene.machines.silent.clear()
+            await until(lambda: "vm-000002" in scene.machines.started)
+            (seen,) = await provider.gangs(spec.name)
+            assert seen.reason == ""
+            await provider.remove(spec.name)
+        assert scene.place.billed() == 0
+
+    spec = make_gang(scene.place)
+    asyncio.run(scenario())
+
+
 def test_a_machine_that_never_answers_is_deleted_and_its_node_has_ended(scene: Scene) -> None:
     async def scenario() -> None:
         scene.machines.silent.add("vm-000002")

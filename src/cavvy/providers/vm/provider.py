@@ -129,7 +129,7 @@ class VmProvider:
         await self._ledger.refresh(name)
         seen = await self._status.look(name)
         await self._recorder.end_finished(self._ledger, is_over)
-        return seen
+        return seen if self._reach is None else [self._reach.explain(each) for each in seen]
 
     async def remove(self, name: str) -> None:
         RECORDER.set(self._recorder)

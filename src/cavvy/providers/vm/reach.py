@@ -26,7 +26,14 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from cavvy.domain.values import Struct, replace
-from cavvy.providers.base import GangSpec, ProviderContext, ProviderError, Refused
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    GangState,
+    ProviderContext,
+    ProviderError,
+    Refused,
+)
 from cavvy.providers.hosts.bundles import Bundle, make_bundle
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup
@@ -46,6 +53,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # After the server was restarted or suspended, it tries to reach a machine for at least this long,
 # even if the machine is older than `PATIENCE`.
 _FIRST_TRIES = timedelta(minutes=2)
+_BOOTS = timedelta(minutes=1)  # failures are shown to users after this time
 _SUSPENDED = timedelta(minutes=1)
 _SOON_S, _CALM_S = 1.0, 15.0  # seconds between two visits: before the agent runs, and while it runs
 _LIST_S = 5.0  # seconds between requests for the list of machines while an address is unknown
@@ -113,6 +121,7 @@ class VmReach:
         # machine id -> the task that visits the machine
         self._visits: dict[str, asyncio.Task[None]] = {}
         self._reached: set[str] = set()  # ids of machines whose agents ran at the last visit
+        self._problems: dict[str, str] = {}  # machine id -> why the last visit failed
         self._wake = asyncio.Event()
         self._listed = False  # True once the cloud's list of machines was read
         self._keys: KeyPair | None = None
@@ -140,6 +149,16 @@ class VmReach:
     def wake(self) -> None:
         """Wake `relay`, because a gang was launched or removed."""
         self._wake.set()
+
+    def explain(self, seen: GangSeen) -> GangSeen:
+        """Add the reason why a machine of the gang cannot be reached by SSH, unless the gang has
+        another reason.
+        """
+        if seen.reason or seen.state is GangState.ENDED:
+            return seen
+        found = (self._problems.get(each.engine_id) for each in seen.nodes if not each.ended_at)
+        problem = next((each for each in found if each), "")
+        return replace(seen, reason=f"no agent by SSH yet: {problem}") if problem else seen
 
     async def relay(self) -> None:
         """Connect to the machines of all gangs, and keep the connections open until the method is
@@ -209,12 +228,16 @@ class VmReach:
             if task.done():
                 del self._visits[machine]
                 self._reached.discard(machine)
+                self._problems.pop(machine, None)
                 if not task.cancelled() and (error := task.exception()):
                     _warn(machine, error)
 
     async def _leave(self, machines: Sequence[str]) -> None:
         tasks = [self._visits.pop(each) for each in machines]
         self._reached -= set(machines)
+        self._problems = {
+            machine: each for machine, each in self._problems.items() if machine not in machines
+        }
         for task in tasks:
             task.cancel()
         if tasks:
@@ -261,7 +284,12 @@ class VmReach:
             if not isinstance(error, (ProviderError, OSError, msgspec.MsgspecError)):
                 _warn(node.id, error)
             self._reached.discard(node.id)
-            return self._give_up(gang, node, began, str(error) or type(error).__name__)
+            problem = str(error) or type(error).__name__
+            # most machines accept no connections while they boot
+            if self._now() - began >= _BOOTS and not self._has_started(gang, node.id):
+                self._problems[node.id] = problem
+            return self._give_up(gang, node, began, problem)
+        self._problems.pop(node.id, None)
         self._reached.add(node.id)
         return "the agent on the machine has ended" if over else ""
 
@@ -296,14 +324,17 @@ class VmReach:
         time limit for reaching the machine has not passed, or if the machine's agent was already
         started.
         """
-        record = self._records.get(gang)
-        if record is not None and node.id in record.started:
+        if self._has_started(gang, node.id):
             return ""
         since = max(node.asked_at or node.started_at or began, began - PATIENCE + _FIRST_TRIES)
         if self._now() - since < PATIENCE:
             return ""
         minutes = f"{PATIENCE.total_seconds() / 60:g} minutes"
         return f"no agent could be started by SSH within {minutes}: {problem}"
+
+    def _has_started(self, gang: str, machine: str) -> bool:
+        record = self._records.get(gang)
+        return record is not None and machine in record.started
 
     def _make_door(self, gang: str, node: VmNode, target: SshTarget) -> MachineDoor:
         def read_pin() -> str:
