@@ -191,6 +191,11 @@ def test_a_replica_says_what_its_job_waits_for() -> None:
     waits = ReplicaSeen(phase=JobPhase.QUEUED, reason="no free CPUs")
     step = decide(make("starting", target=1), waits)
     assert step.service.replicas[0].reason == "no free CPUs"
+    starts = ReplicaSeen(phase=JobPhase.STARTING, reason="starts on p/r/t")
+    pulls = replace(starts, waits="starts at p: the image cannot be pulled")
+    step = decide(step.service, pulls)
+    assert step.service.replicas[0].reason == "starts at p: the image cannot be pulled"
+    assert decide(step.service, starts).service.replicas[0].reason == ""
     assert decide(step.service, RUNS).service.replicas[0].reason == ""
 
 

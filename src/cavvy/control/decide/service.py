@@ -71,6 +71,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
     phase: JobPhase | None = None
     reason: str = ""
+    waits: str = ""  # what delays the start of the job's gang
     offer: Offer | None = None
     rate: HourlyRate | None = None  # the current cost of the replica's nodes
     gang: str = ""
@@ -295,7 +296,7 @@ def _follow_start(
     if seen.phase is not JobPhase.RUNNING:
         queued = seen.phase is JobPhase.QUEUED
         places = () if queued or seen.offer is None else find_places(seen.offer)
-        return replace(replica, reason=seen.reason if queued else "", places=places)
+        return replace(replica, reason=seen.reason if queued else seen.waits, places=places)
     if replica.running_at is None:
         replica = _locate(replace(replica, running_at=now), seen)
     if seen.answers:

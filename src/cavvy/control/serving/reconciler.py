@@ -230,6 +230,7 @@ class ServiceReconciler:
             tried=True,
             reclaimed=runs and taken_at(attempt, nodes) is not None,
             loss=find_loss(attempt),
+            waits="" if runs or attempt.wait is None else attempt.standing,
         )
 
     def _scale(
