@@ -29,6 +29,7 @@ from cavvy.domain.jobs import (
     JobPhase,
     JobRecord,
     Node,
+    NodePhase,
     StopCause,
 )
 from cavvy.domain.offers import Offer
@@ -154,6 +155,27 @@ def test_a_job_is_told_which_agents_are_late(
     look = GangLook(seen=GangSeen(name="g1", state=state, nodes=nodes))
     rows, _ = tell(make_attempt(), look, after, claim=claim)
     assert rows.job.reason == told
+
+
+@pytest.mark.parametrize(
+    ("phase", "after", "told"),
+    [
+        (NodePhase.SETUP, 59, JOB.reason),
+        (NodePhase.SETUP, 60, "starts at p: the setup has not ended yet on rank 0"),
+        (
+            NodePhase.CLAIMED,
+            60,
+            "starts at p: the work is being prepared (its files, inputs or image) on rank 0",
+        ),
+        (NodePhase.RUNNING, 600, JOB.reason),
+    ],
+)
+def test_a_long_preparation_is_told_without_an_event(
+    phase: NodePhase, after: float, told: str
+) -> None:
+    look = GangLook(seen=GangSeen(name="g1", state=GangState.RUNNING))
+    rows, events = tell(make_attempt(), look, after, claim="agent", claimed_at=NOW, phase=phase)
+    assert (rows.job.reason, events) == (told, 0)
 
 
 def test_a_wait_that_is_over_is_not_told_any_more() -> None:

@@ -222,6 +222,21 @@ def _go_on(
         os.write(channel, f"restored {told}\n".encode())
 
 
+def _await_turn(lock: int, channel: int) -> None:
+    """Wait until no other agent on this machine runs the same setup. Its output is only in the log
+    of the other agent's job, so the user is told of the wait.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        from ..data.transfer import tell_to
+
+        text = "another job on this machine runs the same setup; this job then uses its result"
+        write_log(text)
+        tell_to(channel, "waits")(text)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
     kept = find_setup(config, work)
     os.makedirs(kept, mode=0o700, exist_ok=True)
@@ -230,7 +245,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         os.write(
             channel, b"setup\n"
         )  # report the setup even if another agent is running the same setup
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    _await_turn(lock, channel)
     try:
         if os.path.exists(kept + "/finished"):
             _restore(config, work, kept, config.folder, env)

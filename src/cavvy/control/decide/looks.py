@@ -15,6 +15,7 @@ from cavvy.domain.jobs import (
     JobPhase,
     JobRecord,
     Node,
+    NodePhase,
     WaitKind,
 )
 from cavvy.domain.values import Struct, field, replace
@@ -29,6 +30,8 @@ _MOST_FAILED_REMOVALS = 10
 # this time. Many recover or start sooner.
 _PATIENCE = timedelta(minutes=1)
 _UNKNOWN = "the gang's state is unknown"
+_SETS_UP = "the setup has not ended yet on"
+_PREPARES = "the work is being prepared (its files, inputs or image) on"
 
 
 class GangLook(Struct, frozen=True, kw_only=True):
@@ -148,17 +151,34 @@ def _say_late(attempt: Attempt, nodes: Sequence[Node], seen: GangSeen, now: date
     silent = name_silent(nodes)
     known = [attempt.launched_at, *(node.started_at for node in seen.nodes)]
     since = max((at for at in known if at is not None), default=attempt.created_at)
-    if not silent or now - since < _PATIENCE:
+    if not silent:
+        return _say_prepares(nodes, now)
+    if now - since < _PATIENCE:
         return ""
     if seen.state is GangState.STARTING:
         return "the provider has not started all nodes yet, and states no reason"
     return f"the nodes run, but no agent of {silent} has contacted the server yet"
 
 
+def _say_prepares(nodes: Sequence[Node], now: datetime) -> str:
+    """Return which ranks have been preparing their work for a while, or ""."""
+    late = [
+        node
+        for node in nodes
+        if node.phase in (NodePhase.CLAIMED, NodePhase.SETUP)
+        and node.claimed_at is not None
+        and now - node.claimed_at >= _PATIENCE
+    ]
+    if not late:
+        return ""
+    what = _SETS_UP if any(node.phase is NodePhase.SETUP for node in late) else _PREPARES
+    return f"{what} rank {', '.join(str(node.rank) for node in late)}"
+
+
 def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) -> RowChanges:
     """Record why a gang waits, or that nothing delays it any more. A new reason is also recorded as
-    an event, but a new expected start, and another error of a provider that does not answer, are
-    not recorded as events.
+    an event, but a new expected start, another error of a provider that does not answer, and steps
+    of the preparation, which have their own events, are not recorded as events.
     """
     if attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.BOOTING):
         return RowChanges()
@@ -178,8 +198,9 @@ def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) ->
 
 
 def _is_news(before: AttemptWait | None, wait: AttemptWait) -> bool:
-    silent = wait.said.startswith(_UNKNOWN)
-    return wait != before and not (silent and before and before.said.startswith(_UNKNOWN))
+    if wait == before or wait.said.startswith((_SETS_UP, _PREPARES)):
+        return False
+    return not (before and all(each.said.startswith(_UNKNOWN) for each in (before, wait)))
 
 
 def note_failed_removal(
