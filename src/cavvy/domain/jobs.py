@@ -281,6 +281,8 @@ class AttemptWait(Struct, frozen=True, kw_only=True):
 
     kind: WaitKind
     said: str = ""  # the reason in the provider's words
+    unknown: bool = False  # the provider does not answer, and `said` names its error
+    prepares: bool = False  # the nodes have started, and prepare the work
     # for a gang at risk: the job stays on the gang at least until this time
     until: datetime | None = None
 

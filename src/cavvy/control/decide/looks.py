@@ -29,9 +29,6 @@ _MOST_FAILED_REMOVALS = 10
 # Users are told of a provider that does not answer, or of nodes or agents that do not start, after
 # this time. Many recover or start sooner.
 _PATIENCE = timedelta(minutes=1)
-_UNKNOWN = "the gang's state is unknown"
-_SETS_UP = "the setup has not ended yet on"
-_PREPARES = "the work is being prepared (its files, inputs or image) on"
 
 
 class GangLook(Struct, frozen=True, kw_only=True):
@@ -134,16 +131,18 @@ def find_wait(
         if not unknown or now - since < _PATIENCE:
             return attempt.wait
         kind = attempt.wait.kind if attempt.wait is not None else WaitKind.STARTING
-        return AttemptWait(kind=kind, said=f"{_UNKNOWN}: {look.trouble}")
+        said = f"the gang's state is unknown: {look.trouble}"
+        return AttemptWait(kind=kind, said=said, unknown=True)
     if seen.state is GangState.ENDED:  # the attempt's end gives the reason
         return attempt.wait
     if seen.state is GangState.QUEUED:
         return AttemptWait(kind=WaitKind.QUEUED, said=seen.reason)
-    return _starting(seen.reason or _say_late(attempt, nodes, seen, now))
+    late = seen.reason or _say_late(attempt, nodes, seen, now)
+    return _starting(late) or _starting(_say_prepares(nodes, now), prepares=True)
 
 
-def _starting(said: str) -> AttemptWait | None:
-    return AttemptWait(kind=WaitKind.STARTING, said=said) if said else None
+def _starting(said: str, *, prepares: bool = False) -> AttemptWait | None:
+    return AttemptWait(kind=WaitKind.STARTING, said=said, prepares=prepares) if said else None
 
 
 def _say_late(attempt: Attempt, nodes: Sequence[Node], seen: GangSeen, now: datetime) -> str:
@@ -151,9 +150,7 @@ def _say_late(attempt: Attempt, nodes: Sequence[Node], seen: GangSeen, now: date
     silent = name_silent(nodes)
     known = [attempt.launched_at, *(node.started_at for node in seen.nodes)]
     since = max((at for at in known if at is not None), default=attempt.created_at)
-    if not silent:
-        return _say_prepares(nodes, now)
-    if now - since < _PATIENCE:
+    if not silent or now - since < _PATIENCE:
         return ""
     if seen.state is GangState.STARTING:
         return "the provider has not started all nodes yet, and states no reason"
@@ -171,8 +168,10 @@ def _say_prepares(nodes: Sequence[Node], now: datetime) -> str:
     ]
     if not late:
         return ""
-    what = _SETS_UP if any(node.phase is NodePhase.SETUP for node in late) else _PREPARES
-    return f"{what} rank {', '.join(str(node.rank) for node in late)}"
+    ranks = ", ".join(str(node.rank) for node in late)
+    if any(node.phase is NodePhase.SETUP for node in late):
+        return f"the setup has not ended yet on rank {ranks}"
+    return f"the work is being prepared (its files, inputs or image) on rank {ranks}"
 
 
 def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) -> RowChanges:
@@ -198,9 +197,9 @@ def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) ->
 
 
 def _is_news(before: AttemptWait | None, wait: AttemptWait) -> bool:
-    if wait == before or wait.said.startswith((_SETS_UP, _PREPARES)):
+    if wait == before or wait.prepares:
         return False
-    return not (before and all(each.said.startswith(_UNKNOWN) for each in (before, wait)))
+    return not (wait.unknown and before is not None and before.unknown)
 
 
 def note_failed_removal(

@@ -36,7 +36,14 @@ DIALECT = BatchDialect(
     environ={"SLURM_TIME_FORMAT": "%s"},
 )
 _BREAK = "\x1f"
-_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+# states and reason codes of held jobs: https://slurm.schedmd.com/job_reason_codes.html
+_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}) | {
+    "JobHeldAdmin",
+    "JobHeldUser",
+    "JobHoldMaxRequeue",
+    "launch failed requeued held",
+    "launch_failed_requeued_held",
+}
 _PHASES = {
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
@@ -190,7 +197,7 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
     match phase:
         case BatchPhase.WAITS:
             text = "waits in Slurm's queue" if reason in ("", "None") else f"Slurm: {reason}"
-            if state in _HELD or "held" in reason.lower():
+            if not _HELD.isdisjoint((state, reason)):
                 text += f"; Slurm does not start it before someone runs: scontrol release {job}"
         case BatchPhase.BEGINS:
             text = "Slurm is preparing the nodes"
