@@ -244,3 +244,76 @@ def test_a_redirect_stays_below_the_path_of_its_service(
             reply = ask(plane.port, "GET", f"/default/{path}/items", host="any.example")
             assert (reply.status, reply.headers["location"]) == (307, wanted)
     assert ask(plane.port, "GET", "/items").headers["location"] == given, "a service with a host"
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ("a=1; Path=/", "a=1; Path=/default/app"),
+        (
+            "a=1; HttpOnly; path = /login/ ; Secure",
+            "a=1; HttpOnly; path = /default/app/login/; Secure",
+        ),
+        ("a=/; Path=/default/app/x", "a=/; Path=/default/app/x"),
+        ("a=1; Path=/default/application", "a=1; Path=/default/app/default/application"),
+        ("a=1; SameSite=Lax", "a=1; SameSite=Lax"),
+        ("a=1; Path=", "a=1; Path="),
+        ("__Host-a=1; Secure; Path=/", "__Host-a=1; Secure; Path=/"),
+    ],
+)
+def test_a_cookie_is_only_for_its_service(
+    plane: GatewayProcess, replica: RawReplica, given: str, passed_on: str
+) -> None:
+    """Otherwise the browser would send it to the programs of all services."""
+    here: Any = [replica]
+    head = f"HTTP/1.1 200 OK\r\nset-cookie: {given}\r\nX-Path: Path=/\r\nContent-Length: 0\r\n\r\n"
+    replica.answer = lambda connection, number: connection.sendall(head.encode())
+    for name, path, wanted in (("below", "app", passed_on), ("whole", "whole", given)):
+        plane.set_replicas(name, here)
+        for _ in range(2):  # the second head comes from the gateway's cache
+            reply = ask(plane.port, "GET", f"/default/{path}/items", host="any.example")
+            assert (reply.headers["set-cookie"], reply.headers["x-path"]) == (wanted, "Path=/")
+    assert ask(plane.port, "GET", "/items").headers["set-cookie"] == given, "a service with a host"
+
+
+def test_each_cookie_of_a_response_is_only_for_its_service(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    here: Any = [replica]
+    plane.set_replicas("below", here)
+    replica.answer = lambda connection, number: connection.sendall(
+        b"HTTP/1.1 302 Found\r\nSet-Cookie: a=1; Path=/\r\nLocation: /in\r\nSet-Cookie: b=2; Path=/b"
+        b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    )
+    with Talk(plane.port) as talk:
+        talk.send(b"GET /default/app/ HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n")
+        head = talk.rest().lower()
+    for field in (
+        b"set-cookie: a=1; path=/default/app\r\n",
+        b"location: /default/app/in\r\n",
+        b"set-cookie: b=2; path=/default/app/b\r\n",
+    ):
+        assert head.count(field) == 1
+
+
+@pytest.mark.parametrize("query", ["", "?a=1/2"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_browser_gets_pages_at_a_url_that_ends_with_a_slash(
+    plane: GatewayProcess, replica: RawReplica, method: str, query: str
+) -> None:
+    """Relative links of the page then stay below the path of the service."""
+    here: Any = [replica]
+    page = "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    replica.answer = lambda connection, number: connection.sendall(whole)
+    for name in ("below", "whole"):
+        plane.set_replicas(name, here)
+    with Talk(plane.port) as talk:
+        for _ in range(2):
+            reply = talk.ask(method, f"/default/app{query}", host="any.example", accept=page)
+            assert (reply.status, reply.headers["location"]) == (307, f"app/{query}")
+        for path in (f"/default/app/{query}", f"/default/whole{query}"):
+            assert talk.ask(method, path, host="any.example", accept=page).status == 200
+        assert talk.ask(method, f"/default/app{query}", host="any.example").status == 200
+        reply = talk.ask("POST", f"/default/app{query}", host="any.example", accept=page)
+        assert reply.status == 200

@@ -32,7 +32,7 @@ UNTIL_CLOSE = -2  # the body of a response ends with its connection
 # would take a third of the parsing time.)
 _DROP, _LENGTH, _CODING, _CONNECTION, _UPGRADE, _HOST, _EXPECT = range(7)
 _AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR, _RESIDENCY = range(7, 13)
-_FORWARDED_PROTO, _REQUEST_ID, _ORIGIN = range(13, 16)
+_FORWARDED_PROTO, _REQUEST_ID, _ORIGIN, _COOKIE = range(13, 17)
 # fields with other roles are removed
 _STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY, _ORIGIN})
 
@@ -98,7 +98,7 @@ _NEEDED = {
     b"x-api-key": "api_key",
     b"x-forwarded-for": "forwarded_for",
 }
-_OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
+_OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP, b"set-cookie": _COOKIE}
 
 
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
@@ -193,13 +193,14 @@ class ResponseHead:
     client, each with its CRLF. Responses whose heads have the same bytes share one object.
     """
 
-    __slots__ = ("close", "fields", "length", "status", "upgrade")
+    __slots__ = ("close", "cookies", "fields", "length", "status", "upgrade")
 
     def __init__(self, status: int, close: bool) -> None:
         self.status = status
         self.fields = b""
         self.length = UNTIL_CLOSE
         self.close = close
+        self.cookies = False  # whether it sets any
         self.upgrade = b""
 
 
@@ -275,7 +276,7 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
 def _explain_mismatch(head: bytes) -> HeadError:
     if head.startswith(b"PRI * HTTP/2.0"):
         return HeadError(
-            505, "this gateway supports only HTTP/1.1; HAProxy in front of it supports HTTP/2"
+            505, "this gateway supports only HTTP/1.1, so not gRPC; HAProxy supports HTTP/2"
         )
     return HeadError(400, "the head of the request is not valid HTTP/1.1")
 
@@ -399,15 +400,19 @@ def parse_response(head: bytes, method: bytes) -> ResponseHead:
     for found in _SEARCH_RESPONSE.finditer(head):
         name, value = found.groups()
         role = _OF_RESPONSES[name.lower()] if b"_" not in name else _DROP
+        value = value.strip(b" \t")
         if role == _LENGTH:
-            length = _read_length(length, value.strip(b" \t"))
+            length = _read_length(length, value)
+            continue
+        if role == _COOKIE:
+            response.cookies = True
             continue
         if role == _CONNECTION:
             response.close = response.close or b"close" in value.lower()
         elif role == _CODING:
-            coding = _read_coding(coding, value.strip(b" \t"))
+            coding = _read_coding(coding, value)
         elif role == _UPGRADE:
-            response.upgrade = value.strip(b" \t")
+            response.upgrade = value
         parts.append(head[at : found.start() + 1])
         at = found.end() + 1
     response.fields = b"".join((*parts, head[at:-2])) if parts else head[:-2]

@@ -389,6 +389,10 @@ class InboundConnection(asyncio.Protocol):
         self.shares = False  # the permission is written already
         self._reply(write_permission(head), b"", head)
 
+    def redirect(self, fields: bytes, head: RequestHead) -> None:
+        """Send the gateway's own redirect, instead of opening the request."""
+        self._reply(fields, b"", head)
+
     def _reply(self, fields: bytes, body: bytes, head: RequestHead) -> None:
         if head.length:
             self._closing = True

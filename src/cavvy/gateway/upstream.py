@@ -158,6 +158,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._begin_response(exchange, head, data[end:])
 
     def _begin_response(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
+        route = self.pool.service.route
+        if head.cookies or head.status in WITH_LOCATION:
+            head = keep_below(head, route, exchange.head.host)
         if head.status == 101:
             if not exchange.head.upgrade:
                 raise HeadError(502, "the replica changed the protocol without a request to do so")
@@ -170,9 +173,6 @@ class UpstreamConnection(asyncio.Protocol):
             rest = body.feed(rest) if rest or not body.done else b""
         exchange.responding = True  # until here, an invalid response is answered with 502
         exchange.failed = head.status >= 500
-        route = self.pool.service.route
-        if head.status in WITH_LOCATION:
-            head = keep_below(head, route, exchange.head.host)
         if route.price_header and exchange.batch is None:
             exchange.price = self.pool.price(exchange, monotonic())
         if body is None:
