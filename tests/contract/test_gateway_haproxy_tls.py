@@ -82,3 +82,18 @@ def test_a_body_may_have_no_length(
     reply = curl(plane, "/echo", *upload, *where, host="small.example", body="x" * size)
     assert reply.stdout == status
     assert [len(each.body) for each in replicas[0].seen] == ([size] if status == "200" else [])
+
+
+def test_grpc_is_refused_with_the_reason(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    """A client of gRPC reads the status and the message from the fields of the response."""
+    replicas[0].reset()
+    plane.set_replicas("svc", replicas[:1])
+    for kind, refused in (("grpc", True), ("grpc+proto", True), ("grpc-web", False)):
+        fields = ("-H", "TE: trailers", "-H", f"Content-Type: application/{kind}")
+        reply = curl(plane, "/p.Service/Call", *fields, "-i", "-X", "POST")
+        head = reply.stdout.lower()
+        assert ("grpc-status: 12" in head) == ("grpc-message: services of cavvy" in head) == refused
+        assert ("content-type: application/grpc\n" in head) == refused
+    assert len(replicas[0].seen) == 1

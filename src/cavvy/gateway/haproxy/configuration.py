@@ -37,6 +37,9 @@ _DROPPED = (
 _KEY_FIELDS = ("authorization", "x-api-key", "x_api_key")
 # fields of requests that only the gateway can handle; HAProxy cannot limit a body without a length
 _HELD = ("prefer", "cavvy-residency", "transfer-encoding")
+_GRPC = "{ req.hdr(content-type) -m reg ^application/grpc($|[+;]) }"
+_GRPC_SENT = "{ res.hdr(grpc-status) 12 } !{ res.hdr(content-type) -m found }"
+_NO_GRPC = "services of Cavvy get requests of HTTP/1.1, so gRPC is not supported"
 _LOST = "X-Cavvy-Lost"  # marks HAProxy's own 503, which becomes a 502
 _ERRORS = {  # HAProxy's own answers, except to requests that are not valid HTTP
     400: (AnswerCode.BAD_REQUEST, "the request is not valid HTTP"),
@@ -181,6 +184,8 @@ def _write_rare_rules(limits: GatewayLimits) -> list[str]:
         "    http-request set-var(txn.held) bool(true) if { req.ver 2.0 } "
         f"!{{ method {_WITHOUT_BODY} }} !{{ req.hdr(content-length) -m found }}",
         f"    http-request allow unless {{ req.hdr_names -m reg (?:^|,)(?:{rare})(?:,|$) }}",
+        # clients of gRPC always send `te`
+        f"    http-request set-var(txn.held) bool(true) if {_GRPC}",
         f"    http-request del-header ^(?:{dropped})$ -m reg",
         # this rule answers 100; without `at-least`, slow bodies would be refused with 408
         f"    http-request wait-for-body time {_write_time(limits.body_idle_s)} at-least 1 "
@@ -199,11 +204,15 @@ def _write_limit(status: int, code: AnswerCode, message: str, condition: str) ->
 def _write_hold(listener: HaproxyListener) -> str:
     """Return the backend for the gateway; the gateway itself limits the time of each request. The
     time for which a request may wait in the gateway for the first replica depends on the service.
+    gRPC needs HTTP/2 and trailers up to the replica, so its requests are refused as gRPC requires:
+    with a response that has no body (HAProxy writes no Content-Type into such responses).
     """
     return f"""\
 backend {HOLD}
     timeout server {_write_time(_HOLD_S)}
     timeout tunnel {_write_time(_HOLD_S)}
+    http-request return status 200 hdr grpc-status 12 hdr grpc-message "{_NO_GRPC}" if {_GRPC}
+    http-after-response set-header Content-Type application/grpc if {_GRPC_SENT}
     {_write_scheme(listener)}
     server {HOLD} {listener.gateway_host}:{listener.gateway_port}
 """
