@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -241,11 +242,77 @@ def test_errors_carry_what_the_server_said(script: Script, client: ApiClient) ->
     )
 
 
-def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: ApiClient) -> None:
-    script.answers = [[b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\n<ow!>"]]
+def answer_with(status: str, body: bytes = b"", *fields: str) -> list[bytes]:
+    lines = [f"HTTP/1.1 {status}", *fields, f"Content-Length: {len(body)}", "", ""]
+    return ["\r\n".join(lines).encode() + body]
+
+
+PAGE = b"<html>\r\n<head><title>413 Too\x1b[31m\r\nLarge</title></head>\r\n<body>nginx</body>\r\n</html>"
+HTML = "Content-Type: text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message", "hint"),
+    [
+        (
+            answer_with("413 Whatever", PAGE, HTML),
+            "http-413",
+            f"413 {HTTPStatus(413).phrase}, '413 Too [31m Large'",
+            "client_max_body_size",
+        ),
+        (
+            answer_with("302 Found", PAGE, HTML, "Location: https://login.example/?next=/"),
+            "http-302",
+            "302 Found, a redirect to https://login.example/?next=/",
+            "cavvy context list",
+        ),
+        (
+            answer_with("200 OK", b"<title>Sign in</title>", HTML),
+            "http-200",
+            "200 OK, 'Sign in'",
+            "proxy",
+        ),
+        (answer_with("418 Tea"), "http-418", f"418 {HTTPStatus(418).phrase}", "proxy"),
+        (answer_with("502 Bad Gateway", b"<ow!>"), "http-502", "502 Bad Gateway, '<ow!>'", "proxy"),
+    ],
+)
+def test_an_answer_of_another_program_is_explained_in_one_line(
+    script: Script, client: ApiClient, answer: list[bytes], code: str, message: str, hint: str
+) -> None:
+    """Such as of a proxy that demands a sign-in, or refuses a large upload."""
+    script.answers = [answer] * 9
     with pytest.raises(ApiError) as caught:
         client.server()
-    assert (caught.value.code, caught.value.message) == ("http-502", "<ow!>")
+    assert caught.value.code == code
+    assert caught.value.message == f"another program answered instead of the server: {message}"
+    assert hint in caught.value.hint
+
+
+def test_an_answer_that_the_api_never_gives_is_an_error(script: Script, client: ApiClient) -> None:
+    script.answers = [answer_with("200 OK", b'{"ok":true}', "Content-Type: application/json")]
+    with pytest.raises(ApiError, match="not one of a server of Cavvy") as caught:
+        client.server()
+    assert caught.value.code == "answer-unknown"
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Late"])
+def test_a_restart_behind_a_proxy_is_waited_for(
+    script: Script, client: ApiClient, status: str
+) -> None:
+    """A proxy answers with such an error while the server restarts."""
+    script.answers = [answer_with(status, b"<h1>nginx</h1>", HTML)] * 2 + [[OK]]
+    client.health()
+    assert len(script.requests) == 3
+
+
+def test_a_request_that_must_not_be_repeated_is_not_repeated_after_an_error_of_a_proxy(
+    script: Script, client: ApiClient
+) -> None:
+    """The server may have processed it."""
+    script.answers = [answer_with("504 Late", b"<h1>nginx</h1>", HTML), [OK]]
+    with pytest.raises(ApiError, match="504 Gateway Timeout"):
+        client.retry("default", "x")
+    assert len(script.requests) == 1
 
 
 def test_nobody_there(tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ def check_address(address: str) -> None:
         ) from error
     if url.scheme == "unix":
         return
-    extra = url.path.strip("/") or url.query or url.fragment or url.username or url.password
+    if url.scheme in ("http", "https") and url.path.strip("/"):
+        message = f"{address!r} is not the address of a server, because it has a path"
+        hint = "use an address without a path; a proxy must give the server its own host name"
+        raise ApiError("address-invalid", message, hint)
+    extra = url.query or url.fragment or url.username or url.password
     if url.scheme not in ("http", "https") or not url.hostname or extra or port == 0:
         raise ApiError("address-invalid", f"{address!r} is not the address of a server", example)
     if url.scheme == "http" and not is_loopback(url.hostname):

@@ -15,8 +15,9 @@ from msgspec import UNSET, Raw
 from msgspec.json import decode, encode
 
 from cavvy.client import wire
+from cavvy.client.answers import find_error, read_answer
 from cavvy.client.chunks import ExecChunk, LogChunk
-from cavvy.client.errors import ApiError, ConnectionLost
+from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost
 from cavvy.client.ids import make_key
 from cavvy.client.paths import job_path, machine_path, project_path, query, segment
 from cavvy.client.patience import QUIET_S, Patience
@@ -492,7 +493,7 @@ class ApiClient:
         method = method or ("GET" if ask is None else "POST")
         body = b"" if ask is None else encode(ask)
         answer = self._call(method, target, body, headers, wait_s=wait_s, retry=retry)
-        return decode(answer.body, type=kind)
+        return read_answer(answer, kind)
 
     def _call(
         self,
@@ -530,7 +531,7 @@ class ApiClient:
                 if not again or (tries >= _TRIES and waited > self.patience.limit_s):
                     raise
                 if waited > QUIET_S:
-                    if error.status > 0:  # the server answered that its database does not
+                    if error.code == NO_DATABASE:
                         self.patience.note_silence("the server cannot use its database yet")
                     else:
                         self.patience.note_silence()
@@ -568,7 +569,7 @@ class ApiClient:
                 self.patience.note_silence,
             ),
         )
-        error = _error(answer) if answer.status >= 400 else None
+        error = find_error(answer)
         if error is None or not error.passing:
             self.patience.note_answer()
         if error is not None:
@@ -586,14 +587,3 @@ class ApiClient:
 def _read_times(text: str) -> list[tuple[int, float]]:
     pairs = (pair.partition(":") for pair in text.split(",") if pair)
     return [(int(offset), float(at)) for offset, _, at in pairs]
-
-
-def _error(answer: HttpAnswer) -> ApiError:
-    try:
-        body = decode(answer.body, type=wire.ErrorBody)
-    except ValueError:  # the answer comes from a proxy, or from a server other than Cavvy
-        text = answer.body[:200].decode("utf-8", "replace").strip()
-        return ApiError(
-            f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status
-        )
-    return ApiError(body.code, body.message, body.hint, answer.status)

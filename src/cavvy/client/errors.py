@@ -12,9 +12,11 @@ ApiError                    the server refused: code, message, hint and HTTP sta
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )
+# errors of a proxy that cannot reach the server, or gets no answer from it
+_OF_PROXIES = frozenset({"http-502", "http-503", "http-504"})
 # A running server may recover from such an error by itself. If a start fails with this code, a
 # person must act.
-_NO_DATABASE = "database-unusable"
+NO_DATABASE = "database-unusable"
 
 
 class ApiError(Exception):
@@ -34,7 +36,7 @@ class ApiError(Exception):
         """True if it makes sense to repeat the request: no server answered it, or the server's
         database did not answer.
         """
-        return self.code in _PASSING or (self.code == _NO_DATABASE and self.status > 0)
+        return self.code in _PASSING | _OF_PROXIES or (self.code == NO_DATABASE and self.status > 0)
 
 
 class Unreachable(ApiError):

@@ -5,6 +5,7 @@ from datetime import datetime
 from msgspec import field
 from msgspec.json import decode, encode
 
+from cavvy.client.answers import read_answer
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import segment
 from cavvy.client.wire import Answer, Ask
@@ -89,7 +90,7 @@ class TrustView(Answer, frozen=True, kw_only=True):
 
 
 def list_ways(client: ApiClient) -> list[SignInWay]:
-    return decode(client.send("GET", "/v1/sign-in").body, type=list[SignInWay])
+    return read_answer(client.send("GET", "/v1/sign-in"), list[SignInWay])
 
 
 def sign_in(client: ApiClient, id_token: str) -> SignInMade:
