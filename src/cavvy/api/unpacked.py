@@ -1,9 +1,11 @@
 """Unpacks an archive of `cavvy server backup` and checks every byte of it."""
 
 import os
+import sqlite3
 import tarfile
 from collections.abc import Sequence
 from contextlib import closing
+from errno import EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -11,17 +13,22 @@ from typing import IO, BinaryIO
 from msgspec import MsgspecError
 from msgspec.json import decode
 
+from cavvy import __version__
 from cavvy.api.backup import DATABASE, FORMAT, MANIFEST, ArchiveManifest
 from cavvy.api.folder_copy import make_private
 from cavvy.api.state_dir import StateDirError
+from cavvy.store.base import StoreError
 from cavvy.store.drivers import make_driver
 from cavvy.store.migrate import HEAD
-from cavvy.store.table_copy import digest_rows
+from cavvy.store.table_copy import digest_rows, read_revision
 
 # Folders whose files a comparison with the providers does not need.
 _LARGE = ("folders/", "logs/", "storage/")
 _CHUNK = 1 << 20
 _MANIFEST_BYTES = 1 << 30
+# Errors that names in an archive can cause: a file that is also a folder, or a name that is too
+# long.
+_OF_NAMES = (EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 
 
 def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
@@ -45,11 +52,16 @@ def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
                 found[member.name] = _write(file, path)
     except (tarfile.TarError, EOFError, MsgspecError) as error:
         raise _damaged(str(error)) from error
+    except OSError as error:
+        if error.errno not in _OF_NAMES:
+            raise
+        raise _damaged(f"{error.filename}: {error.strerror}") from error
     if manifest is None:
         raise _damaged("the end of the archive is missing")
     if manifest.format != FORMAT:
         raise _damaged(f"the archive has format {manifest.format}, but this program reads {FORMAT}")
     _compare(found, manifest)
+    _check_database(target / DATABASE, manifest)
     _compare_rows(target / DATABASE, manifest)
     return manifest
 
@@ -92,6 +104,24 @@ def _compare(found: dict[str, str], manifest: ArchiveManifest) -> None:
         raise _damaged(
             f"these files differ from the archive's manifest: {', '.join(differing[:3])}"
         )
+
+
+def _check_database(database: Path, manifest: ArchiveManifest) -> None:
+    if manifest.revision > HEAD:
+        raise StateDirError(
+            "archive-too-new",
+            f"cavvy {manifest.cavvy}, which wrote the archive, is newer than this program (cavvy "
+            f"{__version__}): the archive's database is at revision {manifest.revision}, but this "
+            f"program supports {HEAD}",
+            f"restore the archive with cavvy {manifest.cavvy}; nothing was changed",
+        )
+    try:
+        with closing(make_driver(f"sqlite:///{database}", journal="delete").connect()) as session:
+            found = read_revision(session)
+    except (sqlite3.Error, StoreError) as error:
+        raise _damaged(f"{DATABASE} cannot be read: {error}") from error
+    if found != manifest.revision:
+        raise _damaged(f"{DATABASE} is at revision {found}, not {manifest.revision}")
 
 
 def _compare_rows(database: Path, manifest: ArchiveManifest) -> None:
