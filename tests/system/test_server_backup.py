@@ -13,7 +13,13 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.system.postgres import PostgresMissing, find, new_database
-from tests.system.server_state import follow_to_end, home_at, home_with_jobs, run_python
+from tests.system.server_state import (
+    follow_to_end,
+    home_at,
+    home_with_jobs,
+    kill_server,
+    run_python,
+)
 from tests.system.tied import start_tied
 from tests.waits import PATIENCE_S, START_S, wait_until
 
@@ -115,6 +121,41 @@ def check_restored(log: bytes) -> None:
         client.submit("{name: later, secrets: [S], run: 'test $S = planted-value'}")
         follow_to_end(client, "later")
         assert client.job("default", "later").exit_code == 0
+
+
+def test_jobs_of_this_machine_continue_or_are_ended_but_run_only_once(
+    home: Path, tmp_path: Path
+) -> None:
+    archive, bad = tmp_path / "archive", tmp_path / "bad"
+    ensure_server()
+    with connect() as client:
+        submit_long(client, "long", tmp_path)
+        assert "backed up" in (told := run_server("backup", str(archive))), told
+        client.submit("{name: since, run: 'true'}")
+    kill_server(home)
+    with home_at(tmp_path / "two" / "home"):
+        told = run_server("restore", "--dry-run", str(archive))
+        assert "still runs here" in told, told
+        told = run_server("restore", str(archive))
+        assert "long (project default, attempt 1)" in told, told
+        assert "hint: end them with `kill " in told, told
+    bad.mkdir()
+    (home / "cavvy.db").rename(bad / "cavvy.db")
+    # SQLite would apply this journal to the restored database
+    assert (home / "cavvy.db-wal").stat().st_size
+    told = run_server("restore", str(archive))
+    assert "it contains cavvy.db-wal" in told, told
+    for path in home.glob("cavvy.db*"):
+        path.rename(bad / path.name)
+    told = run_server("restore", str(archive))
+    assert "1 gangs are both in the database and at their providers" in told, told
+    ensure_server()
+    with connect() as client:
+        assert [each.name for each in client.jobs().jobs] == ["long"]
+        (tmp_path / "go").touch()
+        follow_to_end(client, "long")
+        assert client.job("default", "long").exit_code == 0
+        assert len(client.job("default", "long").attempts) == 1
 
 
 class ArchivedPostgres:

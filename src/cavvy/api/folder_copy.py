@@ -16,7 +16,7 @@ _KEY_FORMS = "key.*"  # former keys of secrets
 # files come last, because a new file may have a new key.
 FOLDERS = ("folders", "logs", "storage", "providers", "file-keys")
 # Processes of this machine, their folders and sockets: these files are useless on another machine.
-_LEFT_OUT = ("providers/local",)
+LEFT_OUT = ("providers/local",)
 
 
 def list_keys(root: Path) -> Iterator[Path]:
@@ -33,7 +33,7 @@ def list_files(root: Path) -> Iterator[Path]:
     for folder in FOLDERS:
         for where, inner, names in os.walk(root / folder):
             here = Path(where).relative_to(root)
-            inner[:] = sorted(name for name in inner if str(here / name) not in _LEFT_OUT)
+            inner[:] = sorted(name for name in inner if str(here / name) not in LEFT_OUT)
             for name in sorted(names):
                 path = Path(where) / name
                 if path.is_file() and not path.is_symlink() and not name.endswith(".part"):

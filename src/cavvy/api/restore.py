@@ -10,7 +10,7 @@ the rows in PostgreSQL. The command can be repeated if it fails before the datab
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from datetime import datetime
 from functools import partial
@@ -29,6 +29,7 @@ from cavvy.api.database import (
     refuse_used,
 )
 from cavvy.api.files_bucket import refuse_other_form, send_files
+from cavvy.api.folder_copy import LEFT_OUT, make_private
 from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.unpacked import unpack
@@ -41,6 +42,7 @@ from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
+from cavvy.providers.hosts.marked import find_agents
 from cavvy.settings import Settings
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import make_driver, translate
@@ -61,6 +63,8 @@ class RestoreReport(Struct, frozen=True, kw_only=True):
     made_at: datetime | None
     comparison: RestoreComparison
     silent: Sequence[SilentPlace]
+    # lost gangs that still run on this machine for another state folder, with their agents' PIDs
+    elsewhere: Mapping[str, Sequence[int]]
 
 
 def restore(
@@ -73,12 +77,14 @@ def restore(
     if dry_run:
         return _try(home, settings, archive)
     home.claim_idle()
-    for name in (DATABASE, "database"):
+    # SQLite would apply the journal of another database to the restored database
+    for name in (DATABASE, *(f"{DATABASE}-{each}" for each in ("wal", "journal")), "database"):
         if os.path.exists(home.file(name)):
             raise StateDirError(
                 "not-empty",
                 f"the state folder {home.path} belongs to a server with jobs: it contains {name}",
-                "set CAVVY_HOME to a new folder, or move this folder away",
+                "set CAVVY_HOME to a new folder, or move this folder away; to restore only its "
+                f"database, move all its files whose names begin with {DATABASE} away",
             )
     files = choose_files(home, settings, url)
     if files is not home:
@@ -90,6 +96,7 @@ def restore(
     try:
         manifest = unpack(archive, unpacked, whole=True)
         refuse_other_form(manifest.folder, bucket)
+        _join_local(files, unpacked)
         report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=False))
         if bucket is not None:
             send_files(bucket, unpacked)
@@ -164,9 +171,33 @@ async def _compare(
         comparison, silent = await compare_with_providers(
             store, accounts.pool, partial(gang_name, installation)
         )
+        elsewhere = await asyncio.to_thread(find_agents, [each.gang for each in comparison.lost])
         if not dry_run:
+            _refuse_double_runs(comparison, elsewhere, root)
             await mark_restored(store, comparison, clock.now())
-    return RestoreReport(made_at=made_at, comparison=comparison, silent=silent)
+    return RestoreReport(made_at=made_at, comparison=comparison, silent=silent, elsewhere=elsewhere)
+
+
+def _refuse_double_runs(
+    comparison: RestoreComparison, elsewhere: Mapping[str, Sequence[int]], root: Path
+) -> None:
+    """Raise StateDirError if the server would run jobs again that still run on this machine."""
+    if not elsewhere:
+        return
+    told = [
+        f"{each.attempt.job} (project {each.attempt.project}, attempt {each.attempt.number})"
+        for each in comparison.lost
+        if each.gang in elsewhere
+    ]
+    agents = " ".join(str(pid) for pids in elsewhere.values() for pid in pids)
+    more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+    raise StateDirError(
+        "jobs-still-run",
+        "these jobs still run on this machine for the old state folder, so a restored server would "
+        f"run them twice: {', '.join(told[:3])}{more}",
+        f"end them with `kill {agents}`, or let them continue: restore at the path of the old "
+        "state folder, as docs/guides/backup.md describes",
+    )
 
 
 class _Accounts:
@@ -187,6 +218,18 @@ class _Accounts:
                 await closeable.close()
 
 
+def _join_local(files: StateDir, unpacked: Path) -> None:
+    """Let the comparison see the jobs of this machine whose records a person has moved to the new
+    state folder.
+    """
+    for name in LEFT_OUT:
+        records = Path(files.file(name))
+        if records.is_dir():
+            link = unpacked / name
+            make_private(unpacked, link.parent)
+            link.symlink_to(records)
+
+
 def _put_in_place(
     home: StateDir,
     files: StateDir,
@@ -199,13 +242,25 @@ def _put_in_place(
         if each.name.startswith(DATABASE):
             continue
         target = Path(files.file(each.name))
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(each, target)
+        inner = [each] if each.name != "providers" else sorted(each.iterdir())
+        for path in inner:
+            _replace(path, target if path is each else target / path.name)
     if url is None:
         os.replace(unpacked / DATABASE, home.file(DATABASE))
     else:
         asyncio.run(_fill_database(home, files, unpacked / DATABASE, url, bucket))
+
+
+def _replace(path: Path, target: Path) -> None:
+    """Move a file or folder to `target`, in place of what is there. Links stay where they are:
+    they lead to records that are already in place.
+    """
+    if path.is_symlink():
+        return
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)
+    os.replace(path, target)
 
 
 async def _fill_database(

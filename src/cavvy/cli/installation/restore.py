@@ -87,7 +87,17 @@ def _rows(report: "RestoreReport") -> list[tuple[object, ...]]:
         )
         for each in found.unknown
     ]
-    lost = [("gone", each.provider, each.gang, 0, None, _job(each.attempt)) for each in found.lost]
+    lost = [
+        (
+            "still runs here" if each.gang in report.elsewhere else "gone",
+            each.provider,
+            each.gang,
+            0,
+            None,
+            _job(each.attempt),
+        )
+        for each in found.lost
+    ]
     silent = [
         (f"no answer from {each}", each.provider, None, None, None, None) for each in report.silent
     ]
@@ -114,6 +124,12 @@ def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
             "the nodes of some jobs no longer exist. When the server starts, it runs these jobs "
             "again. It does not run a job again if its task forbids a second run, or if you have "
             "stopped the job",
+            err=True,
+        )
+    if agents := [str(pid) for pids in report.elsewhere.values() for pid in pids]:
+        click.echo(
+            "some jobs still run on this machine for the old state folder. End them before you "
+            f"restore: kill {' '.join(agents)}",
             err=True,
         )
     if report.silent:
