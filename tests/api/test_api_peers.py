@@ -1,7 +1,10 @@
 """Requests that another server has passed on: what its token permits, and what it does not."""
 
+import socket
+import time
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from cavvy.agent.control_client import LOST
+from cavvy.api import peers as peers_module
 from cavvy.api.errors import ApiProblem
 from cavvy.api.peers import PeerServers, is_passed_on
 from cavvy.api.tokens import GangTokens
@@ -125,3 +129,29 @@ async def test_a_dead_peer_does_not_cost_an_agent_its_claim() -> None:
     with pytest.raises(ApiProblem, match="does not answer") as caught:
         await peers.pass_on(Request(scope), dead, b"output")
     assert caught.value.status not in LOST
+
+
+@pytest.mark.anyio
+async def test_a_peer_that_does_not_answer_delays_orders_only_shortly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example a paused process: the kernel accepts the connection, and nothing answers."""
+    monkeypatch.setattr(peers_module, "_FETCH_S", 0.2)
+    silent = socket.socket(socket.AF_UNIX)
+    silent.bind(str(tmp_path / "sock"))
+    silent.listen()
+    paused = Replica(id="b", host="h", pid=1, folder="/b", address=f"unix:{tmp_path}/sock")
+    share = SimpleNamespace(
+        me=Replica(id="a", host="h", pid=2, folder="/a", address="unix:/a"),
+        find_recent=lambda server: paused,
+        on_signal=lambda signal: None,
+    )
+    peers = PeerServers(cast(WorkShare, share), GangTokens(bytes(32)), "")
+    for number in range(20):
+        share.on_signal(ServerSignal(SignalKind.EXEC, f"gang 0 {number}-b"))
+    scope = scope_of("", path="/agent/v1/orders") | {"type": "http", "gang_token": "gang"}
+    with silent:
+        began = time.monotonic()
+        assert await peers.fetch(Request(scope), "gang", 0) == []
+        assert time.monotonic() - began < 20 * 0.2
+    assert not peers.expects("gang", 0)

@@ -42,6 +42,8 @@ _OF_USERS = re.compile(r"/v1/projects/[^/]+/jobs/[^/]+/exec/[^/]+(/input)?")
 _VALID = timedelta(seconds=30)
 _CONNECT_S = 5.0
 _ANSWER_S = 90.0  # timeout in seconds; the longest poll takes 60 s
+# timeout in seconds of a command's fetch, because the agent waits for its orders meanwhile
+_FETCH_S = 3.0
 _REMEMBERED_S = (
     30.0  # seconds for which an announcement is valid; it is repeated while the user waits
 )
@@ -113,22 +115,26 @@ class PeerServers:
         return the commands as JSON. `request` comes from the rank's agent. Commands that cannot be
         fetched now will be announced again.
         """
-        found = []
-        for exec_id in self._announced.pop((gang, rank), {}):
-            keeper = self.find_keeper(exec_id)
-            if keeper is None:
-                continue
-            target = f"/agent/v1/execs/{exec_id}?gang={gang}&rank={rank}"
-            try:
+        ids = self._announced.pop((gang, rank), {})
+        found = await asyncio.gather(*(self._fetch(request, gang, rank, each) for each in ids))
+        return [each for each in found if each]
+
+    async def _fetch(self, request: Request, gang: str, rank: int, exec_id: str) -> bytes:
+        """Fetch one command, or return b"" if it cannot be fetched."""
+        if (keeper := self.find_keeper(exec_id)) is None:
+            return b""
+        target = f"/agent/v1/execs/{exec_id}?gang={gang}&rank={rank}"
+        try:
+            async with asyncio.timeout(_FETCH_S):
                 answer = await self._ask(keeper, "GET", target, _of_agent(request), b"")
-            except (OSError, ValueError) as error:
-                _log.warning(
-                    "server %s does not answer a request for a command: %s", keeper.id, error
-                )
-                continue
-            if answer.status_code == 200:
-                found.append(bytes(answer.body))
-        return found
+        except (OSError, ValueError) as error:
+            _log.warning(
+                "server %s does not answer a request for a command: %s",
+                keeper.id,
+                str(error) or type(error).__name__,
+            )
+            return b""
+        return bytes(answer.body) if answer.status_code == 200 else b""
 
     async def pass_on(self, request: Request, keeper: Replica, body: bytes = b"") -> Response:
         """Forward the request to `keeper`, and return its answer. Raises ApiProblem."""
