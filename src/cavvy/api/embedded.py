@@ -197,7 +197,9 @@ class _ServerRun:
 
         bucket = None if leases is None else await self._open_bucket(leases.url)
         with files.setting_up():
-            node_endpoint = listen_for_nodes(files, self._settings, shared=leases is not None)
+            node_endpoint = await asyncio.to_thread(
+                listen_for_nodes, files, self._settings, shared=leases is not None
+            )
             self._share_token(files)
         if leases is not None and node_endpoint is not None:
             leases.me = replace(leases.me, peer=node_endpoint.own_address)
@@ -265,10 +267,11 @@ class _ServerRun:
         address: str,
         node_endpoint: "NodeListener | None",
     ) -> None:
+        from cavvy.api.ports import WAIT_S
         from cavvy.api.user_listener import listen_for_users
 
         auth, app = _make_apps(app_state, self._home.token())
-        user_listener = listen_for_users(self._settings)
+        user_listener = await asyncio.to_thread(listen_for_users, self._settings, WAIT_S)
         listen = user_listener.address if user_listener is not None else None
         app_state.listen = listen
         servers = _make_servers(app, listener, user_listener, node_endpoint)

@@ -5,6 +5,7 @@ the settings name a certificate. Without TLS, only this machine can reach the li
 import ipaddress
 import socket
 
+from cavvy.api.ports import open_port
 from cavvy.api.state_dir import StateDirError
 from cavvy.api.user_tls import UserTls
 from cavvy.gateway.addresses import explain_reason
@@ -25,8 +26,10 @@ class UserListener:
         return f"{'http' if self.tls is None else 'https'}://{shown}:{port}"
 
 
-def listen_for_users(settings: Settings) -> UserListener | None:
-    """Bind to `server.listen`, or return None if that setting is empty. Raises StateDirError."""
+def listen_for_users(settings: Settings, wait_s: float = 0.0) -> UserListener | None:
+    """Bind to `server.listen`, or return None if that setting is empty. Waits up to `wait_s`
+    seconds for a port that is in use. Blocks. Raises StateDirError.
+    """
     where = settings.text("server.listen")
     tls = _read_tls(settings)
     if not where:
@@ -51,7 +54,7 @@ def listen_for_users(settings: Settings) -> UserListener | None:
                 "127.0.0.1:0",
             )
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-        sock = socket.create_server((host, port), family=family, backlog=1024)
+        sock = open_port(host, port, family, wait_s=wait_s)
     except ValueError:
         raise StateDirError(
             "settings-invalid",

@@ -14,6 +14,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.node_listener.certificate import Certificate, load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.peers import is_passed_on
+from cavvy.api.ports import WAIT_S, open_port
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.tokens import GangTokens
 from cavvy.api.wire import reply
@@ -81,7 +82,7 @@ def listen_for_nodes(
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # fails for the same names as the next line, but before a socket is open
         host.encode("idna")
-        sock = socket.create_server((host, port), family=family, backlog=1024, reuse_port=shared)
+        sock = open_port(host, port, family, wait_s=WAIT_S, reuse_port=shared)
     except (OSError, ValueError) as error:  # ValueError if `host` is not a host name
         raise StateDirError(
             "settings-invalid",
