@@ -98,7 +98,7 @@ class HaproxyPlaneProcess(GatewayProcess):
                 runtime.command(f"disable health {backend}/{server}")
 
     def remove(self) -> None:
-        self.do(self.plane.end())
+        self.do(self.plane.end(0.1))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
         self._loop.close()

@@ -118,6 +118,32 @@ def test_another_set_of_services_loses_no_request(
     wait_for(lambda: plane.count("svc").whole)
 
 
+def test_the_end_of_haproxy_waits_shortly_for_its_requests(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    for each in replicas:
+        each.reset()
+    plane.set_replicas("svc", replicas[:1])
+    held = Background(ask, plane.port, "GET", "/hold")
+    wait_for(lambda: replicas[0].in_flight == 1)
+    ended = Background(plane.do, plane.plane.end(30))
+    sleep(0.3)
+    replicas[0].release.set()
+    assert held.result().status == 200
+    ended.result()
+    assert not find_haproxies(plane)
+    replicas[0].reset()
+    plane.keep()
+    cut = Background(ask, plane.port, "GET", "/hold")
+    wait_for(lambda: replicas[0].in_flight == 1)
+    plane.do(plane.plane.end(0.2))
+    assert not find_haproxies(plane), "a request that lasts longer is cut"
+    replicas[0].release.set()
+    with suppress(Exception):
+        cut.result()
+    plane.keep()
+
+
 def test_requests_that_haproxy_passes_on_are_counted_by_replica(
     plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
 ) -> None:
@@ -149,7 +175,7 @@ def test_requests_that_haproxy_passes_on_are_counted_by_replica(
     for _ in range(3):
         assert ask(plane.port, "GET", "/echo").status == 200
     assert count() == before + 8
-    plane.do(plane.plane.end())
+    plane.do(plane.plane.end(0.1))
     plane.keep()
     assert ask(plane.port, "GET", "/echo").status == 200
     assert count() == before + 9

@@ -274,7 +274,7 @@ class GatewayFront:
                 self._link.close()
                 self._link = None
             if self._plane is not None:
-                await self._plane.end()
+                await self._plane.end(_DRAIN_S)
             await self._child.end(_DRAIN_S)
 
     async def _end_gateway(self) -> None:

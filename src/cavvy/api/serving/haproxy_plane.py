@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, SIGUSR1
 
 from cavvy.api.serving.direct_requests import DirectRequests
 from cavvy.api.serving.listener import ServiceListener
@@ -33,6 +34,7 @@ from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
 
 _LOCAL = "127.0.0.1"
 _START_S = 10.0
+_END_S = 5.0
 _PAUSE_S = 0.02
 _log = logging.getLogger(__name__)
 
@@ -147,15 +149,16 @@ class HaproxyPlane:
         for service, found in self._runtime.take_served().items():
             requests.note(service, found)
 
-    async def end(self) -> None:
+    async def end(self, drain_s: float) -> None:
+        """End HAProxy once its requests are answered, but after at most `drain_s` seconds. New
+        connections are refused meanwhile.
+        """
         await self._read_served()
         if self._requests is not None:
             self._requests.close()
             self._requests = None
-        for process in (self._process, *self._former):
-            if process is not None and process.returncode is None:
-                process.terminate()
-                await process.wait()
+        running = [each for each in (self._process, *self._former) if each is not None]
+        await asyncio.gather(*(_end_process(each, drain_s) for each in running))
         self._process, self._former, self._serves, self.port = None, [], (), 0
         self._set.clear()
 
@@ -250,6 +253,18 @@ class HaproxyPlane:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(str(file), str(port).encode())
         return port
+
+
+async def _end_process(process: asyncio.subprocess.Process, drain_s: float) -> None:
+    """End a HAProxy process: first after its requests, then at once."""
+    for number, wait_s in ((SIGUSR1, drain_s), (SIGTERM, _END_S), (SIGKILL, None)):
+        if process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await process.wait()
 
 
 def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
