@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from tests.system.server_state import home_at, kill_server, run_python, wait_until
 from tests.waits import PATIENCE_S
 
+from cavvy.cli.main import cli
 from cavvy.client import (
     ApiClient,
     ApiError,
@@ -88,6 +90,30 @@ def test_a_client_survives_the_end_of_its_server(home: Path) -> None:
         first = client.server().pid
         kill_server(home)
         assert client.server().pid != first
+
+
+def test_a_paused_server_is_not_called_stopped(home: Path) -> None:
+    pid = pid_of(home)
+    (home / "server.json").rename(home / "aside")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unreachable, match="is running, but does not answer") as caught:
+            connect(start=False)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        (home / "aside").rename(home / "server.json")
+    assert caught.value.code == "server-unreachable"
+
+
+def test_an_older_server_is_named_by_its_status(home: Path) -> None:
+    pid_of(home)
+    server = read_server(str(home))
+    assert server is not None
+    write_server(str(home), msgspec.structs.replace(server, revision=0))
+    status = CliRunner().invoke(cli, ["server", "status"])
+    assert status.exit_code == 1
+    assert "is older than this command" in status.output
+    assert "cavvy server restart" in status.output
 
 
 def test_nothing_is_started_where_that_is_not_wanted(home: Path) -> None:

@@ -320,11 +320,13 @@ class _ServerRun:
         gc.enable()
 
     async def _do_chores(self, app_state: "AppState", auth: "AuthMiddleware") -> None:
-        """Until the server stops: rotate the log, stop the server when it is idle, and restart it
-        if the control plane has failed.
+        """Until the server stops: rotate the log, warn if file descriptors are short, stop the
+        server when it is idle, and restart it if the control plane has failed.
         """
+        from cavvy.api.open_files import OpenFilesCheck
         from cavvy.store.reserve import Reserve
 
+        open_files = OpenFilesCheck()
         idle_stop_s = self._settings.whole("server.idle_stop_s")
         log_file = LogFile(
             self._home.file("server.log"), self._settings.whole("server.log_mib") * _MIB
@@ -335,6 +337,7 @@ class _ServerRun:
             await asyncio.sleep(
                 min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S
             )
+            open_files.look()
             if log_file.rotate():
                 _log.info("started a new log file")
             if not app_state.control_plane.running:

@@ -135,13 +135,13 @@ def status(output: str) -> None:
     running.
     """
     from cavvy.cli.view.output import json_out, pairs_out
-    from cavvy.client import Unreachable
+    from cavvy.client import ApiError
     from cavvy.client.embedded import connect
 
     try:
         with connect(start=False, patience=make_patience()) as client:
             server = client.server()
-    except Unreachable as error:
+    except ApiError as error:
         if error.code != "server-not-running":
             raise make_failure(error) from error
         raise CommandFailure(

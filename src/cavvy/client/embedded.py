@@ -123,6 +123,12 @@ def _replace(home: str, server: ServerFile, patience: Patience, *, start: bool) 
 
 
 def _launch(home: str, patience: Patience, *, start: bool) -> ServerFile:
+    if not start and server_holds_lock(home):
+        raise Unreachable(
+            "server-unreachable",
+            f"the server for {home} is running, but does not answer",
+            "see the server's log: cavvy server logs",
+        )
     if not start:
         raise Unreachable(
             "server-not-running",

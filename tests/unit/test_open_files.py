@@ -1,0 +1,45 @@
+"""The server warns before it has no file descriptors left."""
+
+import os
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from cavvy.api.open_files import OpenFilesCheck
+
+
+@pytest.fixture
+def opened() -> Iterator[list[int]]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    descriptors: list[int] = []
+    try:
+        yield descriptors
+    finally:
+        for each in descriptors:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_it_warns_once_until_files_are_closed(
+    opened: list[int], left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = OpenFilesCheck()
+    check.look()
+    assert not caplog.records
+    try:
+        while True:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        for _ in range(left):
+            os.close(opened.pop())
+    check.look()
+    check.look()
+    assert len(caplog.records) == 1
+    assert "of at most 200 open files" in caplog.text
+    while opened:
+        os.close(opened.pop())
+    check.look()
+    assert len(caplog.records) == 1
