@@ -1,10 +1,14 @@
 """The file that `cavvy server backup` writes, in a folder that others can write to."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from cavvy.cli.installation.backup import _new_file
+from cavvy.cli.installation.failures import orderly_ends
 
 
 def test_the_archive_is_private_and_goes_through_no_link(tmp_path: Path) -> None:
@@ -32,3 +36,18 @@ def test_a_failure_leaves_the_former_archive_and_names_the_file(tmp_path: Path) 
     assert failure.value.filename == str(archive)
     assert [each.name for each in tmp_path.iterdir()] == ["archive"]
     assert archive.read_bytes() == b"former"
+
+
+def test_a_backup_that_is_told_to_end_leaves_no_copy(tmp_path: Path) -> None:
+    def end() -> None:
+        with orderly_ends(), _new_file(str(tmp_path / "archive")) as out:
+            out.write(b"half")
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        end()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -14,7 +14,6 @@ import io
 import os
 import sqlite3
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from cavvy.api.database import choose_bucket, choose_database, choose_files
 from cavvy.api.files_bucket import IN_BUCKET
 from cavvy.api.folder_copy import list_files, list_keys
 from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.api.work_folders import work_folder
 from cavvy.client.state import host_name
 from cavvy.domain.values import Struct
 from cavvy.settings import Settings
@@ -65,8 +65,8 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
     OSError.
     """
     url, root, bucket = _find_database(home, settings)
-    with tempfile.TemporaryDirectory(prefix="backup-", dir=home.path) as folder:
-        copy = Path(folder) / DATABASE
+    with work_folder(Path(home.path), "backup") as folder:
+        copy = folder / DATABASE
         tables, installation = _copy_database(url, copy)
         _check_keys(root, tables, settings)
         with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -76,7 +76,7 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
                 if digest := _add(archive, root / name, str(name)):
                     files[str(name)] = digest
             if bucket is not None:
-                files |= _add_objects(archive, bucket, Path(folder) / "object")
+                files |= _add_objects(archive, bucket, folder / "object")
             manifest = ArchiveManifest(
                 cavvy=__version__,
                 revision=HEAD,

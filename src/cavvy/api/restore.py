@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import BinaryIO, cast
 
 from cavvy.api.backup import DATABASE, ArchiveManifest
@@ -33,6 +32,7 @@ from cavvy.api.folder_copy import LEFT_OUT, make_private
 from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.unpacked import unpack
+from cavvy.api.work_folders import work_folder
 from cavvy.control.clock import WallClock
 from cavvy.control.decide.restored import RestoreComparison
 from cavvy.control.job_service import gang_name
@@ -109,9 +109,9 @@ def restore(
 def _try(home: StateDir, settings: Settings, archive: BinaryIO) -> RestoreReport:
     """Check an archive in a temporary folder. A server may use the state folder meanwhile."""
     Path(home.path).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{_UNPACKED}-", dir=home.path) as unpacked:
-        manifest = unpack(archive, Path(unpacked), whole=False)
-        return asyncio.run(_compare_copy(Path(unpacked), settings, manifest, dry_run=True))
+    with work_folder(Path(home.path), _UNPACKED) as unpacked:
+        manifest = unpack(archive, unpacked, whole=False)
+        return asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=True))
 
 
 def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> RestoreReport:
