@@ -176,7 +176,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # a proxy passes the requests on, and states each client's address and protocol, and the
     # request's ID; all programs that can connect to the gateway can state these values
     behind_proxy: bool = False
-    # the gateway exits after this many seconds without a connection to its control socket
+    # the gateway exits after this many seconds without a line on its control socket
     alone_s: Seconds | None = None
     tls: TlsFiles | None = None
     services: tuple[ServiceRoute, ...] = ()

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -60,14 +61,9 @@ class ControlSocket:
         self._stop = stop
         self._decoder = msgspec.json.Decoder(ControlLine)
         self._server: asyncio.Server | None = None
-        self._readers: set[asyncio.StreamReader] = set()
-
-    @property
-    def linked(self) -> bool:
-        """Whether a control plane is connected. If a control plane was killed, some of its lines
-        may have no reply.
-        """
-        return not all(each.at_eof() for each in self._readers)
+        # when a control plane last sent a line; a paused process keeps its connections, but is
+        # silent
+        self.heard_at = monotonic()
 
     async def open(self) -> None:
         """Open the socket, and replace the socket of a process that has ended. Raises OSError."""
@@ -86,15 +82,14 @@ class ControlSocket:
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._readers.add(reader)
         try:
             while line := await reader.readline():
+                self.heard_at = monotonic()
                 writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError, asyncio.CancelledError):
             pass  # ValueError: the line is too long; CancelledError: the process is stopping
         finally:
-            self._readers.discard(reader)
             writer.close()
 
     async def _answer(self, line: bytes) -> ControlReply:

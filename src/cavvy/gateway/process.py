@@ -139,17 +139,14 @@ def _set(stop: asyncio.Future[float], drain_s: float) -> None:
 async def _tick_until(
     door: Door, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
 ) -> None:
-    """Serve until the process is stopped, or until no server has been connected for `alone_s`
-    seconds. A gateway without a connected server does not learn that replicas have moved, so its
-    waiting requests could fail.
+    """Serve until the process is stopped, or until no server has sent a line for `alone_s`
+    seconds. A gateway whose server is dead or paused does not learn that replicas have moved, so
+    its waiting requests could fail.
     """
-    linked_at = monotonic()
     while not stop.done():
         await asyncio.wait((stop,), timeout=_TICK_S)
         door.tick()
-        if control.linked:
-            linked_at = monotonic()
-        if alone_s is not None and monotonic() - linked_at > alone_s:
+        if alone_s is not None and monotonic() - control.heard_at > alone_s:
             _set(stop, _DRAIN_S)
 
 
