@@ -109,8 +109,12 @@ class AppState(Struct, kw_only=True):
     def close_polls(self) -> None:
         """End all long polls. The server calls this method when it stops."""
         self.watch.close()
+        self.end_order_polls()
+
+    def end_order_polls(self) -> None:
+        """End the long polls of agents on this server. The agents poll again."""
         for gang in list(self.polling):
-            self.control_plane.agents.notify(gang)
+            self.control_plane.agents.wake(gang)
 
 
 def app_state_of(request: Request) -> AppState:

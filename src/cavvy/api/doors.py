@@ -11,6 +11,7 @@ connection, further data is read and decrypted until the peer also closes the co
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from typing import Any, Protocol
@@ -31,8 +32,11 @@ HEADERS = 100  # maximum number of headers; http.client and Apache have the same
 HEAD_S = 10.0  # maximum seconds for a complete head
 PIPELINED = 8  # maximum number of requests that wait for the answers to earlier ones
 PIECE = 8 * 1024  # bytes that are parsed in one turn
+_NO_BODY = [(b"content-length", b"0"), (b"connection", b"close"), (b"retry-after", b"1")]
 _LINGER_S = 1.0  # seconds after its last answer until a connection is aborted
 _DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answer was sent
+
+_log = logging.getLogger(__name__)
 
 
 class ListenerTls(Protocol):
@@ -191,14 +195,27 @@ class BoundedHttp(HttpToolsProtocol):
             self._end()
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        started = False
+
         async def watch(message: Any) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 self._status = message["status"]
                 if self._status < 400 and not is_open(scope["path"]):
                     self._proven = True
             await send(message)
 
-        await self._inner(scope, receive, watch)
+        try:
+            await self._inner(scope, receive, watch)
+        except asyncio.CancelledError:  # the server ends, and the request takes too long
+            _log.info("cut off a request, because the server stops listening: %s", scope["path"])
+            if started:
+                self.cycle.disconnected = True  # so that uvicorn reports no error
+                self.transport.abort()
+                return
+            await send({"type": "http.response.start", "status": 503, "headers": _NO_BODY})
+            await send({"type": "http.response.body", "body": b""})
 
     def _count(self, size: int, *, complete: bool) -> None:
         self._head += size

@@ -429,7 +429,9 @@ def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSoc
     """
     from cavvy.api.machine_socket import MachineSocket
 
-    machine_socket = MachineSocket(app, app_state.address.removeprefix("unix:"))
+    machine_socket = MachineSocket(
+        app, app_state.address.removeprefix("unix:"), app_state.end_order_polls
+    )
     if (share := app_state.share) is not None:
         share.on_turn = lambda: machine_socket.update(share.serves_machine)
         share.on_turn()

@@ -1,0 +1,53 @@
+"""The agents' socket moves to another server: agents that wait for orders are answered, and
+requests that take too long get 503 without the report of a bug.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cavvy.api.machine_socket import MachineSocket
+
+REQUEST = b"GET %s HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+async def exchange(path: Path, target: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(REQUEST % target)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("target", "answer"), [(b"/poll", b"HTTP/1.1 200 "), (b"/slow", b"HTTP/1.1 503 ")]
+)
+async def test_polls_end_when_the_socket_moves(
+    tmp_path: Path, target: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    woken, asked = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.set()
+        await (woken if scope["path"] == "/poll" else asyncio.Event()).wait()
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    tmp_path.chmod(0o700)
+    sockets = MachineSocket(app, str(tmp_path / "agents.sock"), woken.set)
+    sockets.update(True)
+    while not (tmp_path / "agents.sock").exists():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    held = asyncio.create_task(exchange(tmp_path / "agents.sock", target))
+    await asyncio.wait_for(asked.wait(), 30)
+    with caplog.at_level(logging.INFO):
+        sockets.update(False)
+        assert (await asyncio.wait_for(held, 30)).startswith(answer)
+        await asyncio.wait_for(sockets.close(), 30)
+    assert "Exception in ASGI" not in caplog.text
