@@ -111,6 +111,20 @@ def test_who_follows_a_job_on_a_full_disk_is_told_why_nothing_comes(user: User) 
     assert told not in user.cli("server", "status")
 
 
+def test_stopping_work_that_filled_the_disk_makes_room_again(user: User) -> None:
+    user.submit(
+        "{name: one, grace: 1s, resources: {cpu: 0.5}, run: 'dd if=/dev/zero of=big bs=1M; sleep "
+        "300'}",
+        "--yes",
+    )
+    told = "the server's disk is full"
+    wait_until(lambda: told in user.cli("server", "status"))
+    user.cli("stop", "one")
+    wait_until(lambda: told not in user.cli("server", "status"))
+    assert user.ended("one").phase == "stopped"
+    check_clean(user)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_starts_on_a_full_disk_takes_everything_down(
     user: User, number: signal.Signals

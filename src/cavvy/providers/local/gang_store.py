@@ -103,6 +103,8 @@ class LocalGangStore(Struct):
     _ended: dict[str, LocalGangEnd] | None = None
     # True at the start, because an earlier server may have left discarded folders
     has_trash: bool = True
+    # working folders of ended gangs whose end cannot be recorded, because the disk is full
+    _left: list[Path] = field(default_factory=list)
 
     def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
         """Start the agents that are not started yet. Return None if the gang has already ended.
@@ -189,6 +191,8 @@ class LocalGangStore(Struct):
         deletion that fails is repeated later.
         """
         self.has_trash = False
+        while self._left:
+            shutil.rmtree(self._left.pop(), ignore_errors=True)
         for path in self._scan("trash"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -471,9 +475,10 @@ class LocalGangStore(Struct):
         recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
-        # if the disk is full, the folder is kept, because a later server finds the gang only by it
         if recorded:
             self._discard(self._folder(ended.name))
+        else:
+            self._discard_work(gang)
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
@@ -521,6 +526,17 @@ class LocalGangStore(Struct):
         self.has_trash = True
         with suppress(FileNotFoundError):
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
+
+    def _discard_work(self, gang: LivingGang) -> None:
+        """Let `empty_trash` delete the working folders of a gang whose end cannot be recorded,
+        because the disk is full. The work itself may have filled the disk.
+
+        The gang's folder is kept, because a later server finds the gang only by this folder. The
+        working folders are deleted in place, because a move to the trash needs space.
+        """
+        folder = self._folder(gang.intent.name)
+        self._left += [folder / str(rank.number) / "work" for rank in gang.ranks]
+        self.has_trash = True
 
     def _over(self, name: str) -> LocalGangEnd | None:
         """Return the record of an ended gang, or None if the gang has not ended. The disk is also
