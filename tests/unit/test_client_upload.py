@@ -10,8 +10,10 @@ from typing import cast
 import pytest
 
 from cavvy.client import ApiClient, ApiError
+from cavvy.client.errors import FileChanged
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_pack, read_pack
 from cavvy.client.upload import Source, upload
+from cavvy.spec.workdir import FrozenFile
 
 
 class Server:
@@ -96,16 +98,48 @@ def test_another_refusal_is_told() -> None:
         send(Server(refusal=ApiError("disk-full", "full", status=507)), b"a", b"bc")
 
 
-def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
-    named: dict[str, Source] = {}
-    for data in (b"one", b"two"):
-        path = tmp_path / data.decode()
-        path.write_bytes(data)
-        named[sha256(data).hexdigest()] = path
-    (tmp_path / "two").write_bytes(b"TWO")
-    with pytest.raises(ApiError) as told:
+def freeze(folder: Path, *contents: bytes) -> dict[str, Source]:
+    """Files of these contents, named by their number, as a snapshot lists them."""
+    for number, data in enumerate(contents):
+        (folder / str(number)).write_bytes(data)
+    return {
+        sha256(data).hexdigest(): FrozenFile(folder / str(number), len(data))
+        for number, data in enumerate(contents)
+    }
+
+
+@pytest.mark.parametrize("size", [3, SMALL + 1])
+def test_a_file_that_changed_is_named(tmp_path: Path, size: int) -> None:
+    named = freeze(tmp_path, b"one", b"x" * size)
+    (tmp_path / "1").write_bytes(b"y" * size)
+    with pytest.raises(FileChanged, match=f"{tmp_path}/1 changed"):
         upload(cast(ApiClient, Server()), "default", named, None)
-    assert told.value.code == "blob-mismatch"
+
+
+@pytest.mark.parametrize("size", [3, SMALL + 1])
+def test_a_file_that_was_cut_or_removed_is_named_at_once(tmp_path: Path, size: int) -> None:
+    named = freeze(tmp_path, b"one", b"x" * size)
+    (tmp_path / "1").write_bytes(b"")
+    with pytest.raises(FileChanged, match=f"{tmp_path}/1 changed"):
+        upload(cast(ApiClient, Server()), "default", named, None)
+    (tmp_path / "1").unlink()
+    with pytest.raises(FileChanged, match=f"{tmp_path}/1 changed"):
+        upload(cast(ApiClient, Server()), "default", named, None)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ApiError, match=f"cannot read {tmp_path}: Is a directory"):
+        upload(cast(ApiClient, Server()), "default", {"0" * 64: FrozenFile(tmp_path, 5)}, None)
+
+
+@pytest.mark.parametrize("size", [3, SMALL + 1])
+def test_what_a_program_appends_to_a_file_is_left_out(tmp_path: Path, size: int) -> None:
+    named = freeze(tmp_path, b"one", b"x" * size)
+    with (tmp_path / "1").open("ab") as log:
+        log.write(b"more")
+    server = Server()
+    assert upload(cast(ApiClient, server), "default", named, None) == 3 + size
+    assert set(server.stored.values()) == {b"one", b"x" * size}
 
 
 def test_a_pack_is_read_as_it_was_made() -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cavvy.spec.ignore import list_files
-from cavvy.spec.workdir import FolderSnapshot, FreezeError, combine, freeze
+from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile, combine, freeze
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -236,7 +236,10 @@ def test_the_manifest_is_what_an_agent_reads(tmp_path: Path) -> None:
         ]
     }
     assert snapshot.hash == hashlib.sha256(snapshot.manifest).hexdigest()
-    assert snapshot.blobs() == {digest: tmp_path / "a.sh", snapshot.hash: snapshot.manifest}
+    assert snapshot.blobs() == {
+        digest: FrozenFile(tmp_path / "a.sh", 4),
+        snapshot.hash: snapshot.manifest,
+    }
     assert snapshot.size == 4
     assert snapshot.biggest(1)[0].path == "a.sh"
     assert snapshot.notes == ()
@@ -254,7 +257,9 @@ def test_several_folders_and_files_are_one_snapshot(tmp_path: Path) -> None:
         }
     )
     assert paths(snapshot) == [".mounts/0-set/b/c", "a", "conf/x"]
-    sent = {path.read_text() for path in snapshot.blobs().values() if isinstance(path, Path)}
+    sent = {
+        blob.path.read_text() for blob in snapshot.blobs().values() if isinstance(blob, FrozenFile)
+    }
     assert {"1", "2", "new"} <= sent
     files = json.loads(snapshot.manifest)["files"]
     assert [each["sha256"] in snapshot.blobs() for each in files] == [True] * 3

@@ -3,13 +3,12 @@ The client repeats requests where that is safe, and uploads only blobs that the 
 have.
 """
 
-import os
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import UNSET, Raw
 from msgspec.json import decode, encode
@@ -23,6 +22,9 @@ from cavvy.client.paths import job_path, machine_path, project_path, query, segm
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
 from cavvy.client.versions import explain_older
+
+if TYPE_CHECKING:
+    from cavvy.client.upload import Source
 
 API = 1  # major version of the routes; two different versions are incompatible
 REVISION = 10  # increases with every change to the routes
@@ -434,14 +436,12 @@ class ApiClient:
     def upload(
         self,
         project: str,
-        blobs: Mapping[str, bytes | str | os.PathLike[str]],
+        blobs: "Mapping[str, Source]",
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Upload the blobs that the server does not have. `blobs` maps the SHA-256 of each blob to
-        its bytes or to the path of its file. Returns the number of bytes sent.
-
-        Any upload thread may call `progress`, with the bytes sent and the total bytes.
+        """Upload the blobs, named by their SHA-256, that the server lacks, and return their bytes.
+        Any upload thread may call `progress`, with the bytes sent and in total. Raises FileChanged.
         """
         from cavvy.client.upload import upload
 

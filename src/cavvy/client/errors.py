@@ -4,8 +4,11 @@ ApiError                    the server refused: code, message, hint and HTTP sta
   Unreachable               no server answers; start a server or look at its log
     ConnectionLost          the connection ended; the server may have processed the request
   StartFailed               the embedded server could not be started; the hint names its log
+  FileChanged               a file changed between its snapshot and its upload; take a new snapshot
   IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
+
+from typing import ClassVar
 
 # Codes of errors after which a repeated request may succeed. `server-start-failed` is one of them,
 # because a new server may be killed before it is ready.
@@ -50,6 +53,20 @@ class ConnectionLost(Unreachable):
 
 class StartFailed(ApiError):
     """Raised if the embedded server could not be started."""
+
+
+class FileChanged(ApiError):
+    """Raised if a file no longer has the content that is to be uploaded."""
+
+    CODE: ClassVar[str] = "blob-mismatch"  # also the server's code for bytes with another hash
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            self.CODE,
+            f"{path} changed before it was uploaded",
+            "submit again when no program changes the file, or list it in .cavvyignore",
+            422,
+        )
 
 
 class IncompatibleVersions(ApiError):

@@ -5,11 +5,14 @@ packs.
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from cavvy.client.errors import ApiError
+from cavvy.client.errors import ApiError, FileChanged
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, make_pack, size_in_pack
+from cavvy.spec.workdir import FrozenFile
 
 if TYPE_CHECKING:
     from cavvy.client.client import ApiClient
@@ -22,15 +25,15 @@ _PART = 1024 * 1024
 _PACK = PACK_BYTES // 4
 _WAIT_S = 270.0  # seconds that the server may need to store a pack or a large blob
 
-Source = bytes | str | os.PathLike[str]
+Source = bytes | FrozenFile | str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 
 def upload(
     client: "ApiClient", project: str, blobs: Mapping[str, Source], progress: Progress | None
 ) -> int:
-    """Upload the missing blobs, and return the number of bytes sent. Raises the first ApiError or
-    OSError of any thread.
+    """Upload the missing blobs, and return the number of bytes sent. Raises the first ApiError of
+    any thread, which is FileChanged if a file no longer has the content that its hash names.
     """
     names = list(blobs)
     missing = [
@@ -110,22 +113,28 @@ class _Upload:
 
     def _put(self, connection: "ApiClient", name: str, source: Source) -> None:
         target = f"/v1/projects/{self._project}/blobs/{name}"
+        size = len(source) if isinstance(source, bytes) else self._sizes[name]
 
         def send() -> "HttpAnswer":
-            body = source if isinstance(source, bytes) else _parts(source)
-            return connection.send("PUT", target, body, length=_size(source), wait_s=_WAIT_S)
+            body = source if isinstance(source, bytes) else _parts(source, size)
+            return connection.send("PUT", target, body, length=size, wait_s=_WAIT_S)
 
-        connection.repeat(send)
+        try:
+            connection.repeat(send)
+        except ApiError as error:
+            if error.code != FileChanged.CODE or isinstance(source, bytes):
+                raise
+            raise FileChanged(os.fspath(_path(source))) from error
 
     def _read(self, name: str) -> bytes:
-        """Read the bytes of the blob, up to its original size. If the file has changed, its hash
-        differs, and the server refuses the blob.
-        """
+        """Read the bytes of a small blob. Raises FileChanged."""
         source = self._blobs[name]
         if isinstance(source, bytes):
             return source
-        with open(source, "rb") as file:
-            return file.read(self._sizes[name])
+        data = b"".join(_parts(source, self._sizes[name]))
+        if sha256(data).hexdigest() != name:
+            raise FileChanged(os.fspath(_path(source)))
+        return data
 
     def _count(self, names: list[str]) -> None:
         with self._lock:
@@ -150,10 +159,41 @@ def _divide(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def _size(source: Source) -> int:
-    return len(source) if isinstance(source, bytes) else os.stat(source).st_size
+    if isinstance(source, bytes):
+        return len(source)
+    if isinstance(source, FrozenFile):
+        return source.size
+    with _reading(source):
+        return os.stat(source).st_size
 
 
-def _parts(source: str | os.PathLike[str]) -> Iterator[bytes]:
-    with open(source, "rb") as file:
-        while part := file.read(_PART):
+def _path(source: FrozenFile | str | os.PathLike[str]) -> str | os.PathLike[str]:
+    return source.path if isinstance(source, FrozenFile) else source
+
+
+def _parts(source: FrozenFile | str | os.PathLike[str], size: int) -> Iterator[bytes]:
+    """Yield the first `size` bytes of a file. Raises FileChanged if the file is shorter."""
+    path, left = _path(source), size
+    with _reading(path), open(path, "rb") as file:
+        while left:
+            part = file.read(min(_PART, left))
+            if not part:
+                raise FileChanged(os.fspath(path))
+            left -= len(part)
             yield part
+
+
+@contextmanager
+def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise ApiError if the file cannot be read, so that the failure is not taken for a failure of
+    the connection."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileChanged(os.fspath(path)) from error
+    except OSError as error:
+        raise ApiError(
+            "file-unreadable",
+            f"cannot read {os.fspath(path)}: {error.strerror}",
+            "make it readable, or list it in .cavvyignore",
+        ) from error

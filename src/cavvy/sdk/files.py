@@ -1,8 +1,10 @@
 """Finds and checks the local files that are submitted with a task, and takes a snapshot of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from cavvy.client.errors import FileChanged
 from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import Dialect, Translation, find_local
 from cavvy.spec.ignore import list_files
@@ -10,6 +12,7 @@ from cavvy.spec.problems import shown
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
 
 MIB = 1 << 20
+_SNAPSHOTS = 3  # maximum number of snapshots of files that change before they are uploaded
 
 
 def find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, Path]:
@@ -115,3 +118,18 @@ def freeze_parts(
     snapshot = frozen[""] if list(frozen) == [""] else combine(frozen)
     check_files(task, parts, {entry.path: entry.size for entry in snapshot.entries}, limit_mib)
     return snapshot
+
+
+def send_frozen(
+    freeze: Callable[[], FolderSnapshot], send: Callable[[FolderSnapshot], int]
+) -> tuple[FolderSnapshot, int]:
+    """Take a snapshot with `freeze` and upload it with `send`. If a file changes in between, take a
+    new snapshot, up to three in total. Returns the uploaded snapshot and the number of bytes that
+    were sent last. Raises FreezeError, ApiError.
+    """
+    for _ in range(_SNAPSHOTS - 1):
+        snapshot = freeze()
+        with suppress(FileChanged):
+            return snapshot, send(snapshot)
+    snapshot = freeze()
+    return snapshot, send(snapshot)

@@ -16,7 +16,7 @@ from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
 from cavvy.sdk.arguments import check_type
 from cavvy.sdk.errors import InvalidArgument, InvalidTask
-from cavvy.sdk.files import find_parts, freeze_parts
+from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
 from cavvy.spec.origin import capture
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ def _make_origin(
     if parts:
         limit_mib = settings.load().whole("server.blob_mib")
         folder = Path(home or default_home())
-        snapshot = freeze_parts(loaded.task, parts, folder, limit_mib)
-        connection.upload(project, snapshot.blobs())
+        snapshot, _ = send_frozen(
+            lambda: freeze_parts(loaded.task, parts, folder, limit_mib),
+            lambda snapshot: connection.upload(project, snapshot.blobs()),
+        )
         origin, notes = replace(origin, snapshot=snapshot.hash), snapshot.notes
     return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides), notes

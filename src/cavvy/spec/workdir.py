@@ -54,6 +54,14 @@ class FolderEntry(Struct, frozen=True, kw_only=True):
     link: str | None = None
 
 
+class FrozenFile(Struct, frozen=True):
+    """The content of a file in a snapshot: its first `size` bytes, because a program may append to
+    the file later."""
+
+    path: Path
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSnapshot:
     """A snapshot of a folder. `hash` is the SHA-256 of `manifest`. Equal folders have equal hashes
@@ -76,12 +84,12 @@ class FolderSnapshot:
     def biggest(self, count: int = 5) -> tuple[FolderEntry, ...]:
         return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
 
-    def blobs(self) -> dict[str, bytes | Path]:
+    def blobs(self) -> dict[str, bytes | FrozenFile]:
         """Return all content to upload, by SHA-256: the manifest and the contents of the files.
         Equal contents appear only once.
         """
-        files: dict[str, bytes | Path] = {
-            entry.sha256: part.folder / entry.path
+        files: dict[str, bytes | FrozenFile] = {
+            entry.sha256: FrozenFile(part.folder / entry.path, entry.size)
             for part in self.parts or (self,)
             for entry in part.entries
             if entry.link is None

@@ -18,8 +18,8 @@ from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
 from cavvy.importers import LoadedTask
-from cavvy.sdk.files import find_parts, freeze_parts
-from cavvy.spec.workdir import FolderSnapshot, FreezeError
+from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
+from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile
 
 if TYPE_CHECKING:
     from cavvy.client.wire import Submitted
@@ -130,10 +130,12 @@ def upload_files(
     """
     from cavvy.cli.view.formatting import show_size
 
-    snapshot = _freeze(task, parts)
-    for note in snapshot.notes:
-        click.echo(f"note: {note}", err=True)
-    sent = _upload(client, project, snapshot.blobs())
+    def send(snapshot: FolderSnapshot) -> int:
+        for note in snapshot.notes:
+            click.echo(f"note: {note}", err=True)
+        return _upload(client, project, snapshot.blobs())
+
+    snapshot, sent = send_frozen(lambda: _freeze(task, parts), send)
     files = sum(entry.link is None for entry in snapshot.entries)
     click.echo(
         f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} "
@@ -151,7 +153,7 @@ def _freeze(task: TaskSpec, parts: Mapping[str, Path]) -> "FolderSnapshot":
         raise CommandFailure(str(error), exit_code=2) from error
 
 
-def _upload(client: "ApiClient", project: str, blobs: Mapping[str, bytes | Path]) -> int:
+def _upload(client: "ApiClient", project: str, blobs: Mapping[str, bytes | FrozenFile]) -> int:
     """Upload blobs, with a progress bar on a terminal. Returns the number of bytes sent."""
     if not sys.stderr.isatty():
         return client.upload(project, blobs)
