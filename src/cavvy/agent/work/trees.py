@@ -192,11 +192,25 @@ def replace_in(folder: str, path: str, old: bytes, new: bytes) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder or file, if it exists."""
+    """Remove a folder or file, if it exists. Folders that the work has made read-only, as Go does
+    with its module cache, are removed too. Raises OSError."""
     if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except PermissionError:
+            _make_removable(path)
+            shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
+
+
+def _make_removable(path: str) -> None:
+    """Let this user list and change a folder and all folders below it. Raises OSError."""
+    os.chmod(path, 0o700)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            if not os.path.islink(os.path.join(folder, name)):
+                os.chmod(os.path.join(folder, name), 0o700)
 
 
 def remove_below(folder: int, name: str) -> None:

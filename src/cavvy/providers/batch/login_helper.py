@@ -269,7 +269,11 @@ class LoginHelper:
 
     def _empty(self, trash: str) -> None:
         for name in os.listdir(trash):
-            shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
+            path = os.path.join(trash, name)
+            shutil.rmtree(path, ignore_errors=True)
+            if os.path.exists(path):  # the work has made folders read-only
+                _make_removable(path)
+                shutil.rmtree(path, ignore_errors=True)
 
     def _heat(self) -> None:
         """Poll more frequently for a while, because agents are likely to send requests soon."""
@@ -311,6 +315,16 @@ class LoginHelper:
             self._announced.add(name)
             self._send({"mail": path}, data)
         return bool(fresh)
+
+
+def _make_removable(path: str) -> None:
+    """Let this user list and change a folder and all folders below it, as far as possible."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, 0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from cavvy.providers.local.records import (
     LocalRemoval,
     RankDeath,
 )
+from cavvy.providers.local.trash import delete_folder
 
 REMEMBERED = timedelta(
     hours=2
@@ -192,9 +193,9 @@ class LocalGangStore(Struct):
         """
         self.has_trash = False
         while self._left:
-            shutil.rmtree(self._left.pop(), ignore_errors=True)
+            delete_folder(self._left.pop())
         for path in self._scan("trash"):
-            shutil.rmtree(path, ignore_errors=True)
+            delete_folder(path)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

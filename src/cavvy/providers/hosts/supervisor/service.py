@@ -526,13 +526,13 @@ class HostSupervisor:
 
     def _discard(self, folder: str) -> None:
         """Move a folder to the trash, and delete it in the background, because the folder may be
-        large.
+        large. The work may have made folders in it read-only.
         """
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):
             os.rename(folder, f"{trash}/{os.path.basename(folder)}-{time.time_ns()}")
-        self._run_aside(["rm", "-rf", trash])
+        self._run_aside(["sh", "-c", 'rm -rf "$0" || chmod -R u+rwx "$0"; rm -rf "$0"', trash])
 
     def _names(self) -> list[str]:
         try:
