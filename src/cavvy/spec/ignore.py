@@ -54,6 +54,9 @@ def _ask_git(folder: Path) -> list[str] | None:
         return None
     if done.returncode != 0:
         return None
+    # git leaves out a folder that it cannot read, and only warns
+    if b"could not open directory" in done.stderr and (error := _find_closed(folder)) is not None:
+        raise error
     if not done.stdout and _is_ignored(folder):
         # An outer repository ignores this folder, so only the folder's own rules apply.
         return None
@@ -71,6 +74,16 @@ def _ask_git(folder: Path) -> list[str] | None:
         elif os.path.lexists(full):  # Git also lists files whose deletion is not committed.
             paths.append(name)
     return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
+
+
+def _find_closed(folder: Path) -> OSError | None:
+    """Return the error of a folder that cannot be read and is not ignored, if there is one."""
+    try:
+        for _ in _walk(folder, "", (), git_rules=True):
+            pass
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_ignored(folder: Path) -> bool:
