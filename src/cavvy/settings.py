@@ -128,7 +128,7 @@ def _config_file(env: Mapping[str, str]) -> Path:
 def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
     try:
         text = file.read_text("utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # HOME can be /dev/null
         if must_exist:
             raise SettingsError(
                 f"{file}: there is no such file",

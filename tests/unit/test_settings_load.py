@@ -26,6 +26,11 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
     assert found.providers == {}
 
 
+def test_a_home_that_is_no_folder_has_no_settings(tmp_path: Path) -> None:
+    found = settings.load({"HOME": "/dev/null", "CAVVY_HOME": str(tmp_path)})
+    assert (found.home, found.providers) == (tmp_path, {})
+
+
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     text = "[server]\nidle_stop_s = 5\nlog_mib = 3\n[providers.local]\nprice_usd_hr = 3.6\n"
     found = settings.load(
