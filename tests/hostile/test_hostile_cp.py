@@ -339,3 +339,33 @@ def test_an_honest_node_is_copied_from_as_it_is(uow: Scene) -> None:
     assert stat.S_IMODE((got / "run.sh").stat().st_mode) == 0o750
     assert (stat.S_IMODE((got / "in").stat().st_mode), (got / "in").stat().st_mtime) == (0o700, 5e8)
     assert not (got / "pipe").exists()
+
+
+@pytest.mark.parametrize("as_link", [False, True])
+def test_a_pipe_or_device_is_not_replaced_with_a_file(uow: Scene, as_link: bool) -> None:
+    uow.node.lies.clear()
+    (uow.node.folder / "sent/a").write_text("text")
+    os.mkfifo(uow.here / "pipe")
+    (uow.here / "link").symlink_to("pipe")
+    name = "link" if as_link else "pipe"
+    result = uow.copy("box:sent/a", str(uow.here / name))
+    assert (result.exit_code, f"{name} is not a file or folder" in result.output) == (1, True)
+    assert stat.S_ISFIFO((uow.here / name).stat().st_mode)
+    os.mkfifo(uow.node.folder / "there")
+    (uow.here / "mine").write_text("text")
+    result = uow.copy(str(uow.here / "mine"), "box:there")
+    assert (result.exit_code, "is not a file or folder on the node" in result.output) == (1, True)
+    assert stat.S_ISFIFO((uow.node.folder / "there").stat().st_mode)
+
+
+def test_a_pipe_or_device_is_not_copied(uow: Scene) -> None:
+    os.mkfifo(uow.here / "pipe")
+    result = uow.copy(str(uow.here / "pipe"), "box:x")
+    assert (result.exit_code, "pipe is not a file or folder" in result.output) == (1, True)
+
+
+def test_a_file_of_proc_is_not_copied_as_an_empty_file(uow: Scene) -> None:
+    uow.node.lies.clear()
+    result = uow.copy("box:/proc/meminfo", str(uow.here / "info"))
+    assert (result.exit_code, "states the size 0 but has content" in result.output) == (1, True)
+    assert not (uow.here / "info").exists()

@@ -219,9 +219,21 @@ async def _fetch_file(
                         raise _changed(path)
                     file.write(data)
                     bar.move(len(data))
+            if not item.size:
+                await _check_empty(tunnel, path, handle)
         bar.files += 1
     finally:
         await tunnel.call("close", handle=handle)
+
+
+async def _check_empty(tunnel: "NodeTunnel", path: str, handle: object) -> None:
+    """Raise CommandFailure if a file of size 0 has content, as the files of /proc have."""
+    _, data = await tunnel.call("read", handle=handle, offset=0, size=1)
+    if data:
+        raise CommandFailure(
+            f"{path} states the size 0 but has content, so it is not copied",
+            "print its content with `cavvy exec NAME -- cat PATH`",
+        )
 
 
 async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
@@ -263,6 +275,8 @@ async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> Non
         raise CommandFailure(f"{source}: there is no such file or folder")
     unlisted: list[tuple[str, str]] = []
     items = _walk(source, unlisted)
+    if items[0].kind not in (stat.S_IFDIR, stat.S_IFREG):
+        raise CommandFailure(f"{source} is not a file or folder")
     path = await _find_target(tunnel, source, path)
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     for item in items:
@@ -287,8 +301,11 @@ async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
     from cavvy.client.tunnel.mux import RemoteError
 
     try:
-        if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
+        kind = read_item("", (await tunnel.call("stat", path=path))[0]).kind
+        if kind == stat.S_IFDIR:
             return f"{path}/{source.resolve().name}"
+        if kind != stat.S_IFREG:  # a copy would replace a device, pipe or socket
+            raise CommandFailure(f"{path} is not a file or folder on the node")
     except RemoteError:  # The target does not exist and will be created.
         if path.endswith("/") and not source.is_dir():
             hint = "create the folder first, for example with `cavvy exec`, or omit the final /"

@@ -178,6 +178,8 @@ class Landing:
         """
         with self._inside(path) as (parent, name):
             part = name_part(name)
+            if _is_special(name, parent):
+                raise CommandFailure(f"{self._shown(path)} is not a file or folder")
             with open(os.open(part, _PART, 0o600, dir_fd=parent), "r+b") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise CommandFailure(f"{self._shown(path)}{PART}: not a regular file")
@@ -224,6 +226,17 @@ class Landing:
 
     def _shown(self, path: str) -> str:
         return escape_controls(str(self._folder / path))
+
+
+def _is_special(name: str, folder: int) -> bool:
+    """Return whether this is a device, pipe or socket, or a link to one. A copy would replace it:
+    root would lose `/dev/null` or `/dev/stdout`.
+    """
+    try:
+        mode = os.stat(name, dir_fd=folder).st_mode
+    except OSError:  # it does not exist, or it is a link without a target
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _set(descriptor: int, item: CopyItem) -> None:
