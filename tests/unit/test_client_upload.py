@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from cavvy.client import ApiClient, ApiError
-from cavvy.client.errors import FileChanged
+from cavvy.client.errors import SourceChanged
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_pack, read_pack
 from cavvy.client.upload import Source, upload
 from cavvy.spec.workdir import FrozenFile
@@ -112,7 +112,7 @@ def freeze(folder: Path, *contents: bytes) -> dict[str, Source]:
 def test_a_file_that_changed_is_named(tmp_path: Path, size: int) -> None:
     named = freeze(tmp_path, b"one", b"x" * size)
     (tmp_path / "1").write_bytes(b"y" * size)
-    with pytest.raises(FileChanged, match=f"{tmp_path}/1 changed"):
+    with pytest.raises(SourceChanged, match=f"{tmp_path}/1 changed"):
         upload(cast(ApiClient, Server()), "default", named, None)
 
 
@@ -120,10 +120,10 @@ def test_a_file_that_changed_is_named(tmp_path: Path, size: int) -> None:
 def test_a_file_that_was_cut_or_removed_is_named_at_once(tmp_path: Path, size: int) -> None:
     named = freeze(tmp_path, b"one", b"x" * size)
     (tmp_path / "1").write_bytes(b"")
-    with pytest.raises(FileChanged, match=f"{tmp_path}/1 changed"):
+    with pytest.raises(SourceChanged, match=f"{tmp_path}/1 changed"):
         upload(cast(ApiClient, Server()), "default", named, None)
     (tmp_path / "1").unlink()
-    with pytest.raises(FileChanged, match=f"{tmp_path}/1 changed"):
+    with pytest.raises(SourceChanged, match=f"{tmp_path}/1 changed"):
         upload(cast(ApiClient, Server()), "default", named, None)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.client.errors import FileChanged
+from cavvy.client.errors import SourceChanged
 from cavvy.sdk.files import send_frozen
 from cavvy.spec.workdir import FolderSnapshot, freeze
 
@@ -18,7 +18,7 @@ def test_a_new_snapshot_is_sent_if_a_file_changes(tmp_path: Path, changes: int) 
         sent.append(snapshot)
         if len(sent) <= changes:
             (tmp_path / "a").write_text(str(len(sent)))
-            raise FileChanged("a")
+            raise SourceChanged("a")
         return 7
 
     assert send_frozen(lambda: freeze(tmp_path), send) == (freeze(tmp_path), 7)
@@ -27,7 +27,7 @@ def test_a_new_snapshot_is_sent_if_a_file_changes(tmp_path: Path, changes: int) 
 
 def test_a_file_that_keeps_changing_is_told(tmp_path: Path) -> None:
     def send(snapshot: FolderSnapshot) -> int:
-        raise FileChanged("a")
+        raise SourceChanged("a")
 
-    with pytest.raises(FileChanged, match="a changed before it was uploaded"):
+    with pytest.raises(SourceChanged, match="a changed before it was uploaded"):
         send_frozen(lambda: freeze(tmp_path), send)

@@ -441,7 +441,7 @@ class ApiClient:
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Upload the blobs, named by their SHA-256, that the server lacks, and return their bytes.
-        Any upload thread may call `progress`, with the bytes sent and in total. Raises FileChanged.
+        Any thread may call `progress`, with the bytes sent and in total. Raises SourceChanged.
         """
         from cavvy.client.upload import upload
 

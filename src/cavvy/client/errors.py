@@ -4,7 +4,7 @@ ApiError                    the server refused: code, message, hint and HTTP sta
   Unreachable               no server answers; start a server or look at its log
     ConnectionLost          the connection ended; the server may have processed the request
   StartFailed               the embedded server could not be started; the hint names its log
-  FileChanged               a file changed between its snapshot and its upload; take a new snapshot
+  SourceChanged             a file changed between its snapshot and its upload; take a new snapshot
   IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
 
@@ -55,7 +55,7 @@ class StartFailed(ApiError):
     """Raised if the embedded server could not be started."""
 
 
-class FileChanged(ApiError):
+class SourceChanged(ApiError):
     """Raised if a file no longer has the content that is to be uploaded."""
 
     CODE: ClassVar[str] = "blob-mismatch"  # also the server's code for bytes with another hash

@@ -10,7 +10,7 @@ from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from cavvy.client.errors import ApiError, FileChanged
+from cavvy.client.errors import ApiError, SourceChanged
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, make_pack, size_in_pack
 from cavvy.spec.workdir import FrozenFile
 
@@ -33,7 +33,7 @@ def upload(
     client: "ApiClient", project: str, blobs: Mapping[str, Source], progress: Progress | None
 ) -> int:
     """Upload the missing blobs, and return the number of bytes sent. Raises the first ApiError of
-    any thread, which is FileChanged if a file no longer has the content that its hash names.
+    any thread, which is SourceChanged if a file no longer has the content that its hash names.
     """
     names = list(blobs)
     missing = [
@@ -122,18 +122,18 @@ class _Upload:
         try:
             connection.repeat(send)
         except ApiError as error:
-            if error.code != FileChanged.CODE or isinstance(source, bytes):
+            if error.code != SourceChanged.CODE or isinstance(source, bytes):
                 raise
-            raise FileChanged(os.fspath(_path(source))) from error
+            raise SourceChanged(os.fspath(_path(source))) from error
 
     def _read(self, name: str) -> bytes:
-        """Read the bytes of a small blob. Raises FileChanged."""
+        """Read the bytes of a small blob. Raises SourceChanged."""
         source = self._blobs[name]
         if isinstance(source, bytes):
             return source
         data = b"".join(_parts(source, self._sizes[name]))
         if sha256(data).hexdigest() != name:
-            raise FileChanged(os.fspath(_path(source)))
+            raise SourceChanged(os.fspath(_path(source)))
         return data
 
     def _count(self, names: list[str]) -> None:
@@ -172,13 +172,13 @@ def _path(source: FrozenFile | str | os.PathLike[str]) -> str | os.PathLike[str]
 
 
 def _parts(source: FrozenFile | str | os.PathLike[str], size: int) -> Iterator[bytes]:
-    """Yield the first `size` bytes of a file. Raises FileChanged if the file is shorter."""
+    """Yield the first `size` bytes of a file. Raises SourceChanged if the file is shorter."""
     path, left = _path(source), size
     with _reading(path), open(path, "rb") as file:
         while left:
             part = file.read(min(_PART, left))
             if not part:
-                raise FileChanged(os.fspath(path))
+                raise SourceChanged(os.fspath(path))
             left -= len(part)
             yield part
 
@@ -190,7 +190,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileChanged(os.fspath(path)) from error
+        raise SourceChanged(os.fspath(path)) from error
     except OSError as error:
         raise ApiError(
             "file-unreadable",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from cavvy.client.errors import FileChanged
+from cavvy.client.errors import SourceChanged
 from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import Dialect, Translation, find_local
 from cavvy.spec.ignore import list_files
@@ -129,7 +129,7 @@ def send_frozen(
     """
     for _ in range(_SNAPSHOTS - 1):
         snapshot = freeze()
-        with suppress(FileChanged):
+        with suppress(SourceChanged):
             return snapshot, send(snapshot)
     snapshot = freeze()
     return snapshot, send(snapshot)
