@@ -23,7 +23,7 @@ from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.model_route import ModelRoutes, is_model_path
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.preferences import Preferences, read_prefer
-from cavvy.gateway.redirects import lacks_slash, write_redirect
+from cavvy.gateway.redirects import misses_slash, write_redirect
 from cavvy.gateway.routing import Routes, strip_prefix
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.statistics import ServiceFacts
@@ -182,7 +182,7 @@ class Door:
             return self._open_unrouted(connection, head, now)
         target = below = head.target
         if route.prefix:
-            if route.strip_prefix and lacks_slash(head, route):
+            if route.strip_prefix and misses_slash(head, route):
                 connection.shares = bool(service.keys and head.origin)
                 connection.redirect(write_redirect(head, route), head)
                 return None

@@ -15,7 +15,7 @@ _COOKIE_PATH = re.compile(rb"(?i:;[\t ]*path[\t ]*=[\t ]*)(/[^;\r]*)")
 _WHOLE_HOST = re.compile(rb"\r\n[^:]*:[\t ]*(?i:__host-)")  # such cookies must have the path `/`
 
 
-def lacks_slash(head: RequestHead, route: ServiceRoute) -> bool:
+def misses_slash(head: RequestHead, route: ServiceRoute) -> bool:
     """Return whether a browser requests the page of a service at the URL of the service without its
     last slash. At this URL, relative links of the page would lead out of the service.
     """
