@@ -24,6 +24,7 @@ from tests.rewriting import rewrite_share
 from tests.sent_reports import pytest_report_to_serializable
 from tests.shared import GroupEnds
 from tests.spread import InOrder, Watch, put_in_order
+from tests.states import StateReport
 from tests.verdict import Verdict, pytest_runtest_makereport
 
 # hooks of all tests
@@ -89,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         settings.load_profile("fast")
     config.pluginmanager.register(GroupEnds())
+    config.pluginmanager.register(StateReport())
     if hasattr(config, "workerinput"):
         return
     proofs, seconds = os.environ.get("CAVVY_PROOFS"), os.environ.get("CAVVY_TEST_SECONDS")

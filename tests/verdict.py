@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.states import states_of
 
 ALLOWED = 3
 BROKEN_LINES = 20
@@ -60,7 +61,8 @@ class Verdict:
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # of pytest-rerunfailures
             crash = getattr(report.longrepr, "reprcrash", None)
             why = str(crash.message if crash is not None else report.longrepr)
-            self._reruns.setdefault(report.nodeid, []).append(why[:500])
+            whole = "\n".join([why[:500], *states_of(report)])
+            self._reruns.setdefault(report.nodeid, []).append(whole)
         if report.failed:
             self._failed.setdefault(report.nodeid)
         for name, why in report.user_properties:

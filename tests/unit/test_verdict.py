@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
 from pathlib import Path
 from tests.sent_reports import pytest_report_to_serializable
+from tests.states import StateReport
 from tests.verdict import Verdict, pytest_runtest_makereport
 
 def pytest_configure(config):
+    config.pluginmanager.register(StateReport())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Verdict(Path("reruns.json")))
 """
@@ -68,6 +70,34 @@ def test_one():
 
 def test_two():
     pytest.skip("a skip \\udc82")
+"""
+STATES = """
+import pytest
+
+class Servers:
+    def __init__(self, text):
+        self.text = text
+    def tell_state(self):
+        assert self.text, "no server answers"
+        return self.text
+
+@pytest.fixture
+def servers():
+    return Servers("a node is not ready")
+
+@pytest.fixture
+def dead():
+    return Servers("")
+
+@pytest.mark.flaky(reruns=1)
+def test_one(servers, dead, tmp_path):
+    assert "ready" == "not ready"
+
+def test_two(servers):
+    pass
+
+def test_three(servers):
+    pytest.skip("no")
 """
 
 
@@ -127,6 +157,15 @@ def test_a_run_ends_with_the_first_internal_error_of_its_processes(tmp_path: Pat
     last = said[said.index("the first internal error of this run:") :]
     assert "OSError: the cause" in last
     assert "OSError: the cause" in str(found["internal_error"])
+
+
+def test_a_test_that_fails_shows_the_state_of_its_servers(tmp_path: Path) -> None:
+    returned, said, found = run(tmp_path, STATES, "-n", "2")
+    assert returned == 1, said
+    assert said.count("a node is not ready") == 1, said
+    assert "it cannot be told: AssertionError" in said
+    (tries,) = [each["failures"] for each in found["reruns"]]
+    assert "a node is not ready" in str(tries)
 
 
 def test_reports_with_halves_of_surrogate_pairs_are_sent(tmp_path: Path) -> None:

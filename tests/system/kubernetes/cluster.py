@@ -188,6 +188,26 @@ class Cluster:
         found: list[dict[str, Any]] = self.api(path)["items"]
         return found
 
+    def tell_state(self) -> str:
+        """Its nodes, pods and latest events, and how full the disk is, for the report of a test
+        that failed.
+        """
+        tables = [
+            self.kubectl("get", *words, check=False)
+            for words in (
+                ("leases", "-n", "kube-node-lease", "-o", "yaml"),
+                ("events", "-A", "--sort-by=.lastTimestamp"),
+                ("pods", "-A", "-o", "wide"),
+                ("nodes", "-o", "wide"),
+            )
+        ]
+        usage, now = shutil.disk_usage(self.folder), time.strftime("%FT%TZ", time.gmtime())
+        tables[0] = "\n".join(line for line in tables[0].splitlines() if "Time:" in line)
+        tables[1] = "\n".join(tables[1].splitlines()[-15:])
+        return "\n".join(
+            [*tables, f"{now}: {usage.free >> 20} MiB of {usage.total >> 20} are free"]
+        )
+
     def make_namespace(self, name: str) -> None:
         self.api("/api/v1/namespaces", "POST", {"metadata": {"name": name}})
         path = f"/api/v1/namespaces/{name}/serviceaccounts"
