@@ -12,6 +12,8 @@ from pathlib import Path
 ARGUMENTS = ("--epochs", "6", "--width", "8")
 SLOW = """
 import hashlib, os, sys, time
+for name in [name for name in os.environ if name.startswith(("OPENBLAS_", "MKL_"))]:
+    del os.environ[name]
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, ".")

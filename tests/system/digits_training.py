@@ -9,7 +9,11 @@ two epochs and waits to be interrupted, so that no test has to be quicker than t
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported: sums in one order only
+# Before NumPy is imported: the same kernels on nodes, which do not have these variables, and here.
+os.environ.pop("OPENBLAS_CORETYPE", None)
+os.environ.pop("OPENBLAS_L2_SIZE", None)
+os.environ.pop("NPY_DISABLE_CPU_FEATURES", None)
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # sums in one order only
 
 import hashlib
 import importlib.util
