@@ -132,6 +132,7 @@ def test_a_lease_is_over_when_nobody_comes_back_and_never_while_somebody_is_ther
     )
     name = user.submit(f"{{name: alone, limits: {{unattended: 10s}}, grace: 1s, run: '{run}'}}")
     user.wait(name, "running")
+    wait_until(lambda: (user.root / "starts").exists())  # else there may be no work to see yet
     user.kill_server()
     wait_until(lambda: not user.worked())
     user.wait(name, lambda job: job.attempt == 2 and job.phase == "running")
