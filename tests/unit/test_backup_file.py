@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.cli.installation.backup import _new_file
-from cavvy.cli.installation.failures import orderly_ends
+from cavvy.cli.reach.end_signals import ended_by_signals
 
 
 def test_the_archive_is_private_and_goes_through_no_link(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_failure_leaves_the_former_archive_and_names_the_file(tmp_path: Path) 
 
 def test_a_backup_that_is_told_to_end_leaves_no_copy(tmp_path: Path) -> None:
     def end() -> None:
-        with orderly_ends(), _new_file(str(tmp_path / "archive")) as out:
+        with ended_by_signals(), _new_file(str(tmp_path / "archive")) as out:
             out.write(b"half")
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -51,3 +51,13 @@ def test_a_backup_that_is_told_to_end_leaves_no_copy(tmp_path: Path) -> None:
     assert ended.value.code == 128 + signal.SIGTERM
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_backup_under_nohup_goes_on_when_its_session_ends() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

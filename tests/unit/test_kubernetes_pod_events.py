@@ -23,7 +23,9 @@ def make_event(reason: str, message: str, **times: Any) -> Object:
     return {"type": "Warning", "reason": reason, "message": message, **times}
 
 
-def say(tmp_path: Path, events: object, pod: Object, status: int = 200) -> tuple[Server, str]:
+def say(
+    tmp_path: Path, events: object, pod: Object, answer: "tuple[int, Any] | None" = None
+) -> tuple[Server, str]:
     """The server, and the reason that a gang of one pod has; the pod's node has these events."""
     server = make_server()
 
@@ -37,7 +39,7 @@ def say(tmp_path: Path, events: object, pod: Object, status: int = 200) -> tuple
             server.answers["GET", RECORDS] = 200, {"items": [record]}
             pod["metadata"]["labels"] = {**pod["metadata"]["labels"], **labels}
             server.answers["GET", PODS] = 200, {"items": [pod]}
-            server.answers["GET", EVENTS] = status, {"items": events}
+            server.answers["GET", EVENTS] = answer or (200, {"items": events})
             (seen,) = await provider.gangs()
             await provider.close()
             assert seen.state in (GangState.STARTING, GangState.RUNNING)
@@ -82,9 +84,11 @@ def test_events_may_lack_or_exceed_anything(tmp_path: Path, events: object, reas
     assert say(tmp_path, events, make_pod_seen("Pending", CREATING))[1] == reason
 
 
-def test_without_the_right_to_list_events_the_pod_just_starts(tmp_path: Path) -> None:
-    forbidden = make_pod_seen("Pending", CREATING)
-    server, reason = say(tmp_path, [], forbidden, status=403)
+@pytest.mark.parametrize(("status", "body"), [(403, {}), (500, {}), (200, b"no JSON")])
+def test_a_pod_whose_events_cannot_be_listed_just_starts(
+    tmp_path: Path, status: int, body: object
+) -> None:
+    server, reason = say(tmp_path, [], make_pod_seen("Pending", CREATING), (status, body))
     assert (reason, ("GET", EVENTS) in server.asked) == ("", True)
 
 

@@ -1,16 +1,13 @@
 """`cavvy exec`: runs a command in the environment of a running job."""
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from types import FrameType
-from typing import NoReturn
+from contextlib import closing
 
 import click
 
 from cavvy.cli.reach.arguments import job_argument
+from cavvy.cli.reach.end_signals import ended_by_signals
 from cavvy.cli.reach.session import project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target
 
@@ -38,7 +35,7 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
     is_line = len(arguments) == 1 and shlex.quote(arguments[0]) != arguments[0]
     words = ["sh", "-c", *arguments] if is_line else list(arguments)
     with (
-        _ended_by_signals(),
+        ended_by_signals(),
         session() as client,
         closing(client.exec(project, name, words, rank=rank)) as chunks,
     ):
@@ -48,24 +45,3 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
             if chunk.exit_code is not None:
                 exit_code = chunk.exit_code
     sys.exit(exit_code)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """On SIGHUP and SIGTERM, raise SystemExit instead of ending at once, so that the command on the
-    node ends, too.
-    """
-    numbers = (signal.SIGHUP, signal.SIGTERM)
-    # `nohup` ignores SIGHUP
-    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
-    for number in defaults:
-        signal.signal(number, _exit)
-    try:
-        yield
-    finally:
-        for number in defaults:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)

@@ -1,13 +1,11 @@
 """`cavvy profile`: shows where a training script's time and money go, and what to fix."""
 
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
 
 import click
 
+from cavvy.cli.reach.end_signals import ended_by_signals
 from cavvy.cli.reach.scripts import explain_relative_import, script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, WholeRange
@@ -129,23 +127,6 @@ def command(
     click.echo(describe(found, price if found.facts["samples"] else None))
     if trace:
         click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that scripts are stopped and their temporary files
-    are removed.
-    """
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def need_torch() -> None:

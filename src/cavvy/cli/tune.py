@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.profile import (
-    ended_by_signals,
     find_price,
     limit_option,
     need_torch,
@@ -19,6 +18,7 @@ from cavvy.cli.profile import (
     ranks_option,
     script_arguments,
 )
+from cavvy.cli.reach.end_signals import ended_by_signals
 from cavvy.cli.reach.scripts import explain_relative_import, list_words, script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange

@@ -23,9 +23,10 @@ def command(file: str) -> None:
     from cavvy import settings
     from cavvy.api.backup import back_up
     from cavvy.api.state_dir import StateDir
-    from cavvy.cli.installation.failures import folder_failures, orderly_ends
+    from cavvy.cli.installation.failures import folder_failures
+    from cavvy.cli.reach.end_signals import ended_by_signals
 
-    with folder_failures(), orderly_ends():
+    with folder_failures(), ended_by_signals():
         configured = settings.load()
         home = StateDir(str(configured.home))
         if file == "-":

@@ -1,10 +1,7 @@
 """Error messages for commands that use the state folder while no server runs."""
 
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from cavvy.cli.view.failure import CommandFailure
 
@@ -31,20 +28,3 @@ def folder_failures() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         hint = "check the path, the permissions and the free space"
         raise CommandFailure(f"{where}{error.strerror or error}", hint) from error
-
-
-@contextmanager
-def orderly_ends() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command with an exception, so that its temporary files, which
-    contain secrets, are deleted.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -49,9 +49,10 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
     from cavvy import settings
     from cavvy.api.restore import check_restored, restore
     from cavvy.api.state_dir import StateDir
-    from cavvy.cli.installation.failures import folder_failures, orderly_ends
+    from cavvy.cli.installation.failures import folder_failures
+    from cavvy.cli.reach.end_signals import ended_by_signals
 
-    with folder_failures(), orderly_ends(), ExitStack() as stack:
+    with folder_failures(), ended_by_signals(), ExitStack() as stack:
         configured = settings.load()
         home = StateDir(str(configured.home))
         if archive is None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cavvy.providers.base import ProviderError
 from cavvy.providers.kubernetes import status
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
 
@@ -27,8 +28,8 @@ async def find_obstacle(
     there is no such pod or warning. `path` is the API path of the namespace's events.
 
     The status of such a pod states only `ContainerCreating`. The kubelet reports the cause, such as
-    a secret that cannot be mounted or a sandbox that cannot be created, as an event. Without
-    permission to list events, the cause remains unknown.
+    a secret that cannot be mounted or a sandbox that cannot be created, as an event. If the
+    events cannot be listed, for example without permission, the cause remains unknown.
     """
     waiting = next((pod for pod in pods if _is_waiting(pod, now)), None)
     if waiting is None:
@@ -36,7 +37,7 @@ async def find_obstacle(
     query = {"fieldSelector": f"involvedObject.uid={waiting['metadata']['uid']},type=Warning"}
     try:
         found = await api.items(path, query)
-    except ApiServerRefused:
+    except (ApiServerRefused, ProviderError):  # the gang's state is known without its cause
         return ""
     if not found:
         return ""
