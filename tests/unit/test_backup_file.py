@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -61,3 +62,24 @@ def test_a_backup_under_nohup_goes_on_when_its_session_ends() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to a pipe", "link to an open file"])
+def test_a_special_file_is_not_replaced_with_the_archive(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    with socket.socket(socket.AF_UNIX) as listener:
+        if kind == "socket":
+            listener.bind(str(target))
+        elif kind == "link to an open file":
+            target.symlink_to("/proc/self/fd/1")
+        else:
+            os.mkfifo(tmp_path / "pipe" if kind == "link to a pipe" else target)
+            if kind == "link to a pipe":
+                target.symlink_to(tmp_path / "pipe")
+        before = os.lstat(target)
+        with (
+            pytest.raises(OSError, match="is a device, pipe or socket"),
+            _new_file(str(target)) as out,
+        ):
+            out.write(b"archive")
+    assert os.lstat(target).st_ino == before.st_ino

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EISDIR
+from errno import EINVAL, EISDIR
 from typing import BinaryIO
 
 import click
@@ -43,6 +43,15 @@ def command(file: str) -> None:
         click.echo(f"to check the archive: cavvy server restore --dry-run {file}", err=True)
 
 
+def _is_special(path: str) -> bool:
+    """Return whether `path` is no place for a file: a device, a pipe, a socket, or a link to a
+    file that a process has open, such as /dev/stdout.
+    """
+    if os.path.islink(path) and os.readlink(path).startswith("/proc/"):
+        return True
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
 @contextmanager
 def _new_file(path: str) -> Iterator[BinaryIO]:
     """Yield a file that only this user can read. The file gets its final name when it is complete.
@@ -50,6 +59,9 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
     """
     if os.path.isdir(path):
         raise IsADirectoryError(EISDIR, "FILE is a folder; give the name of a new file", path)
+    if _is_special(path):  # root would replace it with the archive
+        text = "FILE is a device, pipe or socket; use - to write to standard output"
+        raise OSError(EINVAL, text, path)
     part = f"{path}.part"
     with suppress(FileNotFoundError):
         os.unlink(part)  # an existing file or link may belong to another user
