@@ -355,6 +355,7 @@ def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
         (["sleep", "5"], "expected one task file, but 2 words were given", "sleep 5"),
         (["python train.py"], "python train.py: the file does not exist", "python train.py"),
         (["nvidia-smi", "-L"], "nvidia-smi: the file does not exist", "nvidia-smi -L"),
+        (["--spot", "ls", "-Z"], "ls: the file does not exist", "ls -Z"),
         (["ls", "-Z", "-d"], "ls: the file does not exist", "ls -Z -d"),
         (["ls"], "ls: the file does not exist", "ls"),
         (["a.yaml", "it's"], "expected one task file", "a.yaml 'it'\"'\"'s'"),
@@ -368,6 +369,19 @@ def test_who_gives_a_command_as_the_file_is_told_how_to(
     assert (done.exit_code, sent) == (2, [])
     assert problem in done.stderr
     assert f"write it after --: `cli {command} -- {line}`" in done.stderr
+
+
+@pytest.mark.parametrize("words", [[""], [" "]])
+def test_an_empty_name_is_no_file_and_no_command(words: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["run", *words])
+    assert done.exit_code == 2
+    assert "expected a task file" in done.stderr
+
+
+def test_two_files_before_a_command_get_no_advice_to_write_one() -> None:
+    done = CliRunner().invoke(cli, ["run", "a.yaml", "b.yaml", "--", "ls"])
+    assert "expected one task file, but 2 words were given" in done.stderr
+    assert "hint" not in done.stderr
 
 
 def test_a_name_that_is_no_command_is_a_file_that_is_missing() -> None:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import wraps
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,25 +87,28 @@ class TaskCommand(click.Command):
             ctx.meta[_COMMAND] = args[at + 1 :]
             args = args[:at]
         ctx.allow_extra_args = True
-        given = list(args)  # the parser removes the words from `args`
+        flags = {name for each in self.params if _is_flag(each) for name in each.opts}
+        given = list(dropwhile(flags.__contains__, args))  # the parser changes `args`
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if _COMMAND in ctx.meta or not _looks_like_command(given[0]):
+            if _COMMAND in ctx.meta or not given or not _looks_like_command(given[0]):
                 raise
             hint = _advise_command(ctx, shlex.join(given))
             raise CommandFailure(f"{given[0]}: the file does not exist", hint, 2) from error
         if rest and not ctx.resilient_parsing:
             words = [word for word in (ctx.params.get("file"), *rest) if word]
-            raise CommandFailure(
-                f"expected one task file, but {len(words)} words were given",
-                _advise_command(ctx, shlex.join(words)),
-                exit_code=2,
-            )
+            hint = "" if _COMMAND in ctx.meta else _advise_command(ctx, shlex.join(words))
+            text = f"expected one task file, but {len(words)} words were given"
+            raise CommandFailure(text, hint, exit_code=2)
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
+
+
+def _is_flag(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and parameter.is_flag
 
 
 def _advise_command(context: click.Context, line: str) -> str:
@@ -181,7 +185,7 @@ def _read_options(
             overrides["run"] = line
     context = click.get_current_context()
     takes_command = isinstance(context.command, TaskCommand)
-    if file is None or words == []:
+    if file is None or not file.strip() or words == []:
         other = ", - or a command after --" if takes_command else " or -"
         raise click.UsageError(f"expected a task file{other}")
     if words is None and takes_command and _looks_like_command(file):
@@ -195,7 +199,7 @@ def _looks_like_command(file: str) -> bool:
     """Return whether the given name of a task file is probably a command, as in
     `sky launch 'python train.py'`.
     """
-    if file.startswith("-") or os.path.exists(file):
+    if not file.strip() or file.startswith("-") or os.path.exists(file):
         return False
     is_word = "." not in file and not os.path.exists(f"{file}.yaml")  # such as nvidia-smi
     return is_word or " " in file.strip() or shutil.which(file) is not None
