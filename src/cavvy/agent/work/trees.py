@@ -198,13 +198,13 @@ def remove_tree(path: str) -> None:
         try:
             shutil.rmtree(path)
         except PermissionError:
-            _make_removable(path)
+            make_removable(path)
             shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def _make_removable(path: str) -> None:
+def make_removable(path: str) -> None:
     """Let this user list and change a folder and all folders below it. Raises OSError."""
     os.chmod(path, 0o700)
     for folder, names, _ in os.walk(path):
