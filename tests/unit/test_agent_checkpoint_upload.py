@@ -450,6 +450,21 @@ def test_a_file_that_is_created_at_once_shows_how_long_its_writing_took(tmp_path
         assert watcher.look(last=True)["sent"] == 8
 
 
+def test_a_file_that_was_restored_just_now_shows_no_duration(tmp_path: Path) -> None:
+    """Its content is dated long ago, but the kernel dates its creation with the current tick."""
+    if born_ns(str(tmp_path)) is None:
+        pytest.skip("this file system does not record when a file was created")
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "model").write_text("one")
+        os.utime(folder / "model", (20, 20))
+        watcher = CheckpointWatcher(str(folder))
+        time.sleep(2 * SHORTEST_S)
+        (folder / "model").write_text("two and three")
+        assert "cost_s" not in watcher.look(last=True)
+
+
 class RefusingServer(BaseHTTPRequestHandler):
     """Lacks no file, and refuses every checkpoint for its content."""
 

@@ -13,7 +13,7 @@ from .control_client import complain
 from .outbox import time_text
 from .sidecar import SidecarProcess
 from .work.checkpoint_upload import fingerprint, hand_over, list_checkpoint, newest
-from .work.monitor import SHORTEST_S, file_time_ns
+from .work.monitor import SHORTEST_S, watch_start_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CheckpointSync(SidecarProcess):
         # anyway.
         self._safe = self._last = fingerprint(found)
         self._newest_ns = newest(found)
-        self._began_ns = file_time_ns()
+        self._began_ns = watch_start_ns(bool(found))
         self._restless_since = 0.0
         self._told_restless = False
         self._result: dict[str, Any] = {}

@@ -87,7 +87,7 @@ class CheckpointWatcher:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._told = self._last = measure(folder)
-        self._began_ns = file_time_ns()
+        self._began_ns = watch_start_ns(self._told[0] > 0)
 
     def look(self, *, last: bool = False) -> dict[str, object]:
         """Return the fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass
@@ -253,11 +253,15 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
     return sum(entry.size for entry in fresh), max(0, ended - began) / 1e9
 
 
-def file_time_ns() -> int:
-    """Return the time that the kernel would record for a file that is created now, in ns since the
-    epoch. The kernel dates files with a coarse clock, which is up to 10 ms behind `time.time_ns`.
+def watch_start_ns(has_files: bool) -> int:
+    """Return the creation time from which files are new, in ns since the epoch, for a folder that
+    was listed just now and that has files or none.
+
+    The kernel may date a new file with a coarse clock, which is up to 10 ms behind `time.time_ns`.
+    If the folder has files, the exact time is returned, because they were restored just now: a file
+    that the work creates in the next 10 ms is then taken for a restored one.
     """
-    return time.clock_gettime_ns(_REALTIME_COARSE)
+    return time.time_ns() if has_files else time.clock_gettime_ns(_REALTIME_COARSE)
 
 
 def born_ns(path: str) -> int | None:
