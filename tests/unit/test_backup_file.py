@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,19 +40,23 @@ def test_a_failure_leaves_the_former_archive_and_names_the_file(tmp_path: Path) 
     assert archive.read_bytes() == b"former"
 
 
-def test_a_backup_that_is_told_to_end_leaves_no_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
+def test_a_backup_that_is_told_to_end_leaves_no_copy(tmp_path: Path, handler: Any) -> None:
     def end() -> None:
         with ended_by_signals(), _new_file(str(tmp_path / "archive")) as out:
             out.write(b"half")
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
 
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended:
-        end()
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            end()
+        assert signal.getsignal(signal.SIGTERM) == handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 128 + signal.SIGTERM
     assert not list(tmp_path.iterdir())
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_backup_under_nohup_goes_on_when_its_session_ends() -> None:

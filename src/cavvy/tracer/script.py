@@ -4,7 +4,9 @@ which store no data, up to the script's first optimizer step.
 
 import os
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -57,6 +59,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
     with (
         _keep_default_device(),
+        _keep_signal_handlers(),
         torch.random.fork_rng(devices=()),
         end_processes(),
         suppress(StepDone),
@@ -122,6 +125,21 @@ def _keep_default_device() -> Iterator[None]:
         for mode in modes:
             torch._C._push_on_torch_function_stack(mode)
         _device.CURRENT_DEVICE, context.device_context = own, kept
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that a script replaces, for example to save a checkpoint. They
+    would otherwise keep signals from ending the command that traces the script.
+    """
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None and signal.getsignal(number) != handler:
+                    signal.signal(number, handler)
 
 
 def _call(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

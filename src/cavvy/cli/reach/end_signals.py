@@ -14,15 +14,16 @@ def ended_by_signals() -> Iterator[None]:
     what it has started and deletes its temporary files.
     """
     numbers = (signal.SIGHUP, signal.SIGTERM)
-    # `nohup` ignores SIGHUP
-    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
-    for number in defaults:
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # `nohup` ignores SIGHUP; a handler that is None belongs to a C library
+    heard = {n: each for n, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+    for number in heard:
         signal.signal(number, _exit)
     try:
         yield
     finally:
-        for number in defaults:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in heard.items():
+            signal.signal(number, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
