@@ -5,7 +5,7 @@ odd errors.
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,7 +21,15 @@ from cavvy.client import (
     StartFailed,
     Unreachable,
 )
+from cavvy.client.accounts import AccountClient
+from cavvy.client.budget_wire import list_budgets
 from cavvy.client.ids import make_id, read_time
+from cavvy.client.key_wire import list_keys, rotate_key
+from cavvy.client.ledger_wire import list_entries, sum_ledger
+from cavvy.client.queue_wire import list_calls, retry_calls
+from cavvy.client.service_key_wire import list_service_keys
+from cavvy.client.service_wire import list_services
+from cavvy.client.sign_in_wire import list_trusts, list_ways
 from cavvy.client.transport import ClientConnection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
@@ -288,10 +296,31 @@ def test_an_answer_of_another_program_is_explained_in_one_line(
     assert hint in caught.value.hint
 
 
-def test_an_answer_that_the_api_never_gives_is_an_error(script: Script, client: ApiClient) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ApiClient.server,
+        list_budgets,
+        list_services,
+        lambda client: sum_ledger(client, ["job"]),
+        lambda client: list(list_entries(client)),
+        lambda client: list_calls(client, "p", "svc", limit=5),
+        lambda client: retry_calls(client, "p", "svc", None),
+        lambda client: list_service_keys(client, "p", "svc"),
+        lambda client: AccountClient(client).whoami(),
+        lambda client: AccountClient(client).create_project("p", None),
+        list_ways,
+        list_trusts,
+        list_keys,
+        rotate_key,
+    ],
+)
+def test_an_answer_that_the_api_never_gives_is_an_error(
+    script: Script, client: ApiClient, ask: Callable[[ApiClient], object]
+) -> None:
     script.answers = [answer_with("200 OK", b'{"ok":true}', "Content-Type: application/json")]
     with pytest.raises(ApiError, match="not one of a server of Cavvy") as caught:
-        client.server()
+        ask(client)
     assert caught.value.code == "answer-unknown"
 
 

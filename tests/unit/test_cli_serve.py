@@ -1,16 +1,17 @@
 """`cavvy serve` takes options that replace what the file says."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient
 
 import cavvy.cli.serve
 from cavvy.cli.main import cli
-from cavvy.client.transport import HttpAnswer
+from cavvy.client.service_wire import ServedView
+from cavvy.client.wire import SubmitRequest
 
 FILE = """\
 envs: {WORD: }
@@ -33,12 +34,17 @@ class ServiceClient(FakeClient):
         super().__init__()
         self.bodies: list[bytes] = []
 
-    def repeat(self, send: Callable[[], HttpAnswer]) -> HttpAnswer:
-        return send()
-
-    def send(self, method: str, target: str, body: bytes = b"") -> HttpAnswer:
-        self.bodies.append(body)
-        return HttpAnswer(status=200, headers={}, body=json.dumps(SERVED).encode())
+    def ask(
+        self,
+        target: str,
+        kind: type[ServedView],
+        body: SubmitRequest | None = None,
+        *,
+        method: str = "GET",
+    ) -> ServedView:
+        if body is not None:
+            self.bodies.append(msgspec.json.encode(body))
+        return msgspec.convert(SERVED, kind)
 
 
 @pytest.fixture

@@ -1,15 +1,8 @@
 """The client's methods for accounts, tokens, projects and roles."""
 
-from typing import TypeVar
-
-from msgspec.json import decode, encode
-
 from cavvy.client import account_wire as wire
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, query, segment
-from cavvy.client.wire import Ask
-
-_T = TypeVar("_T")
 
 
 class AccountClient:
@@ -22,15 +15,15 @@ class AccountClient:
 
     def whoami(self) -> wire.WhoAmIView:
         """Return the caller's identity on the server."""
-        return self._get("/v1/whoami", wire.WhoAmIView)
+        return self._client.ask("/v1/whoami", wire.WhoAmIView)
 
     def accounts(self) -> list[wire.AccountView]:
-        return self._get("/v1/accounts", list[wire.AccountView])
+        return self._client.ask("/v1/accounts", list[wire.AccountView])
 
     def add_account(self, name: str, kind: str) -> wire.AccountView:
         """Add an account. Raises ApiError `name-taken`."""
         ask = wire.AccountAsk(name=name, kind=kind)
-        return self._post("/v1/accounts", ask, wire.AccountView)
+        return self._client.ask("/v1/accounts", wire.AccountView, ask, retry=False)
 
     def remove_account(self, name: str) -> None:
         """Remove an account with its tokens and roles. Raises ApiError `account-not-found`."""
@@ -42,34 +35,34 @@ class AccountClient:
         self._change(method, f"/v1/accounts/{segment('account', name)}/disabled")
 
     def tokens(self, account: str | None = None) -> list[wire.TokenView]:
-        return self._get(f"/v1/tokens{query(account=account)}", list[wire.TokenView])
+        return self._client.ask(f"/v1/tokens{query(account=account)}", list[wire.TokenView])
 
     def create_token(self, ask: wire.TokenAsk) -> wire.TokenMade:
         """Create a token. Raises ApiError `account-not-found`, `role-needed`, `scope-needed`."""
-        return self._post("/v1/tokens", ask, wire.TokenMade)
+        return self._client.ask("/v1/tokens", wire.TokenMade, ask, retry=False)
 
     def revoke_token(self, token_id: str) -> None:
         """Revoke a token. Raises ApiError `token-not-found`."""
         self._change("DELETE", f"/v1/tokens/{segment('token', token_id)}")
 
     def projects(self) -> list[wire.ProjectView]:
-        return self._get("/v1/projects", list[wire.ProjectView])
+        return self._client.ask("/v1/projects", list[wire.ProjectView])
 
     def create_project(self, name: str, parent: str | None) -> wire.ProjectView:
         """Create a project. Raises ApiError `name-taken`, `project-not-found`."""
         ask = wire.ProjectAsk(name=name, parent=parent)
-        return self._post("/v1/projects", ask, wire.ProjectView)
+        return self._client.ask("/v1/projects", wire.ProjectView, ask, retry=False)
 
     def move_project(self, name: str, ask: wire.ProjectMove) -> wire.ProjectView:
         """Move a project. Raises ApiError `policy-lifted`, `project-budgets`, `project-loop`,
         `project-not-found`, `project-archived`.
         """
-        return self._post(f"{project_path(name)}/move", ask, wire.ProjectView)
+        return self._client.ask(f"{project_path(name)}/move", wire.ProjectView, ask, retry=False)
 
     def archive_project(self, name: str, *, stop: bool = False) -> wire.ProjectView:
         """Archive a project. Raises ApiError `project-busy`, `project-not-found`."""
         ask = wire.ProjectArchiveAsk(stop=stop)
-        return self._post(f"{project_path(name)}/archive", ask, wire.ProjectView)
+        return self._client.ask(f"{project_path(name)}/archive", wire.ProjectView, ask, retry=False)
 
     def unarchive_project(self, name: str) -> None:
         """Unarchive a project. Raises ApiError `project-archived` if the project's parent is
@@ -80,7 +73,7 @@ class AccountClient:
         """Return the roles in a project or, if `project` is None, the roles that apply in all
         projects.
         """
-        return self._get(_roles_path(project), list[wire.RoleView])
+        return self._client.ask(_roles_path(project), list[wire.RoleView])
 
     def grant_role(self, account: str, role: str, project: str | None) -> None:
         """Grant a role. Raises ApiError `account-not-found`."""
@@ -90,18 +83,8 @@ class AccountClient:
         """Revoke a role. Raises ApiError `role-not-found`."""
         self._change("DELETE", _role_path(account, role, project))
 
-    def _get(self, target: str, kind: type[_T]) -> _T:
-        client = self._client
-        return decode(client.repeat(lambda: client.send("GET", target)).body, type=kind)
-
-    def _post(self, target: str, ask: Ask, kind: type[_T]) -> _T:
-        client, body = self._client, encode(ask)
-        answer = client.repeat(lambda: client.send("POST", target, body), retry=False)
-        return decode(answer.body, type=kind)
-
     def _change(self, method: str, target: str) -> None:
-        client = self._client
-        client.repeat(lambda: client.send(method, target), retry=False)
+        self._client.call(method, target, retry=False)
 
 
 def _roles_path(project: str | None) -> str:

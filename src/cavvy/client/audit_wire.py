@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from msgspec.json import decode
-
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import query
 from cavvy.client.wire import Answer
@@ -47,5 +45,4 @@ def read_all(client: ApiClient, **filters: object) -> Iterator[AuditLogRow]:
 
 def _read(client: ApiClient, **parameters: object) -> list[AuditLogRow]:
     given = {name: value for name, value in parameters.items() if value is not None}
-    answer = client.repeat(lambda: client.send("GET", f"/v1/audit-log{query(**given)}"))
-    return decode(answer.body, type=AuditLogPage).records
+    return client.ask(f"/v1/audit-log{query(**given)}", AuditLogPage).records

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from msgspec import field
-from msgspec.json import decode, encode
+from msgspec.json import encode
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, segment
@@ -76,32 +76,29 @@ class BudgetView(Answer, frozen=True, kw_only=True):
 
 
 def list_budgets(client: ApiClient) -> list[BudgetView]:
-    answer = client.repeat(lambda: client.send("GET", "/v1/budgets"))
-    return decode(answer.body, type=list[BudgetView])
+    return client.ask("/v1/budgets", list[BudgetView])
 
 
 def put_budget(client: ApiClient, name: str, ask: BudgetAsk) -> None:
     """Set a budget. Raises ApiError."""
-    body = encode(ask)
-    client.repeat(lambda: client.send("PUT", _path(name), body))
+    client.call("PUT", _path(name), encode(ask))
 
 
 def delete_budget(client: ApiClient, name: str) -> None:
-    client.repeat(lambda: client.send("DELETE", _path(name)))
+    client.call("DELETE", _path(name))
 
 
 def request_amount(client: ApiClient, project: str, name: str, ask: BudgetRequestAsk) -> None:
     """Request a new amount for a budget of the project. For a budget without a project, the caller
     must be permitted to see the costs of all projects.
     """
-    body, path = encode(ask), f"{project_path(project)}/budgets/{segment('budget', name)}/request"
-    client.repeat(lambda: client.send("POST", path, body))
+    path = f"{project_path(project)}/budgets/{segment('budget', name)}/request"
+    client.call("POST", path, encode(ask))
 
 
 def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
     """Approve the requested amount. Raises ApiError, for example if another amount is pending."""
-    body = encode(ask)
-    client.repeat(lambda: client.send("POST", f"{_path(name)}/approve", body))
+    client.call("POST", f"{_path(name)}/approve", encode(ask))
 
 
 def _path(name: str) -> str:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import UNSET, Raw
-from msgspec.json import decode, encode
+from msgspec.json import encode
 
 from cavvy.client import wire
 from cavvy.client.answers import find_error, read_answer
@@ -107,7 +107,7 @@ class ApiClient:
             ceiling_micros=ceiling_micros,
         )
         headers = {"Idempotency-Key": key or make_key()}
-        return self._ask(f"{project_path(project)}/jobs", wire.Submitted, ask, headers)
+        return self.ask(f"{project_path(project)}/jobs", wire.Submitted, ask, headers)
 
     def jobs(
         self,
@@ -122,7 +122,7 @@ class ApiClient:
         """
         base = "/v1/jobs" if project is None else f"{project_path(project)}/jobs"
         asked = query(limit=limit, phase=phases, cursor=cursor)
-        return self._ask(base + asked, wire.JobPage)
+        return self.ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
         """Return a job by its name or ID. If `session` is set, `name` can also be the name of a
@@ -130,19 +130,19 @@ class ApiClient:
         returned. Raises ApiError `job-not-found`.
         """
         asked = query(session=session)
-        return self._ask(job_path(project, name) + asked, wire.JobDetail)
+        return self.ask(job_path(project, name) + asked, wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         """Return the expected remaining cost of a job with a deadline. Raises ApiError
         `job-not-found`.
         """
-        return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
+        return self.ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
         """Return, for each offer that was ever used, a summary of its launches, refusals and
         preemptions.
         """
-        return self._ask("/v1/markets", list[wire.MarketListing])
+        return self.ask("/v1/markets", list[wire.MarketListing])
 
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
@@ -151,7 +151,7 @@ class ApiClient:
         to `wait_s` seconds for a new event.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
-        return self._ask(target, wire.EventPage, wait_s=wait_s)
+        return self.ask(target, wire.EventPage, wait_s=wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
         """Yield the events whose IDs are above `after`, including new events as they happen,
@@ -249,7 +249,7 @@ class ApiClient:
             since=since and since.isoformat(),
             times=times,
         )
-        answer = self._call("GET", job_path(project, name) + "/logs" + asked, wait_s=wait_s)
+        answer = self.call("GET", job_path(project, name) + "/logs" + asked, wait_s=wait_s)
         return LogChunk(
             data=answer.body,
             attempt=int(answer.headers["cavvy-log-attempt"]),
@@ -262,25 +262,25 @@ class ApiClient:
         self, project: str, name: str, *, reason: str = "stopped by the user"
     ) -> wire.JobListing:
         """Request that the job stops, and return immediately. An ended job is not changed."""
-        return self._ask(
+        return self.ask(
             job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
 
     def remove(self, project: str, name: str) -> wire.JobRemoved:
         """Delete an ended job except its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
         target = job_path(project, name)
-        return self._ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
+        return self.ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
 
     def retry(self, project: str, name: str) -> wire.JobListing:
         """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
-        return self._ask(
+        return self.ask(
             job_path(project, name) + "/retry", wire.JobListing, method="POST", retry=False
         )
 
     def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
         """Reclaim the job's nodes as a spot market would. Raises ApiError `job-not-running`."""
         target = job_path(project, name) + "/drill/preempt"
-        return self._ask(target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False)
+        return self.ask(target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False)
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
@@ -290,7 +290,7 @@ class ApiClient:
         """
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
-        started = self._ask(base, wire.ExecStarted, ask, retry=False)
+        started = self.ask(base, wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
         try:
             while exit_code is None:
@@ -306,13 +306,13 @@ class ApiClient:
     def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
         """Open a remote session on a node and return its ID. Used by `client.tunnel`."""
         ask = wire.ExecAsk(rank=rank, session=True)
-        return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
+        return self.ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
         """Return the command's output from `offset` on. If there is no output yet, wait briefly."""
         where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
-        answer = self._call("GET", target, wait_s=_POLL_S)
+        answer = self.call("GET", target, wait_s=_POLL_S)
         code = answer.headers.get("cavvy-exit-code", "")
         return ExecChunk(data=answer.body, exit_code=int(code) if code else None)
 
@@ -321,23 +321,23 @@ class ApiClient:
     ) -> wire.InputTaken:
         """Send a session's input. Wait up to 20 s if the node has not read the earlier input."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
-        answer = self._call("POST", target, data, wait_s=_INPUT_S)
-        return decode(answer.body, type=wire.InputTaken)
+        answer = self.call("POST", target, data, wait_s=_INPUT_S)
+        return read_answer(answer, wire.InputTaken)
 
     def cost(self, project: str, name: str) -> wire.CostView:
-        return self._ask(job_path(project, name) + "/cost", wire.CostView)
+        return self.ask(job_path(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
         """Return the spending of a project, in total or since a point in time."""
         target = f"{project_path(project)}/cost" + query(since=since and since.isoformat())
-        return self._ask(target, wire.ProjectCost)
+        return self.ask(target, wire.ProjectCost)
 
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
         """Compare the bills of one job, or of the project's newest jobs, with the providers' own
         records.
         """
         target = f"{project_path(project)}/audit" + query(job=name)
-        return self._ask(target, wire.AuditReport)
+        return self.ask(target, wire.AuditReport)
 
     # Nodes
 
@@ -345,7 +345,7 @@ class ApiClient:
         """Return nodes that are running or billed now, of one project or, if `project` is None, of
         all projects.
         """
-        return self._ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
+        return self.ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
@@ -354,29 +354,29 @@ class ApiClient:
         node.
         """
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
-        return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
+        return self.ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def joined(self) -> list[wire.MachineRow]:
         """Return the machines that have joined."""
-        return self._ask("/v1/joined", list[wire.MachineRow])
+        return self.ask("/v1/joined", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
         """End the work on a machine that has joined, and revoke its token."""
-        self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
+        self.call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
     def quotas(self, provider: str | None = None) -> wire.QuotaReport:
         """Return the account's quotas at `provider` or, if `provider` is None, at all providers."""
-        return self._ask("/v1/quotas" + query(provider=provider), wire.QuotaReport, wait_s=60)
+        return self.ask("/v1/quotas" + query(provider=provider), wire.QuotaReport, wait_s=60)
 
     # Named machines
 
     def machines(self, project: str | None = None) -> list[wire.MachineView]:
         """Return the named machines of one project or, if `project` is None, of all projects."""
-        return self._ask("/v1/machines" + query(project=project), list[wire.MachineView])
+        return self.ask("/v1/machines" + query(project=project), list[wire.MachineView])
 
     def machine(self, project: str, name: str) -> wire.MachineView:
         """Return a named machine. Raises ApiError `machine-not-found`."""
-        return self._ask(machine_path(project, name), wire.MachineView)
+        return self.ask(machine_path(project, name), wire.MachineView)
 
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
@@ -385,41 +385,41 @@ class ApiClient:
         nodes for the machine. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
-        return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
+        return self.ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
 
     def stop_machine(self, project: str, name: str) -> wire.MachineView:
         """Stop the machine's jobs and release its nodes. The machine's name and settings are
         kept."""
-        return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
+        return self.ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
         """Set how long the machine's nodes are kept without work. For an idle machine, the new keep
         time starts now.
         """
         ask = wire.MachineKeepAsk(keep_s=keep_s)
-        return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
+        return self.ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
         """Delete a machine. Raises ApiError `machine-in-use` unless the machine is stopped."""
-        self._call("DELETE", machine_path(project, name), retry=False)
+        self.call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         """Stop all unfinished jobs of one project or, if `project` is None, of all projects, and
         remove the nodes of these jobs."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
-        return self._ask("/v1/down", wire.CleanupReport, ask, wait_s=90).found
+        return self.ask("/v1/down", wire.CleanupReport, ask, wait_s=90).found
 
     def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
         """Find nodes that belong to no unfinished job, and remove them unless `dry_run` is set."""
-        return self._ask("/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), wait_s=90).found
+        return self.ask("/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), wait_s=90).found
 
     # Secrets
 
     def secrets(self, project: str) -> list[wire.SecretRow]:
-        return self._ask(f"{project_path(project)}/secrets", wire.SecretList).secrets
+        return self.ask(f"{project_path(project)}/secrets", wire.SecretList).secrets
 
     def put_secret(self, project: str, name: str, value: str) -> None:
-        self._call(
+        self.call(
             "PUT",
             f"{project_path(project)}/secrets/{segment('secret', name)}",
             encode(wire.SecretAsk(value=value)),
@@ -427,7 +427,7 @@ class ApiClient:
 
     def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises ApiError `secret-not-found`."""
-        self._call(
+        self.call(
             "DELETE", f"{project_path(project)}/secrets/{segment('secret', name)}", retry=False
         )
 
@@ -449,7 +449,7 @@ class ApiClient:
 
     def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
         ask = wire.BlobsAsk(blobs=list(blobs))
-        return self._ask(f"{project_path(project)}/blobs/missing", wire.BlobsMissing, ask).missing
+        return self.ask(f"{project_path(project)}/blobs/missing", wire.BlobsMissing, ask).missing
 
     def sibling(self) -> "ApiClient":
         """Open another connection to the same server, for another thread."""
@@ -465,37 +465,37 @@ class ApiClient:
     # The server
 
     def health(self) -> wire.Health:
-        return self._ask("/v1/health", wire.Health)
+        return self.ask("/v1/health", wire.Health)
 
     def server(self) -> wire.ServerView:
-        return self._ask("/v1/server", wire.ServerView)
+        return self.ask("/v1/server", wire.ServerView)
 
     def stop_server(self) -> None:
         """Ask the server to stop. Nodes continue to run their work."""
-        self._call("POST", "/v1/server/stop", retry=False)
+        self.call("POST", "/v1/server/stop", retry=False)
 
     # Requests
 
-    def _ask(
+    def ask(
         self,
         target: str,
         kind: type[_T],
-        ask: wire.Ask | None = None,
+        body: wire.Ask | None = None,
         headers: Mapping[str, str] | None = None,
         *,
         method: str = "",
         wait_s: float = 0,
         retry: bool = True,
     ) -> _T:
-        """Send a request and return the decoded answer. By default, the method is POST if there is
-        a body (`ask`), otherwise GET.
+        """Send a request as `call` does, and return the decoded answer. By default, the method is
+        POST if there is a body, otherwise GET. Raises ApiError `answer-unknown`, too.
         """
-        method = method or ("GET" if ask is None else "POST")
-        body = b"" if ask is None else encode(ask)
-        answer = self._call(method, target, body, headers, wait_s=wait_s, retry=retry)
+        method = method or ("GET" if body is None else "POST")
+        data = b"" if body is None else encode(body)
+        answer = self.call(method, target, data, headers, wait_s=wait_s, retry=retry)
         return read_answer(answer, kind)
 
-    def _call(
+    def call(
         self,
         method: str,
         target: str,

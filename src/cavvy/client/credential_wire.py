@@ -4,7 +4,7 @@ that call these routes."""
 from datetime import datetime
 
 from msgspec import field
-from msgspec.json import decode, encode
+from msgspec.json import encode
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path
@@ -31,8 +31,7 @@ class CredentialRow(Answer, frozen=True, kw_only=True):
 
 
 def list_credentials(client: ApiClient, project: str) -> list[CredentialRow]:
-    answer = client.repeat(lambda: client.send("GET", f"{project_path(project)}/credentials"))
-    return decode(answer.body, type=list[CredentialRow])
+    return client.ask(f"{project_path(project)}/credentials", list[CredentialRow])
 
 
 def put_credential(client: ApiClient, project: str, provider: str, ask: CredentialAsk) -> None:

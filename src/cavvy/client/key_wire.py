@@ -1,7 +1,6 @@
 """Response types of the routes for encryption keys, and client functions that call these routes."""
 
-from msgspec.json import decode
-
+from cavvy.client.answers import read_answer
 from cavvy.client.client import ApiClient
 from cavvy.client.wire import Answer
 
@@ -39,11 +38,9 @@ class RotationView(Answer, frozen=True, kw_only=True):
 
 
 def list_keys(client: ApiClient) -> list[SecretKeyRow]:
-    answer = client.repeat(lambda: client.send("GET", "/v1/secret-keys"))
-    return decode(answer.body, type=list[SecretKeyRow])
+    return client.ask("/v1/secret-keys", list[SecretKeyRow])
 
 
 def rotate_key(client: ApiClient) -> RotationView:
     """Encrypt all secrets again. Raises ApiError `database-unusable`, `disk-full`."""
-    answer = client.send("POST", "/v1/secret-keys/rotate", wait_s=600)
-    return decode(answer.body, type=RotationView)
+    return read_answer(client.send("POST", "/v1/secret-keys/rotate", wait_s=600), RotationView)

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from msgspec.json import decode
-
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import query
 from cavvy.client.wire import Answer
@@ -83,8 +81,7 @@ def sum_ledger(
 ) -> list[LedgerSumView]:
     """Return the spending in a period, for each value of the dimensions `by`, the largest first."""
     asked = _period(project, since, until) | {"by": ",".join(by)}
-    target = "/v1/ledger/sums" + query(**asked)
-    return decode(client.repeat(lambda: client.send("GET", target)).body, type=list[LedgerSumView])
+    return client.ask("/v1/ledger/sums" + query(**asked), list[LedgerSumView])
 
 
 def list_entries(
@@ -98,8 +95,7 @@ def list_entries(
     after = 0
     while True:
         target = "/v1/ledger" + query(**_period(project, since, until), after=after)
-        answer = _fetch(client, target)
-        page = decode(answer, type=list[LedgerEntryView])
+        page = client.ask(target, list[LedgerEntryView])
         yield from page
         if len(page) < PAGE:
             return
@@ -151,10 +147,6 @@ def to_line(view: LedgerEntryView) -> LedgerLine:
             key=view.key,
         ),
     )
-
-
-def _fetch(client: ApiClient, target: str) -> bytes:
-    return client.repeat(lambda: client.send("GET", target)).body
 
 
 def _period(

@@ -2,8 +2,6 @@
 files.
 """
 
-from msgspec.json import decode, encode
-
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, segment
 from cavvy.client.wire import Answer, Ask
@@ -40,5 +38,4 @@ def make_model_folder(
     `snapshot-missing`, `disk-full`.
     """
     path = f"{project_path(project)}/jobs/{segment('job', job)}/model"
-    body = encode(ModelFolderAsk(snapshots=snapshots, below=below))
-    return decode(client.repeat(lambda: client.send("POST", path, body)).body, type=ModelFolderView)
+    return client.ask(path, ModelFolderView, ModelFolderAsk(snapshots=snapshots, below=below))

@@ -1,7 +1,7 @@
 """Request and response types of the policy routes, and client functions that call these routes."""
 
 from msgspec import field
-from msgspec.json import decode, encode
+from msgspec.json import encode
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path
@@ -40,20 +40,18 @@ def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyV
     """Return the policies that apply to the jobs of a project, with the project's own policy last.
     If `project` is None, return the policy of the installation.
     """
-    answer = client.repeat(lambda: client.send("GET", _path(project)))
-    return decode(answer.body, type=list[ProjectPolicyView])
+    return client.ask(_path(project), list[ProjectPolicyView])
 
 
 def put_policy(client: ApiClient, project: str | None, ask: PolicyAsk) -> None:
     """Replace the policy of a project or, if `project` is None, of the installation. Raises
     ApiError.
     """
-    body = encode(ask)
-    client.repeat(lambda: client.send("PUT", _path(project), body))
+    client.call("PUT", _path(project), encode(ask))
 
 
 def delete_policy(client: ApiClient, project: str | None) -> None:
-    client.repeat(lambda: client.send("DELETE", _path(project)))
+    client.call("DELETE", _path(project))
 
 
 def _path(project: str | None) -> str:

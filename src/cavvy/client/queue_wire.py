@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec import field
-from msgspec.json import decode, encode
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, segment
@@ -79,11 +78,8 @@ def submit_call(
 ) -> QueuedCallView:
     """Add a call to the queue of a service. Raises ApiError `service-not-found`, `key-reused`,
     `queue-full`."""
-    path, body = _path(project, service), encode(ask)
-    if not ask.id:
-        return decode(client.send("POST", path, body).body, type=QueuedCallView)
-    answer = client.repeat(lambda: client.send("POST", path, body))
-    return decode(answer.body, type=QueuedCallView)
+    # With an ID, the server recognizes a repeated request.
+    return client.ask(_path(project, service), QueuedCallView, ask, retry=bool(ask.id))
 
 
 def list_calls(
@@ -94,13 +90,13 @@ def list_calls(
     query += f"&state={state}" if state else ""
     query += f"&after={after}" if after else ""
     path = f"{_path(project, service)}?{query}"
-    return decode(client.repeat(lambda: client.send("GET", path)).body, type=CallQueueView)
+    return client.ask(path, CallQueueView)
 
 
 def find_call(client: ApiClient, project: str, service: str, call_id: str) -> QueuedResultView:
     """Return a call with its result. Raises ApiError `call-not-found`."""
     path = f"{_path(project, service)}/{segment('call', call_id)}"
-    return decode(client.repeat(lambda: client.send("GET", path)).body, type=QueuedResultView)
+    return client.ask(path, QueuedResultView)
 
 
 def retry_calls(client: ApiClient, project: str, service: str, call_id: str | None) -> int:
@@ -108,13 +104,13 @@ def retry_calls(client: ApiClient, project: str, service: str, call_id: str | No
     path = f"{_path(project, service)}/retry"
     if call_id is not None:
         path = f"{_path(project, service)}/{segment('call', call_id)}/retry"
-    return decode(client.send("POST", path).body, type=CallCount).calls
+    return client.ask(path, CallCount, method="POST", retry=False).calls
 
 
 def purge_calls(client: ApiClient, project: str, service: str, state: str) -> int:
     """Delete the calls in one state."""
     path = f"{_path(project, service)}?state={state}"
-    return decode(client.send("DELETE", path).body, type=CallCount).calls
+    return client.ask(path, CallCount, method="DELETE", retry=False).calls
 
 
 def _path(project: str, service: str) -> str:

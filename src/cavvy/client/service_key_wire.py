@@ -2,8 +2,6 @@
 
 from datetime import datetime
 
-from msgspec.json import decode, encode
-
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, segment
 from cavvy.client.wire import Answer, Ask
@@ -46,19 +44,18 @@ def create_service_key(
     client: ApiClient, project: str, service: str, ask: ServiceKeyAsk
 ) -> ServiceKeyMade:
     """Create a key. Raises ApiError `service-not-found`, `service-open`."""
-    answer = client.send("POST", _path(project, service), encode(ask))
-    return decode(answer.body, type=ServiceKeyMade)
+    return client.ask(_path(project, service), ServiceKeyMade, ask, retry=False)
 
 
 def list_service_keys(client: ApiClient, project: str, service: str) -> list[ServiceKeyView]:
     """Return the keys of a service. Raises ApiError `service-not-found`."""
-    path = _path(project, service)
-    return decode(client.repeat(lambda: client.send("GET", path)).body, type=list[ServiceKeyView])
+    return client.ask(_path(project, service), list[ServiceKeyView])
 
 
 def revoke_service_key(client: ApiClient, project: str, service: str, key_id: str) -> None:
     """Revoke a key. Raises ApiError `service-not-found`, `service-key-not-found`."""
-    client.send("DELETE", f"{_path(project, service)}/{segment('key', key_id)}")
+    path = f"{_path(project, service)}/{segment('key', key_id)}"
+    client.call("DELETE", path, retry=False)
 
 
 def _path(project: str, service: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec import UNSET, Raw, field
-from msgspec.json import decode, encode
+from msgspec.json import encode
 
 from cavvy.client import wire
 from cavvy.client.client import ApiClient
@@ -173,13 +173,12 @@ class ServedView(Answer, frozen=True, kw_only=True):
 
 def list_services(client: ApiClient, project: str | None = None) -> list[ServedView]:
     path = "/v1/services" + query(project=project)
-    return decode(client.repeat(lambda: client.send("GET", path)).body, type=list[ServedView])
+    return client.ask(path, list[ServedView])
 
 
 def find_service(client: ApiClient, project: str, name: str) -> ServedView:
     """Return a service. Raises ApiError `service-not-found`."""
-    path = _path(project, name)
-    return decode(client.repeat(lambda: client.send("GET", path)).body, type=ServedView)
+    return client.ask(_path(project, name), ServedView)
 
 
 def put_service(
@@ -205,14 +204,12 @@ def put_service(
         user=user,
         consent=consent,
     )
-    body, where = encode(ask), _path(project, name)
-    return decode(client.repeat(lambda: client.send("PUT", where, body)).body, type=ServedView)
+    return client.ask(_path(project, name), ServedView, ask, method="PUT")
 
 
 def end_service(client: ApiClient, project: str, name: str) -> ServedView:
     """End a service. Raises ApiError `service-not-found`."""
-    path = _path(project, name)
-    return decode(client.repeat(lambda: client.send("DELETE", path)).body, type=ServedView)
+    return client.ask(_path(project, name), ServedView, method="DELETE")
 
 
 def _path(project: str, name: str) -> str:

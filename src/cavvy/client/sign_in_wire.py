@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from msgspec import field
-from msgspec.json import decode, encode
+from msgspec.json import encode
 
 from cavvy.client.answers import read_answer
 from cavvy.client.client import ApiClient
@@ -97,21 +97,18 @@ def sign_in(client: ApiClient, id_token: str) -> SignInMade:
     """Exchange an ID token for a token of the server. Each ID token can be exchanged only once.
     Raises ApiError `sign-in-refused`."""
     answer = client.send("POST", "/v1/sign-in", encode(SignInAsk(id_token=id_token)))
-    return decode(answer.body, type=SignInMade)
+    return read_answer(answer, SignInMade)
 
 
 def list_trusts(client: ApiClient) -> list[TrustView]:
-    answer = client.repeat(lambda: client.send("GET", "/v1/trusts"))
-    return decode(answer.body, type=list[TrustView])
+    return client.ask("/v1/trusts", list[TrustView])
 
 
 def add_trust(client: ApiClient, ask: TrustAsk) -> None:
     """Add a trust. Raises ApiError `name-taken`, `account-not-found`, `invalid-request`."""
-    body = encode(ask)
-    client.repeat(lambda: client.send("POST", "/v1/trusts", body), retry=False)
+    client.call("POST", "/v1/trusts", encode(ask), retry=False)
 
 
 def remove_trust(client: ApiClient, name: str) -> None:
     """Remove a trust. Raises ApiError `trust-not-found`."""
-    target = f"/v1/trusts/{segment('trust', name)}"
-    client.repeat(lambda: client.send("DELETE", target), retry=False)
+    client.call("DELETE", f"/v1/trusts/{segment('trust', name)}", retry=False)
