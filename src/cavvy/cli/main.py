@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "ps": "List jobs.",
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
         "logs": "Print or follow a job's log.",
+        "console": "Show jobs, services, machines and costs in a browser.",
         "events": "Show a job's history and the reason for each step.",
         "wait": "Wait until jobs are running or have ended.",
         "stop": "Stop jobs.",

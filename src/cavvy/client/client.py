@@ -57,7 +57,7 @@ class ApiClient:
         self._token = token
         self._timeout_s = timeout_s
         self._revive = revive
-        self._ca = ca
+        self.ca = ca
         self._connection = ClientConnection(address, ca=ca)
 
     def __enter__(self) -> Self:
@@ -459,7 +459,7 @@ class ApiClient:
             timeout_s=self._timeout_s,
             revive=self._revive,
             patience=self.patience,
-            ca=self._ca,
+            ca=self.ca,
         )
 
     # The server
@@ -581,7 +581,7 @@ class ApiClient:
         if self._revive is None:
             return
         self.address, self._token = self._revive()
-        self._connection = ClientConnection(self.address, ca=self._ca)
+        self._connection = ClientConnection(self.address, ca=self.ca)
 
 
 def _read_times(text: str) -> list[tuple[int, float]]:

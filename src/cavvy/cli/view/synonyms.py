@@ -15,8 +15,9 @@ _ADVICE = {
     "use `cavvy stop NAME`",
     "show-gpus gpus offer instances": "`cavvy offers --accelerators` lists accelerators and prices",
     "info describe show get inspect metrics top": "`cavvy status NAME` shows a job",
+    "dashboard ui web gui": "`cavvy console` shows jobs, services and costs in a browser",
     "history event": "`cavvy events NAME` shows a job's history",
-    "shell connect console": "`cavvy ssh NAME` opens a shell on a job's node",
+    "shell connect": "`cavvy ssh NAME` opens a shell on a job's node",
     "rsync scp copy": "`cavvy cp SOURCE TARGET` copies files to or from a node",
     "port-forward tunnel endpoints": "`cavvy forward NAME PORT` makes a port of a job's node "
     "reachable on this machine",

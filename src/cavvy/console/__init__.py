@@ -1,0 +1,1 @@
+"""The web console: pages about jobs, services, machines and costs, made with the Python client."""

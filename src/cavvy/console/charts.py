@@ -1,0 +1,152 @@
+"""Computes the shapes of charts; templates draw them as SVG. Horizontal positions and widths are
+percentages of the chart's width, vertical ones are pixels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cavvy.client.wire import StretchView
+from cavvy.console.spending import DailySpending
+from cavvy.domain.units import format_duration
+
+ROW_PX = 22
+PLOT_PX = 160
+_GAP = 0.25  # the share of a day's width that stays empty
+_THINNEST = 0.15  # percent; thinner periods would not be seen
+_LABELS = 8  # most labels below a chart
+# distances in seconds between the marks of a time axis
+_STEPS = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 12 * 3600, 86400, 7 * 86400, 30 * 86400)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle. `kind` selects its color, `label` is its tooltip."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A label of an axis, at a position along it."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars, labels of the horizontal and the vertical axis, and the names of the kinds of bars."""
+
+    height: int
+    bars: Sequence[Bar]
+    marks: Sequence[Mark]
+    levels: Sequence[Mark] = ()
+    kinds: Sequence[tuple[str, str]] = ()  # the kind and its name
+    rows: Sequence[str] = ()  # the names of the rows
+
+
+def timeline(stretches: Sequence[StretchView]) -> Chart | None:
+    """Return a row for each attempt, with its periods; the time before the first attempt has a row,
+    too. Return None if the job has no periods.
+    """
+    if not stretches:
+        return None
+    begin = min(each.since for each in stretches)
+    span = max((max(each.until for each in stretches) - begin).total_seconds(), 1e-3)
+    rows = {
+        attempt: row for row, attempt in enumerate(sorted({each.attempt for each in stretches}))
+    }
+    bars = []
+    for each in stretches:
+        lasted = (each.until - each.since).total_seconds()
+        bars.append(
+            Bar(
+                x=_percent((each.since - begin).total_seconds() / span),
+                width=max(_THINNEST, _percent(lasted / span)),
+                y=rows[each.attempt] * ROW_PX + 3,
+                height=ROW_PX - 6,
+                kind=each.spell,
+                label=f"{each.spell} {_length(lasted)}"
+                + (f", attempt {each.attempt}" if each.attempt else ""),
+            )
+        )
+    step = next((step for step in _STEPS if span / step <= _LABELS), _STEPS[-1])
+    count = min(int(span / step), 4 * _LABELS)
+    marks = [Mark(_percent(n * step / span), _length(n * step)) for n in range(count + 1)]
+    kinds = list(dict.fromkeys((each.spell, each.spell) for each in stretches))
+    names = [f"attempt {attempt}" if attempt else "before" for attempt in rows]
+    return Chart(len(rows) * ROW_PX, bars, marks, kinds=kinds, rows=names)
+
+
+def stacked_days(spending: DailySpending) -> Chart | None:
+    """Return a column for each day, with a part for each group. Negative sums are left out. Return
+    None if nothing was spent.
+    """
+    count = len(spending.days)
+    if not any(spending.totals):
+        return None
+    highest = _round_up(max(spending.totals))
+    width = 100 / count
+    bars = []
+    for number, day in enumerate(spending.days):
+        top = float(PLOT_PX)
+        for position, (name, amounts) in enumerate(spending.series.items()):
+            if amounts[number] <= 0:
+                continue
+            height = PLOT_PX * amounts[number] / highest
+            top -= height
+            label = f"{day:%d %b}: {name or 'all'} {_dollars(amounts[number])}"
+            bars.append(
+                Bar(
+                    x=_percent((number + _GAP / 2) / count),
+                    width=round(width * (1 - _GAP), 3),
+                    y=round(top, 2),
+                    height=round(height, 2),
+                    kind=f"series-{position}",
+                    label=label,
+                )
+            )
+    every = -(-count // _LABELS)
+    marks = [
+        Mark(_percent((number + 0.5) / count), f"{day:%d %b}")
+        for number, day in enumerate(spending.days)
+        if (count - 1 - number) % every == 0
+    ]
+    levels = [
+        Mark(round(PLOT_PX * (1 - part), 2), _dollars(highest * part)) for part in (0, 0.5, 1)
+    ]
+    names = [(f"series-{position}", name) for position, name in enumerate(spending.series) if name]
+    return Chart(PLOT_PX, bars, marks, levels, names)
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 3)
+
+
+def _round_up(micros: int) -> float:
+    """Return the next number of micro-dollars that is 1, 2 or 5 times a power of ten; at least a
+    cent.
+    """
+    size = 10_000.0
+    while True:
+        for factor in (1, 2, 5):
+            if micros <= size * factor:
+                return size * factor
+        size *= 10
+
+
+def _dollars(micros: float) -> str:
+    dollars = micros / 1e6
+    if dollars >= 10 or dollars == 0:
+        return f"${dollars:,.0f}"
+    return f"${dollars:,.3f}".removesuffix("0")
+
+
+def _length(seconds: float) -> str:
+    return format_duration(timedelta(seconds=seconds))

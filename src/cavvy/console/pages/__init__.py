@@ -1,0 +1,1 @@
+"""The pages: each module fetches what its page shows, and names the template that shows it."""

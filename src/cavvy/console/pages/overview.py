@@ -1,0 +1,51 @@
+"""The first page: what runs, what it costs, what needs attention."""
+
+from datetime import datetime, timedelta
+
+from starlette.requests import Request
+
+from cavvy.client import ApiClient
+from cavvy.client.budget_wire import BudgetView, list_budgets
+from cavvy.client.service_wire import list_services
+from cavvy.console import charts
+from cavvy.console.pages.page import UNFINISHED, Page, try_part
+from cavvy.console.spending import spending_by_day, total_of
+
+_DAYS = 14
+_MOST = 500  # unfinished jobs that are counted
+_RECENT = 10
+_FULL = 0.8  # the used share of a budget from which it needs attention
+
+
+def make(client: ApiClient, request: Request, now: datetime) -> Page:
+    unfinished = client.jobs(phases=UNFINISHED, limit=_MOST)
+    counts = {phase: 0 for phase in UNFINISHED}
+    for each in unfinished.jobs:
+        counts[each.phase] += 1
+    nodes = client.nodes()
+    days = try_part(lambda: spending_by_day(client, "project", now, _DAYS))
+    budgets = try_part(lambda: list_budgets(client)).value or []
+    failed = client.jobs(phases=("failed",), limit=_RECENT).jobs
+    yesterday = now - timedelta(days=1)
+    return Page(
+        "Overview",
+        "overview.html",
+        {
+            "counts": counts,
+            "is_cut": unfinished.cursor is not None,
+            "recent": client.jobs(limit=_RECENT).jobs,
+            "failed": [each for each in failed if each.since > yesterday],
+            "nodes": len(nodes),
+            "rate_micros": sum(each.rate_micros_per_hour for each in nodes),
+            "days": days,
+            "spent_micros": total_of(days.value) if days.value else 0,
+            "chart": charts.stacked_days(days.value) if days.value else None,
+            "budgets": [each for each in budgets if _is_full(each.spent_micros, each)],
+            "services": try_part(lambda: list_services(client)).value or [],
+            "problem": client.server().problem,
+        },
+    )
+
+
+def _is_full(spent_micros: int, budget: BudgetView) -> bool:
+    return spent_micros >= _FULL * budget.month_limit_micros

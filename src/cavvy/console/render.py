@@ -1,0 +1,81 @@
+"""Turns values into pages: the templates, and how they show money, times, durations and sizes."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup, escape
+
+from cavvy import __version__
+from cavvy.domain.units import Money, format_duration, format_usd
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Return the page of a template. Values are escaped."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("cavvy.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["version"] = __version__
+    environment.filters.update(
+        money=show_money,
+        moment=show_moment,
+        ago=show_ago,
+        span=show_span,
+        percent=show_percent,
+        log=show_log,
+    )
+    return environment
+
+
+def show_money(micros: int | None) -> str:
+    return "–" if micros is None else format_usd(Money(micros))
+
+
+def show_span(seconds: float | None) -> str:
+    return "–" if seconds is None else format_duration(timedelta(seconds=max(0.0, seconds)))
+
+
+def show_log(text: str) -> Markup:
+    """Return a log with its carriage returns, which HTML would otherwise turn into newlines."""
+    return Markup(str(escape(text)).replace("\r", "&#13;"))
+
+
+def show_percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def show_moment(moment: datetime | None) -> Markup:
+    """Return a moment in UTC, which the page's script turns into the browser's time zone."""
+    if moment is None:
+        return Markup("–")
+    utc = moment.astimezone(UTC)
+    return Markup('<time datetime="{}" data-local>{}</time>').format(
+        utc.isoformat(timespec="seconds"), f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+@pass_context
+def show_ago(context: Context, moment: datetime | None) -> Markup:
+    """Return the time since a moment, such as "3m05s ago"; the exact moment is its tooltip. The
+    page's value `now` is the current time.
+    """
+    if moment is None:
+        return Markup("–")
+    utc = moment.astimezone(UTC)
+    passed = (context["now"] - utc).total_seconds()
+    text = f"{show_span(passed)} ago" if passed >= 0 else f"in {show_span(-passed)}"
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        utc.isoformat(timespec="seconds"), f"{utc:%Y-%m-%d %H:%M:%S}", text
+    )
