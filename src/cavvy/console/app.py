@@ -5,9 +5,10 @@ from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from cavvy.console.pages.page import Page
 from cavvy.console.render import render
 
 _MakePage = Callable[[ApiClient, Request, datetime], Page]
+_LONGEST_FORM = 16 << 10  # bytes
 _log = logging.getLogger(__name__)
 
 
@@ -106,11 +108,8 @@ class Console:
         return self._admit(request, key)
 
     async def _sign_in(self, request: Request) -> Response:
-        from starlette.concurrency import run_in_threadpool
-
         _refuse_other_sites(request)
-        async with request.form(max_files=0, max_fields=4) as form:
-            secret = str(form.get("token", "")).strip()
+        secret = await _read_token(request)
         return await run_in_threadpool(self._admit, request, secret)
 
     def _admit(self, request: Request, secret: str) -> Response:
@@ -199,6 +198,16 @@ def _next_of(request: Request) -> str:
     parts = urlsplit(path)
     local = not parts.scheme and not parts.netloc and path.startswith("/")
     return path if local and not path.startswith(("//", "/\\")) else "/"
+
+
+async def _read_token(request: Request) -> str:
+    """Return the token that a form contains, or "". Raises HTTPException."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LONGEST_FORM:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The token is too long.")
+    return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
 
 
 def _cookie_name(request: Request) -> str:

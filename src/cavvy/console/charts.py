@@ -99,7 +99,9 @@ def stacked_days(spending: DailySpending) -> Chart | None:
         for position, (name, amounts) in enumerate(spending.series.items()):
             if amounts[number] <= 0:
                 continue
-            height = PLOT_PX * amounts[number] / highest
+            height = round(PLOT_PX * amounts[number] / highest, 2)
+            if not height:
+                continue
             top -= height
             label = f"{day:%d %b}: {name or 'all'} {_dollars(amounts[number])}"
             bars.append(
@@ -107,7 +109,7 @@ def stacked_days(spending: DailySpending) -> Chart | None:
                     x=_percent((number + _GAP / 2) / count),
                     width=round(width * (1 - _GAP), 3),
                     y=round(top, 2),
-                    height=round(height, 2),
+                    height=height,
                     kind=f"series-{position}",
                     label=label,
                 )

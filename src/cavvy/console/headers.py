@@ -16,7 +16,7 @@ _HEADERS = {
 
 
 class SafeHeaders:
-    """Adds the headers to each response. Browsers keep no pages, and ask whether files have changed."""
+    """Adds the headers to each response. Browsers keep no pages, and check files for changes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

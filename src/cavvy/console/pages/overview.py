@@ -21,7 +21,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     unfinished = client.jobs(phases=UNFINISHED, limit=_MOST)
     counts = {phase: 0 for phase in UNFINISHED}
     for each in unfinished.jobs:
-        counts[each.phase] += 1
+        counts[each.phase] = counts.get(each.phase, 0) + 1
     nodes = client.nodes()
     days = try_part(lambda: spending_by_day(client, "project", now, _DAYS))
     budgets = try_part(lambda: list_budgets(client)).value or []

@@ -1,0 +1,93 @@
+"""Shapes of the console's charts."""
+
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.console_rig import NOW, CannedClient, spent
+
+from cavvy.client.wire import StretchView
+from cavvy.console.charts import PLOT_PX, stacked_days, timeline
+from cavvy.console.spending import OTHERS, DailySpending, day_of, spending_by_day
+
+DAYS = [day_of(NOW) + timedelta(days=number) for number in range(3)]
+
+
+def stretch(begin_s: float, end_s: float, attempt: int, spell: str = "running") -> StretchView:
+    return StretchView(
+        spell=spell,
+        since=NOW + timedelta(seconds=begin_s),
+        until=NOW + timedelta(seconds=end_s),
+        attempt=attempt,
+    )
+
+
+def test_a_timeline_has_a_row_for_each_attempt() -> None:
+    chart = timeline(
+        [stretch(0, 25, 0, "queued"), stretch(25, 50, 1, "starting"), stretch(50, 100, 2)]
+    )
+    assert chart is not None
+    assert [(bar.x, bar.width, bar.kind) for bar in chart.bars] == [
+        (0, 25, "queued"),
+        (25, 25, "starting"),
+        (50, 50, "running"),
+    ]
+    assert chart.rows == ["before", "attempt 1", "attempt 2"]
+    assert len({bar.y for bar in chart.bars}) == 3
+    assert [mark.label for mark in chart.marks] == [
+        "0s",
+        "15s",
+        "30s",
+        "45s",
+        "1m00s",
+        "1m15s",
+        "1m30s",
+    ]
+
+
+def test_nothing_has_no_chart() -> None:
+    assert timeline([]) is None
+    assert stacked_days(DailySpending(DAYS, {"a": [0, 0, 0]})) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 40)), min_size=1, max_size=30
+    )
+)
+def test_every_period_lies_within_the_chart(parts: list[tuple[float, float, int]]) -> None:
+    chart = timeline([stretch(begin, begin + length, attempt) for begin, length, attempt in parts])
+    assert chart is not None
+    assert all(0 <= bar.x <= 100 and 0 < bar.width <= 100 for bar in chart.bars)
+    assert all(bar.y >= 0 and bar.y + bar.height <= chart.height for bar in chart.bars)
+    assert 1 <= len(chart.marks) <= 40
+    assert all(0 <= mark.at <= 100 for mark in chart.marks)
+
+
+def test_the_parts_of_a_day_are_stacked_to_its_sum() -> None:
+    chart = stacked_days(
+        DailySpending(DAYS, {"a": [1_000_000, 0, 3_000_000], "b": [1_000_000, 0, 2_000_000]})
+    )
+    assert chart is not None
+    assert [level.label for level in chart.levels] == ["$0", "$2.50", "$5.00"]
+    assert [bar.height for bar in chart.bars] == [32, 32, 96, 64]
+    assert [bar.y for bar in chart.bars] == [PLOT_PX - 32, PLOT_PX - 64, PLOT_PX - 96, 0]
+    assert chart.kinds == [("series-0", "a"), ("series-1", "b")]
+
+
+@given(st.lists(st.integers(-10_000_000, 10**13), min_size=3, max_size=3))
+def test_any_amounts_fit_into_the_plot(amounts: list[int]) -> None:
+    chart = stacked_days(DailySpending(DAYS, {"a": amounts, "b": [5, 5, 5]}))
+    assert chart is None or all(-0.1 <= bar.y <= PLOT_PX and bar.height > 0 for bar in chart.bars)
+
+
+def test_spending_is_read_for_each_day_and_the_rest_is_added_up() -> None:
+    rows = [spent(number + 1, user=f"u{number}") for number in range(9)]
+    client = CannedClient({"/v1/ledger/sums": [*rows, spent(100, user="")]})
+    spending = spending_by_day(client, "user", NOW, 2)
+    assert list(spending.days) == [day_of(NOW) - timedelta(days=1), day_of(NOW)]
+    assert list(spending.series) == ["no user", "u8", "u7", "u6", "u5", "u4", OTHERS]
+    assert list(spending.series[OTHERS]) == [1 + 2 + 3 + 4] * 2
+    assert spending.totals == [145, 145]
+    assert "since=2026-03-03T00%3A00%3A00%2B00%3A00" in client.asked[0]
+    assert "until=2026-03-04T00%3A00%3A00%2B00%3A00" in client.asked[0]

@@ -1,0 +1,250 @@
+"""The console's pages: what they show, and that no text of users or nodes becomes a part of them."""
+
+import html
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.console_rig import (
+    HOSTILE_TEXTS,
+    NOW,
+    CannedClient,
+    attempt,
+    cost,
+    detail,
+    job_answers,
+    listing,
+    log_answer,
+    node,
+    sign_in,
+    spent,
+)
+
+from cavvy.client import ApiError, account_wire, wire
+
+
+def server_view(**fields: Any) -> wire.ServerView:
+    usual = {
+        "version": "1",
+        "api": 1,
+        "revision": 1,
+        "agent_protocols": [1],
+        "pid": 1,
+        "host": "here",
+        "home": "/home",
+        "address": "unix:/nowhere",
+        "started_at": NOW,
+        "uptime_s": 1.0,
+        "idle_s": 0.0,
+        "idle_stop_s": 0,
+        "unfinished": 0,
+        "database": "sqlite",
+    }
+    return wire.ServerView(**usual | fields)
+
+
+def node_listing(**fields: Any) -> wire.NodeListing:
+    usual = {
+        "project": "default",
+        "job": "train",
+        "job_id": "id-train",
+        "attempt": 1,
+        "rank": 0,
+        "gang": "g1",
+        "placement": "aws/use1/p5/spot",
+        "phase": "running",
+        "rank_phase": "running",
+        "rate_micros_per_hour": 12_500_000,
+        "since": NOW,
+        "heard_at": NOW,
+        "devices": ["0", "1"],
+    }
+    return wire.NodeListing(**usual | fields)
+
+
+def jobs_by_phase(*jobs: wire.JobListing) -> Callable[[str], wire.JobPage]:
+    """The server's answer about these jobs, which depends on the phases that are asked for."""
+
+    def answer(target: str) -> wire.JobPage:
+        phases = parse_qs(urlsplit(target).query).get("phase")
+        return wire.JobPage(
+            jobs=[each for each in jobs if phases is None or each.phase in phases], cursor=None
+        )
+
+    return answer
+
+
+def everything(**more: Any) -> dict[str, Any]:
+    """The answers for all pages that list something."""
+    return {
+        "/v1/jobs": jobs_by_phase(listing()),
+        "/v1/nodes": [node_listing(), node_listing(rank=1)],
+        "/v1/machines": [],
+        "/v1/joined": [],
+        "/v1/services": [],
+        "/v1/budgets": [],
+        "/v1/projects": [account_wire.ProjectView(name="default", parent=None, roles=[])],
+        "/v1/ledger/sums": [spent(1_500_000, project="default")],
+        "/v1/server": server_view(),
+    } | more
+
+
+def test_the_overview_counts_and_adds_up() -> None:
+    text = sign_in(CannedClient(everything())).get("/").text
+    assert "<b>1</b> running" in text
+    assert "<b>2</b> nodes" in text
+    assert "<b>$25.00</b> per hour now" in text
+    assert "Spending in the last 14 days: $21.00" in text
+    assert "9m00s ago: the work runs" not in text, "the job has not failed"
+
+
+def test_the_overview_names_what_needs_attention() -> None:
+    failed = listing("bad", phase="failed", reason="it crashed", since=NOW - timedelta(hours=1))
+    old = listing("old", phase="failed", reason="long ago", since=NOW - timedelta(days=2))
+    answers = everything(**{"/v1/server": server_view(problem="its disk is full")})
+    answers["/v1/jobs"] = jobs_by_phase(failed, old)
+    text = sign_in(CannedClient(answers)).get("/").text
+    notices = text.split('class="figures"')[0]
+    assert "its disk is full" in notices
+    assert "it crashed" in notices
+    assert "long ago" not in notices
+
+
+def test_a_user_who_may_not_see_costs_sees_the_rest() -> None:
+    refusal = ApiError("role-needed", "you have no role with costs", "", 403)
+    answers = everything(**{"/v1/ledger/sums": refusal, "/v1/budgets": refusal})
+    for path in ("/", "/costs"):
+        page = sign_in(CannedClient(answers)).get(path)
+        assert page.status_code == 200
+        assert "you have no role with costs" in page.text
+
+
+def test_jobs_are_filtered_and_paged() -> None:
+    answers = everything(
+        **{"/v1/projects/ml/jobs": wire.JobPage(jobs=[listing(project="ml")], cursor="c=1&x")}
+    )
+    client = CannedClient(answers)
+    text = sign_in(client).get("/jobs?project=ml&phase=unfinished").text
+    asked = next(each for each in client.asked if each.startswith("GET /v1/projects/ml/jobs"))
+    assert all(f"phase={phase}" in asked for phase in ("queued", "starting", "running", "stopping"))
+    assert "/jobs?project=ml&amp;phase=unfinished&amp;cursor=c%3D1%26x" in text
+    assert "Newest jobs" not in text
+    text = sign_in(client).get("/jobs?project=ml&phase=unfinished&cursor=c%3D1%26x").text
+    assert "cursor=c%3D1%26x" in client.asked[-2] + client.asked[-1]
+    assert "Newest jobs" in text
+
+
+def test_a_job_is_shown_with_its_attempts_nodes_and_log() -> None:
+    ranks = [
+        node(0, telemetry={"gpu_percent": 93.4, "memory_mib": 2048.0}, progress={"epoch": 3.0}),
+        node(1, phase="exited", exit_code=1, exit_reason="ran out of memory"),
+    ]
+    job = detail(
+        attempt=2,
+        attempts=[attempt(1, phase="ended", outcome="preempted"), attempt(2, nodes=ranks)],
+    )
+    stretch = wire.StretchView(
+        spell="running", since=NOW - timedelta(minutes=9), until=NOW, attempt=2
+    )
+    answers = job_answers(job, b"epoch 1\repoch 2\n", cost=cost(timeline=[stretch]))
+    text = sign_in(CannedClient(answers)).get("/jobs/default/train").text
+    for part in (
+        "preempted",
+        "ran out of memory",
+        "93 %",
+        "memory mib 2048",
+        "epoch 3.0",
+        "running 9m00s, attempt 2",
+        "epoch 1&#13;epoch 2",
+        "python train.py",
+        "$0.30",
+    ):
+        assert part in text, part
+    assert f'data-offset="{len(b"epoch 1 epoch 2 ")}"' in text
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+def test_texts_of_users_and_nodes_are_shown_as_they_are(text: str) -> None:
+    job = detail(
+        reason=text,
+        user=text,
+        placement=text,
+        attempts=[
+            attempt(
+                reason=text,
+                nodes=[
+                    node(
+                        exit_reason=text,
+                        telemetry={text: 1.0, f"{text}_percent": 2.0},
+                        progress={text: text},
+                    )
+                ],
+            )
+        ],
+    )
+    page = sign_in(CannedClient(job_answers(job, text.encode()))).get("/jobs/default/train").text
+    assert text not in page
+    shown = html.unescape(page)
+    assert shown.count(text) >= 7
+    listed = everything(
+        **{"/v1/jobs": wire.JobPage(jobs=[listing(reason=text, user=text)], cursor=None)}
+    )
+    listed["/v1/ledger/sums"] = [spent(1_000_000, project=text)]
+    for path in ("/", "/jobs", f"/jobs?project=&phase={text}", "/costs"):
+        page = sign_in(CannedClient(listed)).get(path).text
+        assert text not in page
+
+
+def test_a_piece_of_the_log_keeps_bytes_that_are_no_text() -> None:
+    job = detail()
+    answers = job_answers(job)
+    answers["/v1/projects/default/jobs/train/logs"] = log_answer(b"\xff\xc3", 3, over=True)
+    piece = sign_in(CannedClient(answers)).get("/jobs/default/train/log?attempt=3&offset=0").json()
+    assert piece == {"data": "/8M=", "attempt": 3, "offset": 2, "over": True}
+
+
+@pytest.mark.parametrize("query", ["rank=-1", "rank=x", "rank=١", "attempt=99999999999999999999"])
+def test_wrong_numbers_are_refused(query: str) -> None:
+    page = sign_in(CannedClient(job_answers(detail()))).get(f"/jobs/default/train?{query}")
+    assert page.status_code == 400
+    assert "must be a whole number" in page.text
+
+
+@pytest.mark.parametrize("query", ["by=x", "days=8"])
+def test_unknown_choices_are_refused(query: str) -> None:
+    page = sign_in(CannedClient(everything())).get(f"/costs?{query}")
+    assert page.status_code == 400
+    assert "must be one of" in page.text
+
+
+def test_a_job_that_does_not_exist_is_an_error_with_its_hint() -> None:
+    missing = ApiError("job-not-found", "there is no job nope", "see `cavvy ps`", 404)
+    page = sign_in(CannedClient({"/v1/projects/default/jobs/nope": missing})).get(
+        "/jobs/default/nope"
+    )
+    assert page.status_code == 404
+    assert "there is no job nope" in page.text
+    assert "see `cavvy ps`" in page.text
+
+
+def test_a_server_that_does_not_answer_is_an_error_page() -> None:
+    silent = ApiError("http-503", "nothing answers", "start it", 0)
+    page = sign_in(CannedClient({"/v1/services": silent})).get("/services")
+    assert page.status_code == 502
+    assert "nothing answers" in page.text
+
+
+def test_what_a_form_asks_for_is_done_once_and_the_job_is_shown() -> None:
+    job = detail()
+    answers = job_answers(job) | {
+        "POST /v1/projects/default/jobs/train/stop": listing(phase="stopping"),
+        "POST /v1/projects/default/jobs/train/retry": listing(phase="queued"),
+    }
+    for action in ("stop", "retry"):
+        client = CannedClient(answers)
+        browser = sign_in(client)
+        answer = browser.post(f"/jobs/default/train/{action}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/default/train")
+        assert client.asked == [f"POST /v1/projects/default/jobs/train/{action}"]
