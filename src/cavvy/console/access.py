@@ -17,7 +17,7 @@ SESSION_S = 12 * 3600  # seconds after the last page after which a browser must 
 _MOST_SESSIONS = 10_000  # the session that was unused for the longest time ends first
 
 
-class Refused(Exception):
+class SignInRefused(Exception):
     """Raised if a browser may not sign in. The text says why."""
 
 
@@ -27,7 +27,7 @@ class Access(Protocol):
     shared: bool  # whether each user signs in with an own token
 
     def sign_in(self, secret: str) -> str:
-        """Return the cookie for a browser that presents the secret. Raises Refused."""
+        """Return the cookie for a browser that presents the secret. Raises SignInRefused."""
 
     def find(self, cookie: str) -> ClientPool | None:
         """Return the connections of the user whose browser sends this cookie."""
@@ -51,7 +51,7 @@ class OneUser:
 
     def sign_in(self, secret: str) -> str:
         if not _equal(secret, self.secret):
-            raise Refused("The address is not the one that `cavvy console` printed.")
+            raise SignInRefused("The address is not the one that `cavvy console` printed.")
         return self._cookie
 
     def find(self, cookie: str) -> ClientPool | None:
@@ -84,7 +84,7 @@ class EachUser:
             AccountClient(client).whoami()
         except ApiError as error:
             client.close()
-            raise Refused(f"{error.message}. {error.hint}".strip()) from error
+            raise SignInRefused(f"{error.message}. {error.hint}".strip()) from error
         cookie = token_urlsafe(24)
         with self._lock:
             self._sessions[cookie] = ClientPool(client), time.monotonic()

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from cavvy.client import ApiClient, ApiError
-from cavvy.console.access import SESSION_S, Access, Refused
+from cavvy.console.access import SESSION_S, Access, SignInRefused
 from cavvy.console.headers import SafeHeaders
 from cavvy.console.pages import costs, job, jobs, machines, overview, services
 from cavvy.console.pages.page import Page
@@ -115,7 +115,7 @@ class Console:
     def _admit(self, request: Request, secret: str) -> Response:
         try:
             cookie = self._access.sign_in(secret)
-        except Refused as refusal:
+        except SignInRefused as refusal:
             return self._sign_in_page(request, str(refusal))
         answer = RedirectResponse(_next_of(request), HTTPStatus.SEE_OTHER)
         answer.set_cookie(
