@@ -17,13 +17,13 @@ if ! cmp --silent $folder/wanted.txt $folder/installed.txt; then
     rm -rf $folder/venv
     .venv/bin/python -m venv $folder/venv
     pip() { $folder/venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
-    pip --requirement $folder/wanted.txt pytest pytest-xdist pytest-timeout pytest-rerunfailures hypothesis
+    pip --requirement $folder/wanted.txt pytest pytest-xdist pytest-timeout pytest-rerunfailures hypothesis httpx
     pip --no-deps --editable .
     cp $folder/wanted.txt $folder/installed.txt
 fi
-echo "lowest: testing the commands with $(grep -E '^(click|msgspec|pydantic|fastapi)==' $folder/wanted.txt | tr '\n' ' ')"
+echo "lowest: testing the commands with $(grep -E '^(click|msgspec|pydantic|fastapi|jinja2)==' $folder/wanted.txt | tr '\n' ' ')"
 # The deselected test reads what click's test runner of version 8.4 writes.
-$folder/venv/bin/python -m pytest -q -n2 tests/unit/test_cli*.py tests/unit/test_contexts.py \
+$folder/venv/bin/python -m pytest -q -n2 tests/unit/test_cli*.py tests/unit/test_contexts.py tests/unit/test_console_*.py \
     --deselect tests/unit/test_cli_jobs.py::test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output "$@"
 echo "lowest: running a job"
 home=$(mktemp -d)
