@@ -12,6 +12,7 @@ from msgspec.json import encode
 
 from cavvy.client import ApiClient, wire
 from cavvy.client.ledger_wire import LedgerSumView
+from cavvy.client.service_wire import ReplicaView, ServedView
 from cavvy.client.transport import HttpAnswer
 from cavvy.console.access import Access, OneUser
 from cavvy.console.app import Console
@@ -187,6 +188,47 @@ def job_answers(job: wire.JobDetail, log: bytes = b"", **more: Any) -> dict[str,
             "/forecast": wire.ForecastView(runs=0),
         }.items()
     }
+
+
+def replica(number: int = 1, **fields: Any) -> ReplicaView:
+    usual = {
+        "job": f"id-{number}",
+        "number": number,
+        "revision": 1,
+        "state": "ready",
+        "reason": "",
+        "place": "",
+        "port": 1,
+        "ordered_at": NOW,
+        "ready_at": None,
+        "ended_at": None,
+        "in_flight": None,
+        "start_s": {},
+    }
+    return ReplicaView(**usual | fields)
+
+
+def served(name: str = "chat", *replicas: ReplicaView, **fields: Any) -> ServedView:
+    usual = {
+        "project": "default",
+        "name": name,
+        "user": "ada",
+        "state": "ready",
+        "url": "http://here",
+        "models": [],
+        "revision": 1,
+        "created_at": NOW,
+        "ready": 1,
+        "target": 1,
+        "why": "",
+        "least": 1,
+        "most": 1,
+        "problem": "",
+        "replicas": list(replicas),
+        "traffic": None,
+        "spent_micros": 0,
+    }
+    return ServedView(**usual | fields)
 
 
 def _job_fields(name: str) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_jobs_are_filtered_and_paged() -> None:
     assert "/jobs?project=ml&amp;phase=unfinished&amp;cursor=c%3D1%26x" in text
     assert "Newest jobs" not in text
     text = sign_in(client).get("/jobs?project=ml&phase=unfinished&cursor=c%3D1%26x").text
-    assert "cursor=c%3D1%26x" in client.asked[-2] + client.asked[-1]
+    assert any("cursor=c%3D1%26x" in each for each in client.asked)
     assert "Newest jobs" in text
 
 

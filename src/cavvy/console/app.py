@@ -63,6 +63,7 @@ class Console:
             clients = self._access.find(self._cookie(request))
             if clients is None:
                 return self._ask_to_sign_in(request)
+            request.state.memory = clients.memory
             try:
                 with clients.lend() as client:
                     page = make(client, request, self._now())

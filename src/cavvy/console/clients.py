@@ -5,14 +5,18 @@ from contextlib import contextmanager
 from queue import Empty, LifoQueue
 
 from cavvy.client import ApiClient
+from cavvy.console.memory import Memory
 
 _KEPT = 8  # open connections that are kept for later pages
 
 
 class ClientPool:
-    """Lends connections of one user to one thread each. Others are opened like `first`."""
+    """Lends connections of one user to one thread each. Others are opened like `first`. `memory`
+    keeps the user's answers.
+    """
 
     def __init__(self, first: ApiClient) -> None:
+        self.memory = Memory()
         self._first = first
         self._free: LifoQueue[ApiClient] = LifoQueue(_KEPT)
 

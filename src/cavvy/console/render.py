@@ -10,6 +10,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from cavvy import __version__
+from cavvy.console.placements import read_placement
 from cavvy.domain.units import Money, format_duration, format_usd
 
 
@@ -35,6 +36,8 @@ def _environment() -> Environment:
         span=show_span,
         percent=show_percent,
         log=show_log,
+        passed=show_passed,
+        placement=read_placement,
     )
     return environment
 
@@ -79,3 +82,9 @@ def show_ago(context: Context, moment: datetime | None) -> Markup:
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
         utc.isoformat(timespec="seconds"), f"{utc:%Y-%m-%d %H:%M:%S}", text
     )
+
+
+@pass_context
+def show_passed(context: Context, since: datetime, until: datetime | None = None) -> str:
+    """Return the time from one moment to another, or until now."""
+    return show_span(((until or context["now"]) - since).total_seconds())

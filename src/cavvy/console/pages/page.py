@@ -1,14 +1,21 @@
 """What a page consists of, and functions that several pages share."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from cavvy.client import ApiError
+from starlette.requests import Request
+
+from cavvy.client import ApiClient, ApiError
+from cavvy.client.service_wire import ServedView, list_services
+from cavvy.client.wire import JobListing
+from cavvy.console.memory import Memory
 
 _T = TypeVar("_T")
 UNFINISHED = ("queued", "starting", "running", "stopping")
 ENDED = ("done", "failed", "stopped")
+_REPLICA_NAME = re.compile(r"-\d+$")  # NAME-NUMBER, where NAME is the service's name
 
 
 @dataclass(frozen=True)
@@ -39,3 +46,26 @@ def try_part(fetch: Callable[[], _T]) -> Part[_T]:
         if error.status not in (403, 404):
             raise
         return Part(None, error.message)
+
+
+def memory_of(request: Request) -> Memory:
+    """Return the memory of the user who requests the page."""
+    memory = request.state.memory
+    assert isinstance(memory, Memory)
+    return memory
+
+
+def services_by_replica(
+    client: ApiClient, request: Request, jobs: Iterable[JobListing]
+) -> dict[str, ServedView]:
+    """Return the services by the IDs of their replicas' jobs. They may be a minute old, and are
+    requested only if the name of a job looks like a replica's.
+    """
+
+    def fetch() -> dict[str, ServedView]:
+        found = try_part(lambda: list_services(client)).value or []
+        return {replica.job: service for service in found for replica in service.replicas}
+
+    if not any(_REPLICA_NAME.search(each.name) for each in jobs):
+        return {}
+    return memory_of(request).recall("services by replica", fetch)
