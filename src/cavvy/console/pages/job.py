@@ -1,6 +1,9 @@
 """One job: its phase and reason, attempts, nodes, events, log, cost and task, and its actions."""
 
 import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +14,18 @@ from starlette.requests import Request
 
 from cavvy.client import ApiClient
 from cavvy.client.metrics import TOTALS
-from cavvy.client.wire import AttemptView, EventView, JobDetail, NodeView
+from cavvy.client.wire import AttemptView, EventView, ForecastView, JobDetail, NodeView
 from cavvy.console import charts
-from cavvy.console.pages.page import ENDED, Page, try_part
+from cavvy.console.memory import Memory
+from cavvy.console.pages.page import (
+    ENDED,
+    Page,
+    Part,
+    is_update,
+    memory_of,
+    services_by_replica,
+    try_part,
+)
 
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
@@ -23,32 +35,61 @@ _TAIL_BYTES = 64 << 10
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
     """Raises ApiError `job-not-found`."""
     project, name = _job_of(request)
-    found = client.job(project, name)
-    key = found.id
-    is_over = found.phase in ENDED
-    cost = try_part(lambda: client.cost(project, key))
-    planned = found.plan_state is not None and not is_over
-    shown = _shown_attempt(found, request)
-    ranks = [node.rank for node in shown.nodes] if shown else [0]
-    rank = _read_number(request, "rank", ranks[0] if ranks else 0)
+    job = client.job(project, name)
+    cost = try_part(lambda: client.cost(project, job.id))
+    task = msgspec.json.decode(job.task)
     return Page(
-        found.name,
+        job.name,
         "job.html",
         {
-            "job": found,
-            "is_over": is_over,
-            "task": _task_text(found),
-            "tags": msgspec.json.decode(found.task).get("tags") or {},
+            "job": job,
+            "is_over": job.phase in ENDED,
+            "task": yaml.safe_dump(task, sort_keys=False, allow_unicode=True, width=100),
+            "window": _show_window(task),
+            "service": services_by_replica(client, request, [job]).get(job.id),
             "cost": cost,
             "timeline": charts.timeline(cost.value.timeline) if cost.value else None,
-            "forecast": try_part(lambda: client.forecast(project, key)).value if planned else None,
-            "attempt": shown,
-            "nodes": [_node_row(node) for node in shown.nodes] if shown else [],
-            "events": _newest_events(client, project, key),
-            "log": try_part(lambda: _read_tail(client, project, key, rank)),
-            "rank": rank,
-            "ranks": ranks,
-        },
+            "forecast": _forecast(client, memory_of(request), project, job),
+            "start": _start_of(job),
+            "avoided": {key: until for key, until in job.avoid.items() if until > now},
+            "attempts": [(each, _show_hardware(each)) for each in reversed(job.attempts)],
+            "events": _newest_events(client, memory_of(request), project, job.id),
+        }
+        | _shown_nodes(client, request, job),
+    )
+
+
+def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[str, Any]:
+    """Return the nodes of the attempt that the page shows, and the log of one of its ranks."""
+    shown = _find_attempt(job, _read_number(request, "attempt", job.attempt))
+    nodes = shown.nodes if shown else []
+    ranks = [node.rank for node in nodes] if shown else [0]
+    rank = _read_number(request, "rank", ranks[0] if ranks else 0)
+    log = Part[dict[str, Any]](None)
+    if not is_update(request):  # the page's script reads the rest of the log by itself
+        number = shown.number if shown else 1
+        log = try_part(lambda: _read_tail(client, job.project, job.id, rank, number))
+    return {
+        "attempt": shown,
+        "nodes": [_node_row(node) for node in nodes],
+        "node_counts": Counter(node.phase for node in nodes),
+        "log": log,
+        "rank": rank,
+        "ranks": ranks,
+    }
+
+
+def _forecast(
+    client: ApiClient, memory: Memory, project: str, job: JobDetail
+) -> ForecastView | None:
+    """Return the forecast of a job with a deadline. The server simulates the job for it, so it may
+    be a minute old.
+    """
+    if job.plan_state is None or job.phase in ENDED:
+        return None
+    return memory.recall(
+        ("forecast", project, job.id),
+        lambda: try_part(lambda: client.forecast(project, job.id)).value,
     )
 
 
@@ -82,10 +123,11 @@ def read_log(client: ApiClient, request: Request) -> dict[str, Any]:
     }
 
 
-def _read_tail(client: ApiClient, project: str, name: str, rank: int) -> dict[str, Any]:
-    """Return the end of the log of the newest attempt, and the position after it."""
-    newest = client.job(project, name).attempt or 1
-    chunk = client.log(project, name, rank=rank, attempt=newest, tail_bytes=_TAIL_BYTES)
+def _read_tail(
+    client: ApiClient, project: str, name: str, rank: int, attempt: int
+) -> dict[str, Any]:
+    """Return the end of the log of an attempt, and the position after it."""
+    chunk = client.log(project, name, rank=rank, attempt=attempt, tail_bytes=_TAIL_BYTES)
     return {
         "text": chunk.data.decode(errors="replace"),
         "attempt": chunk.attempt,
@@ -94,23 +136,62 @@ def _read_tail(client: ApiClient, project: str, name: str, rank: int) -> dict[st
     }
 
 
-def _newest_events(client: ApiClient, project: str, name: str) -> list[EventView]:
-    """Return the newest events, newest first."""
-    events: list[EventView] = []
-    after = 0
+def _newest_events(
+    client: ApiClient, memory: Memory, project: str, name: str
+) -> Sequence[EventView]:
+    """Return the newest events, newest first. Events never change, so only those are requested that
+    are newer than the last request's.
+    """
+    key = ("events", project, name)
+    after, events = memory.find(key) or (0, ())
     for _ in range(_MOST_PAGES):
         page = client.events(project, name, after=after)
-        events = [*events, *page.events][-_EVENTS:]
         if not page.events:
             break
+        events = (*events, *page.events)[-_EVENTS:]
         after = page.last
+    memory.keep(key, (after, events))
     return events[::-1]
 
 
-def _shown_attempt(job: JobDetail, request: Request) -> AttemptView | None:
-    number = _read_number(request, "attempt", job.attempt)
+def _find_attempt(job: JobDetail, number: int) -> AttemptView | None:
     found = [each for each in job.attempts if each.number == number]
     return found[0] if found else job.attempts[-1] if job.attempts else None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a starting job waits for: the nodes that have not joined yet."""
+
+    reason: str
+    joined: int
+    nodes: int
+    expected_at: datetime | None
+
+
+def _start_of(job: JobDetail) -> _Start | None:
+    attempt = _find_attempt(job, job.attempt) if job.phase == "starting" else None
+    if attempt is None:
+        return None
+    joined = sum(node.phase != "expected" for node in attempt.nodes)
+    return _Start(attempt.reason, joined, len(attempt.nodes), attempt.expected_at)
+
+
+def _show_window(task: Mapping[str, Any]) -> str:
+    """Return the window in which the job may start, or ""."""
+    window = task.get("window") or {}
+    text, zone = window.get("text", ""), window.get("time_zone", "UTC")
+    return text if not text or zone in text else f"{text} ({zone})"
+
+
+def _show_hardware(attempt: AttemptView) -> str:
+    """Return the accelerators of one node, such as "8 × H100", or ""."""
+    offer = msgspec.json.decode(attempt.offer)
+    if not offer.get("accelerator"):
+        return ""
+    part = offer.get("accelerator_part", 1)
+    count = offer.get("accelerator_count", 1) if part == 1 else f"{part:.2g}"
+    return f"{count} × {offer['accelerator']}"
 
 
 def _node_row(node: NodeView) -> dict[str, Any]:
@@ -119,11 +200,6 @@ def _node_row(node: NodeView) -> dict[str, Any]:
     others = {name: f"{value:g}" for name, value in use.items() if name not in percents}
     progress = {name: str(value) for name, value in node.progress.items()}
     return {"node": node, "percents": percents, "others": others, "progress": progress}
-
-
-def _task_text(job: JobDetail) -> str:
-    task = msgspec.json.decode(job.task)
-    return yaml.safe_dump(task, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _job_of(request: Request) -> tuple[str, str]:

@@ -55,6 +55,13 @@ def memory_of(request: Request) -> Memory:
     return memory
 
 
+def is_update(request: Request) -> bool:
+    """Return whether the page's script requests the page, which then needs only its live parts.
+    Browsers that send no such header get the whole page.
+    """
+    return request.headers.get("sec-fetch-dest") == "empty"
+
+
 def services_by_replica(
     client: ApiClient, request: Request, jobs: Iterable[JobListing]
 ) -> dict[str, ServedView]:

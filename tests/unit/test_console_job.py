@@ -1,0 +1,182 @@
+"""The console's page of one job, in each phase, and what an update of the page requests."""
+
+import html
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.json import encode
+from tests.console_rig import (
+    NOW,
+    CannedClient,
+    attempt,
+    detail,
+    job_answers,
+    node,
+    replica,
+    served,
+    sign_in,
+)
+
+from cavvy.client import ApiError, wire
+
+PATH = "/jobs/default/train"
+API = "/v1/projects/default/jobs"
+
+
+def page_of(job: wire.JobDetail, **more: Any) -> str:
+    """The text of the page, without its tags."""
+    answers = job_answers(job) | more
+    page = sign_in(CannedClient(answers)).get(f"/jobs/{job.project}/{job.name}").text
+    words = html.unescape(" ".join(re.sub(r"<[^>]+>", " ", page).split()))
+    return re.sub(r" ([.,])", r"\1", words)
+
+
+def task(**fields: Any) -> Raw:
+    return Raw(encode({"run": "python train.py"} | fields))
+
+
+def test_a_job_held_by_its_schedule_and_window() -> None:
+    job = detail(
+        phase="queued",
+        held=True,
+        attempt=0,
+        placement=None,
+        not_before=NOW + timedelta(hours=2),
+        task=task(window={"text": "22:00-06:00", "time_zone": "Europe/Berlin"}),
+    )
+    text = page_of(job)
+    assert "The job is held until 2026-03-04 14:00:00 UTC" in text
+    assert "it starts in the window 22:00-06:00 (Europe/Berlin)" in text
+
+
+def test_a_queued_job_with_and_without_a_position() -> None:
+    job = detail(phase="queued", attempt=0, placement=None, queue_position=3)
+    assert "The job is number 3 in the queue." in page_of(job)
+    job = detail(phase="queued", attempt=0, placement=None, not_before=NOW + timedelta(minutes=1))
+    assert "The job waits at least until 2026-03-04 12:01:00 UTC, and has no" in page_of(job)
+
+
+def test_a_starting_job_says_what_it_waits_for() -> None:
+    nodes = [node(rank, phase="claimed" if rank < 3 else "expected") for rank in range(64)]
+    own = attempt(
+        1,
+        phase="booting",
+        reason="the provider starts the nodes",
+        expected_at=NOW + timedelta(minutes=2),
+        nodes=nodes,
+    )
+    text = page_of(detail(phase="starting", attempts=[own]))
+    assert "3 of 64 nodes joined: the provider starts the nodes." in text
+    assert "Expected by the provider: in 2m00s." in text
+    assert "64 nodes: 3 claimed, 61 expected." in text
+
+
+def test_a_rank_of_a_large_gang_keeps_the_attempt() -> None:
+    gang = attempt(1, nodes=[node(rank) for rank in range(64)])
+    job = detail(attempt=2, attempts=[gang, attempt(2, nodes=[node(0)])])
+    answers = job_answers(job)
+    client = CannedClient(answers)
+    text = sign_in(client).get(f"{PATH}?attempt=1&rank=63").text
+    assert text.count("?rank=") == 65, "64 links and the address of the log"
+    assert '?rank=7&amp;attempt=1#log-title"' in text
+    log = next(each for each in client.asked if "/logs" in each)
+    assert "rank=63" in log
+    assert "attempt=1" in log
+
+
+def test_the_deadline_policy_standby_gangs_and_avoided_placements() -> None:
+    job = detail(
+        attempts=[attempt(1), attempt(2, phase="booting")],
+        standbys=[2],
+        plan_state=wire.PlanStateView(
+            at=NOW - timedelta(minutes=1), mode="spot", reason="it is cheap", placement=None
+        ),
+        avoid={
+            "aws/us/p5:8/spot": NOW + timedelta(minutes=5),
+            "aws/eu/p5:8/spot": NOW - timedelta(minutes=5),
+        },
+    )
+    forecast = wire.ForecastView(
+        runs=60, mean_micros=5_000_000, in_time=0.97, hours_p50=1.5, p90_micros=9_000_000
+    )
+    text = page_of(job, **{f"{API}/id-train/forecast": forecast})
+    assert "the deadline policy chose spot: it is cheap" in text
+    assert "$5.00" in text
+    assert "97.0% of the runs" in text
+    assert "booting standby" in text
+    assert "aws/us/p5:8/spot in 5m00s" in text
+    assert "aws/eu/p5:8/spot" not in text, "the cooldown has ended"
+
+
+def test_a_stopped_job_names_the_cause() -> None:
+    job = detail(
+        phase="stopped",
+        stop_reason="the budget was reached",
+        stop_cause="budget",
+        ended_at=NOW - timedelta(minutes=1),
+    )
+    text = page_of(job)
+    assert "Stopped by budget the budget was reached" in text
+    assert "Duration 9m00s" in text
+
+
+def test_a_replica_and_a_machine_are_linked() -> None:
+    job = detail("chat-1", machine="box")
+    answers = job_answers(job) | {"/v1/services": [served("chat", replica(job=job.id))]}
+    text = sign_in(CannedClient(answers)).get("/jobs/default/chat-1").text
+    assert '<a href="/services/default/chat">chat</a>' in text
+    assert '<a href="/machines#named-title">box</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("offer", "expected"),
+    [
+        ({"accelerator": "H100", "accelerator_count": 8}, "8 × H100"),
+        ({"accelerator": "A10", "accelerator_count": 1, "accelerator_part": 0.25}, "0.25 × A10"),
+    ],
+)
+def test_the_accelerators_of_an_attempt(offer: dict[str, Any], expected: str) -> None:
+    assert expected in page_of(detail(attempts=[attempt(1, offer=Raw(encode(offer)))]))
+
+
+def test_a_job_of_a_project_without_a_role_is_an_error_page() -> None:
+    refusal = ApiError("role-needed", "you have no role in default", "ask an admin", 403)
+    page = sign_in(CannedClient({f"{API}/train": refusal})).get(PATH)
+    assert page.status_code == 403
+    assert "you have no role in default" in page.text
+    assert "ask an admin" in page.text
+
+
+def test_a_viewer_sees_the_job_without_its_cost() -> None:
+    refusal = ApiError("role-needed", "no role with spending", "", 403)
+    text = page_of(detail(attempts=[attempt(1)]), **{f"{API}/id-train/cost": refusal})
+    assert "The time and the cost cannot be shown: no role with spending." in text
+    assert "on-demand" in text
+
+
+def test_an_update_requests_only_what_may_have_changed() -> None:
+    def event(number: int, at: datetime) -> wire.EventView:
+        return wire.EventView(id=number, at=at, attempt=1, rank=None, kind="k", text=f"e{number}")
+
+    def events(target: str) -> wire.EventPage:
+        after = int(re.findall(r"after=(\d+)", target)[0])
+        found = [event(number, NOW) for number in range(after + 1, min(after + 3, 6))]
+        return wire.EventPage(events=found, last=after + len(found), over=False)
+
+    plan = wire.PlanStateView(at=NOW, mode="spot", reason="", placement=None)
+    job = detail(attempts=[attempt(1)], plan_state=plan)
+    client = CannedClient(job_answers(job) | {f"{API}/id-train/events": events})
+    browser = sign_in(client)
+    first = browser.get(PATH).text
+    client.asked.clear()
+    second = browser.get(PATH, headers={"sec-fetch-dest": "empty"}).text
+    assert [each.split("?")[0].removeprefix(f"GET {API}/") for each in client.asked] == [
+        "train",
+        "id-train/cost",
+        "id-train/events",
+    ]
+    for page in (first, second):
+        assert [f"e{number}" for number in range(5, 0, -1)] == re.findall(r">(e\d)<", page)
