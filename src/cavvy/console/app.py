@@ -46,8 +46,16 @@ class Console:
                 self._page("/services/{project}/{name}", services.make_one),
                 self._page("/machines", machines.make),
                 self._page("/costs", costs.make),
-                self._action("/jobs/{project}/{name}/stop", job.stop),
-                self._action("/jobs/{project}/{name}/retry", job.retry),
+                self._action("/jobs/{project}/{name}/stop", job.stop, _job_path),
+                self._action("/jobs/{project}/{name}/retry", job.retry, _job_path),
+                # an ended service may be gone at once
+                self._action("/services/{project}/{name}/end", services.end, lambda _: "/services"),
+                self._action("/services/{project}/{name}/retry", services.retry, _service_path),
+                self._action(
+                    "/services/{project}/{name}/calls/{call}/retry",
+                    services.retry_one,
+                    _service_path,
+                ),
                 Route("/jobs/{project}/{name}/log", self._read_log),
                 Route("/sign-in", self._show_sign_in),
                 Route("/sign-in", self._sign_in, methods=["POST"]),
@@ -73,8 +81,13 @@ class Console:
 
         return Route(path, show, methods=["GET"])
 
-    def _action(self, path: str, act: Callable[[ApiClient, Request], None]) -> Route:
-        """A change that a form requests. Afterwards, the browser shows the job again."""
+    def _action(
+        self,
+        path: str,
+        act: Callable[[ApiClient, Request], None],
+        next_path: Callable[[Request], str],
+    ) -> Route:
+        """A change that a form requests. Afterwards, the browser shows the page at `next_path`."""
 
         def change(request: Request) -> Response:
             _refuse_other_sites(request)
@@ -86,7 +99,7 @@ class Console:
                     act(client, request)
             except ApiError as error:
                 return self._show_error(request, error)
-            return RedirectResponse(path_of("jobs", request), HTTPStatus.SEE_OTHER)
+            return RedirectResponse(next_path(request), HTTPStatus.SEE_OTHER)
 
         return Route(path, change, methods=["POST"])
 
@@ -187,7 +200,15 @@ class Console:
         }
 
 
-def path_of(kind: str, request: Request) -> str:
+def _job_path(request: Request) -> str:
+    return _path_of("jobs", request)
+
+
+def _service_path(request: Request) -> str:
+    return _path_of("services", request)
+
+
+def _path_of(kind: str, request: Request) -> str:
     """Return the path of the job's or service's page to which a request belongs."""
     project, name = (quote(request.path_params[each], safe="") for each in ("project", "name"))
     return f"/{kind}/{project}/{name}"

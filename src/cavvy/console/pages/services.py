@@ -1,19 +1,124 @@
-"""The list of services, and one service: its replicas, traffic and service level."""
+"""The list of services, and one service: its replicas, traffic, service level and queue, and its
+actions.
+"""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.service_wire import find_service, list_services
-from cavvy.console.pages.page import Page
+from cavvy.client.queue_wire import CallQueueView, list_calls, retry_calls
+from cavvy.client.service_key_wire import list_service_keys
+from cavvy.client.service_wire import (
+    LevelShares,
+    LevelView,
+    ServedView,
+    end_service,
+    find_service,
+    list_services,
+)
+from cavvy.console.pages.page import Page, Part, memory_of, try_part
+from cavvy.console.render import show_span
+
+_CALLS = 50  # dead calls on the page
+_IN_TIME = 0.95  # the share of answers that must come within `p95`
+
+
+@dataclass(frozen=True)
+class LevelCell:
+    """A measured share, and whether it reaches the required share: met, missed or "" if nothing was
+    measured.
+    """
+
+    share: float | None
+    requests: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class LevelRow:
+    """One part of a service level, in the last hour and in the last day."""
+
+    name: str
+    required: float
+    hour: LevelCell
+    day: LevelCell
+
+    @property
+    def is_missed(self) -> bool:
+        return "missed" in (self.hour.verdict, self.day.verdict)
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
-    return Page("Services", "services.html", {"services": list_services(client)})
+    found = list_services(client)
+    missed = {
+        (each.project, each.name)
+        for each in found
+        if any(row.is_missed for row in list_levels(each.slo))
+    }
+    return Page("Services", "services.html", {"services": found, "missed": missed})
 
 
 def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
     """Raises ApiError `service-not-found`."""
-    found = find_service(client, request.path_params["project"], request.path_params["name"])
-    return Page(found.name, "service.html", {"service": found})
+    project, name = _service_of(request)
+    found = find_service(client, project, name)
+    keys = memory_of(request).recall(
+        ("keys", project, name), lambda: try_part(lambda: list_service_keys(client, project, name))
+    )
+    return Page(
+        found.name,
+        "service.html",
+        {
+            "service": found,
+            "levels": list_levels(found.slo),
+            "dead": _dead_calls(client, found),
+            "keys": keys,
+        },
+    )
+
+
+def end(client: ApiClient, request: Request) -> None:
+    """End the service. Raises ApiError."""
+    end_service(client, *_service_of(request))
+
+
+def retry(client: ApiClient, request: Request) -> None:
+    """Send all dead calls of the service again. Raises ApiError."""
+    retry_calls(client, *_service_of(request), None)
+
+
+def retry_one(client: ApiClient, request: Request) -> None:
+    """Send one dead call of the service again. Raises ApiError."""
+    retry_calls(client, *_service_of(request), request.path_params["call"])
+
+
+def list_levels(slo: LevelView | None) -> Sequence[LevelRow]:
+    """Return the required shares of a service level, compared with the measured shares."""
+    rows: list[LevelRow] = []
+    if slo is not None and slo.availability is not None:
+        cells = (_cell(each, each.availability, slo.availability) for each in (slo.hour, slo.day))
+        rows.append(LevelRow("Requests answered", slo.availability, *cells))
+    if slo is not None and slo.p95_s is not None:
+        cells = (_cell(each, each.in_time, _IN_TIME) for each in (slo.hour, slo.day))
+        rows.append(LevelRow(f"Answers within {show_span(slo.p95_s)}", _IN_TIME, *cells))
+    return rows
+
+
+def _cell(shares: LevelShares, share: float | None, required: float) -> LevelCell:
+    verdict = "" if share is None else "met" if share >= required else "missed"
+    return LevelCell(share, shares.requests, verdict)
+
+
+def _dead_calls(client: ApiClient, service: ServedView) -> Part[CallQueueView]:
+    if service.queue is None or not service.queue.dead:
+        return Part(None)
+    return try_part(
+        lambda: list_calls(client, service.project, service.name, state="dead", limit=_CALLS)
+    )
+
+
+def _service_of(request: Request) -> tuple[str, str]:
+    return request.path_params["project"], request.path_params["name"]

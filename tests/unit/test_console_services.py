@@ -1,0 +1,213 @@
+"""The console's pages about services, and their actions."""
+
+import html
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served, sign_in
+
+from cavvy.client import ApiError
+from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
+from cavvy.client.service_key_wire import ServiceKeyView
+from cavvy.client.service_wire import (
+    CronView,
+    LevelShares,
+    LevelView,
+    QueueView,
+    ServedView,
+    TrialView,
+    UnplacedView,
+    WebhookView,
+)
+
+PATH = "/services/default/chat"
+API = "/v1/projects/default/services/chat"
+
+
+def call(call_id: str = "c1", **fields: Any) -> QueuedCallView:
+    usual = {
+        "id": call_id,
+        "state": "dead",
+        "method": "POST",
+        "path": "/predict",
+        "source": "api",
+        "user": "ada",
+        "submitted_at": NOW - timedelta(hours=1),
+        "due_at": NOW,
+        "tries": 5,
+        "problem": "the replica answered 500",
+        "status": 500,
+        "answer_headers": {},
+        "ended_at": NOW,
+        "expires_at": None,
+    }
+    return QueuedCallView(**usual | fields)
+
+
+def key(**fields: Any) -> ServiceKeyView:
+    usual = {
+        "id": "k1",
+        "label": "mobile app",
+        "user": "ada",
+        "per_s": 2.5,
+        "burst": 1,
+        "created_at": NOW,
+        "expires_at": None,
+        "used_at": NOW - timedelta(minutes=3),
+    }
+    return ServiceKeyView(**usual | fields)
+
+
+def answers(service: ServedView, **more: Any) -> dict[str, Any]:
+    return {"/v1/services": [service], API: service, f"{API}/keys": []} | more
+
+
+def page_of(service: ServedView, **more: Any) -> str:
+    """The text of the page, without its tags."""
+    page = sign_in(CannedClient(answers(service, **more))).get(PATH).text
+    words = html.unescape(" ".join(re.sub(r"<[^>]+>", " ", page).split()))
+    return re.sub(r" ([.,])", r"\1", words)
+
+
+def level(hour: LevelShares, day: LevelShares) -> LevelView:
+    return LevelView(availability=0.99, p95_s=2.0, hour=hour, day=day)
+
+
+def test_a_service_level_is_judged_in_words() -> None:
+    hour = LevelShares(requests=1000, availability=0.98, in_time=0.96)
+    day = LevelShares(requests=0, availability=None, in_time=None)
+    service = served(slo=level(hour, day))
+    text = page_of(service)
+    assert "Requests answered 99.0% 98.0% missed 1000 requests no requests" in text
+    assert "Answers within 2s 95.0% 96.0% met 1000 requests no requests" in text
+    listed = sign_in(CannedClient(answers(service))).get("/services").text
+    assert "level missed" in listed
+    good = served(slo=level(LevelShares(requests=9, availability=0.99, in_time=0.95), day))
+    assert "level missed" not in sign_in(CannedClient(answers(good))).get("/services").text
+
+
+def test_what_a_service_needs_attention_for() -> None:
+    trial = TrialView(
+        revision=2,
+        end="",
+        promoted=False,
+        weight=10,
+        requests=40,
+        asked=500,
+        errors=[0.01, 0.2],
+        slower=1.5,
+        evidence=3.0,
+        bound=20.0,
+        problem="",
+    )
+    service = served(
+        "chat",
+        replica(start_s={"queue": 1.0, "machine": 62.0}),
+        unplaced=[UnplacedView(places=["eu", "DE"], waiting=2, instead="chat-1")],
+        trial=trial,
+        webhooks=[WebhookView(name="github", url="http://here/hooks/1", signature="github")],
+        crons=[
+            CronView(
+                cron="0 7 * * *", time_zone="UTC", path="/daily", next_at=NOW + timedelta(hours=1)
+            )
+        ],
+    )
+    text = page_of(service, **{f"{API}/keys": [key()]})
+    for part in (
+        "2 requests wait for a replica in eu and DE.",
+        "the replica chat-1 must end first",
+        "The trial runs with 10 % of the requests.",
+        "40 of 500",
+        "old 1.0%, new 20.0%",
+        "1.50 × the old",
+        "3.00; rolled back at 20.00",
+        "github http://here/hooks/1",
+        "0 7 * * * UTC /daily in 1h00m",
+        "machine 1m02s",
+        "mobile app ada 2.5",
+        "3m00s ago never",
+    ):
+        assert part in text, part
+
+
+def test_dead_calls_are_listed_and_sent_again() -> None:
+    service = served(queue=QueueView(waiting=4, running=1, done=10, dead=60))
+    dead = CallQueueView(calls=[call("c1"), call("c2")], counts={"dead": 60})
+    canned = answers(
+        service,
+        **{
+            f"{API}/calls": dead,
+            f"POST {API}/calls/retry": CallCount(calls=60),
+            f"POST {API}/calls/c2/retry": CallCount(calls=1),
+        },
+    )
+    client = CannedClient(canned)
+    browser = sign_in(client)
+    page = browser.get(PATH).text
+    assert "4 waiting (1 of them running), 10 done, 60 dead." in page
+    assert "the replica answered 500" in page
+    assert "The table shows 2 of 60 dead calls." in page
+    assert any("state=dead" in each for each in client.asked)
+    for action, target in (("retry", "retry"), ("calls/c2/retry", "c2/retry")):
+        assert f'action="{PATH}/{action}" data-confirm=' in page
+        client.asked.clear()
+        answer = browser.post(f"{PATH}/{action}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, PATH)
+        assert client.asked == [f"POST {API}/calls/{target}"]
+
+
+def test_a_service_without_dead_calls_needs_no_further_request() -> None:
+    client = CannedClient(answers(served(queue=QueueView(waiting=0, running=0, done=1, dead=0))))
+    browser = sign_in(client)
+    for _ in range(3):
+        assert "1 done" in browser.get(PATH).text
+    assert client.asked == [f"GET {API}", f"GET {API}/keys", f"GET {API}", f"GET {API}"]
+
+
+def test_a_service_is_ended_after_a_question() -> None:
+    client = CannedClient(answers(served(), **{f"DELETE {API}": served(state="ending")}))
+    browser = sign_in(client)
+    assert f'action="{PATH}/end" data-confirm="End the service chat?' in browser.get(PATH).text
+    client.asked.clear()
+    answer = browser.post(f"{PATH}/end", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/services")
+    assert client.asked == [f"DELETE {API}"]
+    ending = sign_in(CannedClient(answers(served(state="ending")))).get(PATH).text
+    assert "/end" not in ending
+
+
+@pytest.mark.parametrize("action", ["end", "retry", "calls/c1/retry"])
+def test_other_sites_cannot_change_a_service(action: str) -> None:
+    client = CannedClient({})
+    browser = sign_in(client)
+    answer = browser.post(f"{PATH}/{action}", headers={"origin": "http://evil.example"})
+    assert answer.status_code == 403
+    answer = browser.post(f"{PATH}/{action}", headers={"sec-fetch-site": "same-site"})
+    assert answer.status_code == 403
+    assert client.asked == []
+
+
+def test_a_viewer_sees_a_service_without_its_keys_and_calls() -> None:
+    refusal = ApiError("role-needed", "no role that runs", "", 403)
+    service = served(queue=QueueView(waiting=0, running=0, done=0, dead=1))
+    text = page_of(service, **{f"{API}/keys": refusal, f"{API}/calls": refusal})
+    assert "The dead calls cannot be shown: no role that runs." in text
+    assert "Keys" not in text
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+def test_texts_of_services_are_shown_as_they_are(text: str) -> None:
+    service = served(
+        why=text,
+        queue=QueueView(waiting=0, running=0, done=0, dead=1),
+        unplaced=[UnplacedView(places=[text], waiting=1, instead=text)],
+        webhooks=[WebhookView(name=text, url=text, signature=text)],
+        crons=[CronView(cron=text, time_zone=text, path=text, next_at=None)],
+    )
+    dead = CallQueueView(calls=[call(path=text, problem=text, object=text)], counts={})
+    canned = answers(service, **{f"{API}/calls": dead, f"{API}/keys": [key(label=text)]})
+    page = sign_in(CannedClient(canned)).get(PATH).text
+    assert text not in page
+    assert html.unescape(page).count(text) >= 13
