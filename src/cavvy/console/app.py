@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from cavvy.client import ApiClient, ApiError
 from cavvy.console.access import SESSION_S, Access, SignInRefused
 from cavvy.console.headers import SafeHeaders
-from cavvy.console.pages import costs, job, jobs, machines, overview, services
+from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
 
@@ -45,17 +45,9 @@ class Console:
                 self._page("/services", services.make),
                 self._page("/services/{project}/{name}", services.make_one),
                 self._page("/machines", machines.make),
+                self._page("/capacity", capacity.make),
                 self._page("/costs", costs.make),
-                self._action("/jobs/{project}/{name}/stop", job.stop, _job_path),
-                self._action("/jobs/{project}/{name}/retry", job.retry, _job_path),
-                # an ended service may be gone at once
-                self._action("/services/{project}/{name}/end", services.end, lambda _: "/services"),
-                self._action("/services/{project}/{name}/retry", services.retry, _service_path),
-                self._action(
-                    "/services/{project}/{name}/calls/{call}/retry",
-                    services.retry_one,
-                    _service_path,
-                ),
+                *self._actions(),
                 Route("/jobs/{project}/{name}/log", self._read_log),
                 Route("/sign-in", self._show_sign_in),
                 Route("/sign-in", self._sign_in, methods=["POST"]),
@@ -65,6 +57,20 @@ class Console:
             middleware=[Middleware(SafeHeaders)],
             exception_handlers={HTTPException: self._on_http, Exception: self._on_fault},
         )
+
+    def _actions(self) -> list[Route]:
+        return [
+            self._action("/jobs/{project}/{name}/stop", job.stop, _job_path),
+            self._action("/jobs/{project}/{name}/retry", job.retry, _job_path),
+            # an ended service may be gone at once
+            self._action("/services/{project}/{name}/end", services.end, lambda _: "/services"),
+            self._action("/services/{project}/{name}/retry", services.retry, _service_path),
+            self._action(
+                "/services/{project}/{name}/calls/{call}/retry",
+                services.retry_one,
+                _service_path,
+            ),
+        ]
 
     def _page(self, path: str, make: _MakePage) -> Route:
         def show(request: Request) -> Response:
