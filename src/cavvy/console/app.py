@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from cavvy.client import ApiClient, ApiError
 from cavvy.console.access import SESSION_S, Access, SignInRefused
 from cavvy.console.headers import SafeHeaders
-from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services
+from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
 
@@ -47,6 +47,7 @@ class Console:
                 self._page("/machines", machines.make),
                 self._page("/capacity", capacity.make),
                 self._page("/costs", costs.make),
+                self._page("/team", team.make),
                 *self._actions(),
                 Route("/jobs/{project}/{name}/log", self._read_log),
                 Route("/sign-in", self._show_sign_in),
