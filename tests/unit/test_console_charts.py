@@ -8,6 +8,7 @@ from tests.console_rig import NOW, CannedClient, spent
 
 from cavvy.client.wire import StretchView
 from cavvy.console.charts import PLOT_PX, stacked_days, timeline
+from cavvy.console.memory import Memory
 from cavvy.console.spending import OTHERS, DailySpending, day_of, spending_by_day
 
 DAYS = [day_of(NOW) + timedelta(days=number) for number in range(3)]
@@ -84,7 +85,7 @@ def test_any_amounts_fit_into_the_plot(amounts: list[int]) -> None:
 def test_spending_is_read_for_each_day_and_the_rest_is_added_up() -> None:
     rows = [spent(number + 1, user=f"u{number}") for number in range(9)]
     client = CannedClient({"/v1/ledger/sums": [*rows, spent(100, user="")]})
-    spending = spending_by_day(client, "user", NOW, 2)
+    spending = spending_by_day(client, Memory(), "user", NOW, 2)
     assert list(spending.days) == [day_of(NOW) - timedelta(days=1), day_of(NOW)]
     assert list(spending.series) == ["no user", "u8", "u7", "u6", "u5", "u4", OTHERS]
     assert list(spending.series[OTHERS]) == [1 + 2 + 3 + 4] * 2

@@ -25,7 +25,7 @@ def test_errors_are_not_kept() -> None:
 
 def test_the_oldest_answers_are_forgotten() -> None:
     memory = Memory()
-    for number in range(300):
+    for number in range(400):
         memory.keep(number, number)
     assert memory.find(0) is None
-    assert memory.find(299) == 299
+    assert memory.find(399) == 399

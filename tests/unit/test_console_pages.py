@@ -100,6 +100,19 @@ def test_the_overview_counts_and_adds_up() -> None:
     assert "9m00s ago: the work runs" not in text, "the job has not failed"
 
 
+def test_an_update_of_the_overview_does_not_add_up_past_days_again() -> None:
+    client = CannedClient(everything())
+    browser = sign_in(client)
+    browser.get("/")
+    assert sum("/v1/ledger" in each for each in client.asked) == 14
+    client.asked.clear()
+    assert "Spending in the last 14 days: $21.00" in browser.get("/").text
+    assert sum("/v1/ledger" in each for each in client.asked) == 0
+    browser.get("/costs?days=7")
+    days = [each for each in client.asked if "/v1/ledger" in each and "until=" in each]
+    assert days == [], "the pages share the days"
+
+
 def test_the_overview_names_what_needs_attention() -> None:
     failed = listing("bad", phase="failed", reason="it crashed", since=NOW - timedelta(hours=1))
     old = listing("old", phase="failed", reason="long ago", since=NOW - timedelta(days=2))

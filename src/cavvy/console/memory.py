@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 _T = TypeVar("_T")
 KEPT_S = 60.0
-_MOST = 200  # answers; the answer that was unused for the longest time is forgotten first
+_MOST = 300  # answers; the answer that was unused for the longest time is forgotten first
 
 
 class Memory:
@@ -40,8 +40,10 @@ class Memory:
             return found[1] if found is not None and self._clock() < found[0] else None
 
     def keep(self, key: Hashable, value: object, kept_s: float = KEPT_S) -> None:
+        now = self._clock()
         with self._lock:
             self._kept.pop(key, None)
-            self._kept[key] = self._clock() + kept_s, value
+            self._kept = {each: kept for each, kept in self._kept.items() if now < kept[0]}
+            self._kept[key] = now + kept_s, value
             while len(self._kept) > _MOST:
                 del self._kept[next(iter(self._kept))]

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cavvy.client import ApiClient
-from cavvy.client.ledger_wire import sum_ledger
+from cavvy.client.ledger_wire import LedgerSumView, sum_ledger
+from cavvy.console.memory import KEPT_S, Memory
 
 DAY = timedelta(days=1)
 _SERIES = 6  # the groups with the largest sums; the others are added up
 OTHERS = "others"
+_TODAY_S = 10.0  # seconds for which today's sums are kept
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,20 @@ class DailySpending:
         return [sum(amounts) for amounts in zip(*self.series.values(), strict=True)]
 
 
-def spending_by_day(client: ApiClient, by: str, now: datetime, count: int) -> DailySpending:
+def spending_by_day(
+    client: ApiClient, memory: Memory, by: str, now: datetime, count: int
+) -> DailySpending:
     """Return the spending of the last `count` days, which include today, for each value of the
-    dimension `by`. Raises ApiError.
+    dimension `by`. The sums of past days may be a minute old, and today's a few seconds. Raises
+    ApiError.
     """
-    days = [day_of(now) - each * DAY for each in reversed(range(count))]
+    today = day_of(now)
+    days = [today - each * DAY for each in reversed(range(count))]
     amounts: dict[str, list[int]] = {}
     for number, day in enumerate(days):
-        for row in sum_ledger(client, [by], since=day, until=day + DAY):
+        for row in _spending_of(
+            client, memory, by, day, kept_s=KEPT_S if day < today else _TODAY_S
+        ):
             name = row.groups[by] or f"no {by}"
             amounts.setdefault(name, [0] * count)[number] += row.amount_micros
     ordered = sorted(amounts, key=lambda name: (-sum(amounts[name]), name))
@@ -43,6 +51,16 @@ def spending_by_day(client: ApiClient, by: str, now: datetime, count: int) -> Da
         columns = zip(*(amounts[name] for name in rest), strict=True)
         series[OTHERS] = [sum(column) for column in columns]
     return DailySpending(days, series or {"": [0] * count})
+
+
+def _spending_of(
+    client: ApiClient, memory: Memory, by: str, day: datetime, *, kept_s: float
+) -> Sequence[LedgerSumView]:
+    return memory.recall(
+        ("spending", by, day),
+        lambda: sum_ledger(client, [by], since=day, until=day + DAY),
+        kept_s,
+    )
 
 
 def total_of(spending: DailySpending) -> int:

@@ -9,7 +9,7 @@ from cavvy.client import ApiClient
 from cavvy.client.budget_wire import list_budgets
 from cavvy.client.ledger_wire import sum_ledger
 from cavvy.console import charts
-from cavvy.console.pages.page import Page, try_part
+from cavvy.console.pages.page import Page, memory_of, try_part
 from cavvy.console.spending import day_of, spending_by_day, total_of
 
 DIMENSIONS = ("project", "user", "job", "service", "provider", "region", "gpu", "purchase", "kind")
@@ -25,7 +25,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     if days_text not in map(str, PERIODS):
         raise HTTPException(400, f"`days` must be one of {', '.join(map(str, PERIODS))}.")
     count = int(days_text)
-    days = try_part(lambda: spending_by_day(client, by, now, count))
+    days = try_part(lambda: spending_by_day(client, memory_of(request), by, now, count))
     since = day_of(now) - timedelta(days=count - 1)
     rows = try_part(lambda: sum_ledger(client, [by], since=since)).value or []
     return Page(

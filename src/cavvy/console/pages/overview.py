@@ -1,5 +1,6 @@
 """The first page: what runs, what it costs, what needs attention."""
 
+from collections import Counter
 from datetime import datetime, timedelta
 
 from starlette.requests import Request
@@ -8,33 +9,32 @@ from cavvy.client import ApiClient
 from cavvy.client.budget_wire import BudgetView, list_budgets
 from cavvy.client.service_wire import list_services
 from cavvy.console import charts
-from cavvy.console.pages.page import UNFINISHED, Page, try_part
+from cavvy.console.pages.page import UNFINISHED, Page, memory_of, try_part
 from cavvy.console.spending import spending_by_day, total_of
 
 _DAYS = 14
 _MOST = 500  # unfinished jobs that are counted
 _RECENT = 10
+_ATTENTION = timedelta(days=1)  # how long a failed job needs attention
 _FULL = 0.8  # the used share of a budget from which it needs attention
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
     unfinished = client.jobs(phases=UNFINISHED, limit=_MOST)
-    counts = {phase: 0 for phase in UNFINISHED}
-    for each in unfinished.jobs:
-        counts[each.phase] = counts.get(each.phase, 0) + 1
+    counts = Counter(each.phase for each in unfinished.jobs)
     nodes = client.nodes()
-    days = try_part(lambda: spending_by_day(client, "project", now, _DAYS))
-    budgets = try_part(lambda: list_budgets(client)).value or []
+    memory = memory_of(request)
+    days = try_part(lambda: spending_by_day(client, memory, "project", now, _DAYS))
+    budgets = memory.recall("budgets", lambda: try_part(lambda: list_budgets(client)).value or [])
     failed = client.jobs(phases=("failed",), limit=_RECENT).jobs
-    yesterday = now - timedelta(days=1)
     return Page(
         "Overview",
         "overview.html",
         {
-            "counts": counts,
-            "is_cut": unfinished.cursor is not None,
+            "counts": {phase: counts[phase] for phase in UNFINISHED},
+            "is_cut": bool(unfinished.cursor),
             "recent": client.jobs(limit=_RECENT).jobs,
-            "failed": [each for each in failed if each.since > yesterday],
+            "failed": [each for each in failed if each.since > now - _ATTENTION],
             "nodes": len(nodes),
             "rate_micros": sum(each.rate_micros_per_hour for each in nodes),
             "days": days,
