@@ -52,6 +52,18 @@ def test_a_job_held_by_its_schedule_and_window() -> None:
     assert "it starts in the window 22:00-06:00 (Europe/Berlin)" in text
 
 
+def test_a_page_that_is_opened_early_shows_the_log_and_the_nodes_later() -> None:
+    job = detail(phase="queued", attempt=0, placement=None)
+    client = CannedClient(job_answers(job))
+    page = sign_in(client).get(PATH).text
+    assert 'data-attempt="1" data-offset="0">' in page, "the page's script waits for the log"
+    assert not any("/logs" in each for each in client.asked)
+    assert '<div id="nodes" data-live>' in page
+    assert '<div id="ranks" data-live>' in page
+    stopped = detail(phase="stopped", attempt=0, placement=None, ended_at=NOW)
+    assert "The job ended before an attempt." in page_of(stopped)
+
+
 def test_a_queued_job_with_and_without_a_position() -> None:
     job = detail(phase="queued", attempt=0, placement=None, queue_position=3)
     assert "The job is number 3 in the queue." in page_of(job)

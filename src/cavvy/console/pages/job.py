@@ -65,10 +65,9 @@ def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[st
     nodes = shown.nodes if shown else []
     ranks = [node.rank for node in nodes] if shown else [0]
     rank = _read_number(request, "rank", ranks[0] if ranks else 0)
-    log = Part[dict[str, Any]](None)
+    log = Part[dict[str, Any] | None](None)
     if not is_update(request):  # the page's script reads the rest of the log by itself
-        number = shown.number if shown else 1
-        log = try_part(lambda: _read_tail(client, job.project, job.id, rank, number))
+        log = try_part(lambda: _read_tail(client, job, rank, shown))
     return {
         "attempt": shown,
         "nodes": [_node_row(node) for node in nodes],
@@ -124,10 +123,18 @@ def read_log(client: ApiClient, request: Request) -> dict[str, Any]:
 
 
 def _read_tail(
-    client: ApiClient, project: str, name: str, rank: int, attempt: int
-) -> dict[str, Any]:
-    """Return the end of the log of an attempt, and the position after it."""
-    chunk = client.log(project, name, rank=rank, attempt=attempt, tail_bytes=_TAIL_BYTES)
+    client: ApiClient, job: JobDetail, rank: int, attempt: AttemptView | None
+) -> dict[str, Any] | None:
+    """Return the end of the log of an attempt, and the position after it. Before the first attempt,
+    the log is empty, and the page's script waits for it.
+    """
+    if attempt is None:
+        if job.phase in ENDED:
+            return None
+        return {"text": "", "attempt": 1, "offset": 0, "over": False}
+    chunk = client.log(
+        job.project, job.id, rank=rank, attempt=attempt.number, tail_bytes=_TAIL_BYTES
+    )
     return {
         "text": chunk.data.decode(errors="replace"),
         "attempt": chunk.attempt,
