@@ -119,7 +119,7 @@ def test_the_overview_names_what_needs_attention() -> None:
     answers = everything(**{"/v1/server": server_view(problem="its disk is full")})
     answers["/v1/jobs"] = jobs_by_phase(failed, old)
     text = sign_in(CannedClient(answers)).get("/").text
-    notices = text.split('class="figures"')[0]
+    notices = text.split('id="attention"')[1].split("<section")[0]
     assert "its disk is full" in notices
     assert "it crashed" in notices
     assert "long ago" not in notices
@@ -167,8 +167,8 @@ def test_a_job_is_shown_with_its_attempts_nodes_and_log() -> None:
         "preempted",
         "ran out of memory",
         "93 %",
-        "memory mib 2048",
-        "epoch 3.0",
+        "memory 2.0 GiB",
+        "epoch 3",
         "running 9m00s, attempt 2",
         "epoch 1&#13;epoch 2",
         "python train.py",
@@ -176,6 +176,26 @@ def test_a_job_is_shown_with_its_attempts_nodes_and_log() -> None:
     ):
         assert part in text, part
     assert f'data-offset="{len(b"epoch 1 epoch 2 ")}"' in text
+
+
+@pytest.mark.parametrize(
+    ("log", "over", "shown", "offset"),
+    [
+        ("aä".encode()[:-1], False, "a", 1),  # the script reads the character when it is complete
+        ("a€".encode()[:-1], False, "a", 1),
+        ("aä".encode()[:-1], True, "a\N{REPLACEMENT CHARACTER}", 2),
+        ("äb".encode()[1:], False, "b", 2),
+        (b"a\xffb", False, "a\N{REPLACEMENT CHARACTER}b", 3),
+    ],
+)
+def test_characters_that_are_cut_at_the_ends_of_the_log_are_not_shown(
+    log: bytes, over: bool, shown: str, offset: int
+) -> None:
+    answers = job_answers(detail(attempts=[attempt()]))
+    answers |= {each: log_answer(log, over=over) for each in answers if each.endswith("/logs")}
+    text = sign_in(CannedClient(answers)).get("/jobs/default/train").text
+    assert f">\n{shown}</pre>" in text
+    assert f'data-offset="{offset}"' in text
 
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS)

@@ -4,11 +4,11 @@ percentages of the chart's width, vertical ones are pixels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from cavvy.client.wire import StretchView
 from cavvy.console.spending import DailySpending
-from cavvy.domain.units import format_duration
+from cavvy.domain.units import Money, format_duration, format_usd
 
 ROW_PX = 22
 PLOT_PX = 160
@@ -41,7 +41,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars, labels of the horizontal and the vertical axis, and the names of the kinds of bars."""
+    """Bars, labels of the horizontal and the vertical axis, and the names of the kinds of bars.
+    `columns` and `lines` are the same values as a table, for readers who cannot see the bars.
+    """
 
     height: int
     bars: Sequence[Bar]
@@ -49,6 +51,8 @@ class Chart:
     levels: Sequence[Mark] = ()
     kinds: Sequence[tuple[str, str]] = ()  # the kind and its name
     rows: Sequence[str] = ()  # the names of the rows
+    columns: Sequence[str] = ()
+    lines: Sequence[Sequence[str]] = ()
 
 
 def timeline(stretches: Sequence[StretchView]) -> Chart | None:
@@ -76,12 +80,17 @@ def timeline(stretches: Sequence[StretchView]) -> Chart | None:
                 + (f", attempt {each.attempt}" if each.attempt else ""),
             )
         )
-    step = next((step for step in _STEPS if span / step <= _LABELS), _STEPS[-1])
-    count = min(int(span / step), 4 * _LABELS)
-    marks = [Mark(_percent(n * step / span), _length(n * step)) for n in range(count + 1)]
     kinds = list(dict.fromkeys((each.spell, each.spell) for each in stretches))
     names = [f"attempt {attempt}" if attempt else "before" for attempt in rows]
-    return Chart(len(rows) * ROW_PX, bars, marks, kinds=kinds, rows=names)
+    return Chart(
+        len(rows) * ROW_PX,
+        bars,
+        _time_marks(span),
+        kinds=kinds,
+        rows=names,
+        columns=("Attempt", "Period", "Begins after", "Lasts"),
+        lines=[_line_of(each, begin) for each in stretches],
+    )
 
 
 def stacked_days(spending: DailySpending) -> Chart | None:
@@ -114,17 +123,60 @@ def stacked_days(spending: DailySpending) -> Chart | None:
                     label=label,
                 )
             )
-    every = -(-count // _LABELS)
-    marks = [
-        Mark(_percent((number + 0.5) / count), f"{day:%d %b}")
-        for number, day in enumerate(spending.days)
-        if (count - 1 - number) % every == 0
-    ]
     levels = [
         Mark(round(PLOT_PX * (1 - part), 2), _dollars(highest * part)) for part in (0, 0.5, 1)
     ]
     names = [(f"series-{position}", name) for position, name in enumerate(spending.series) if name]
-    return Chart(PLOT_PX, bars, marks, levels, names)
+    return Chart(
+        PLOT_PX,
+        bars,
+        _day_marks(spending.days),
+        levels,
+        names,
+        columns=("Day", *(name for _, name in names), "All"),
+        lines=_lines(spending),
+    )
+
+
+def _time_marks(span: float) -> list[Mark]:
+    """Return the marks of an axis that is `span` seconds long."""
+    step = next((step for step in _STEPS if span / step <= _LABELS), _STEPS[-1])
+    count = min(int(span / step), 4 * _LABELS)
+    return [Mark(_percent(n * step / span), _length(n * step)) for n in range(count + 1)]
+
+
+def _line_of(stretch: StretchView, begin: datetime) -> tuple[str, str, str, str]:
+    """Return the values of a period. `begin` is the beginning of the chart."""
+    return (
+        str(stretch.attempt or "–"),
+        stretch.spell,
+        _length((stretch.since - begin).total_seconds()),
+        _length((stretch.until - stretch.since).total_seconds()),
+    )
+
+
+def _day_marks(days: Sequence[datetime]) -> list[Mark]:
+    """Return marks for the last day and every few days before it."""
+    count = len(days)
+    every = -(-count // _LABELS)
+    return [
+        Mark(_percent((number + 0.5) / count), f"{day:%d %b}")
+        for number, day in enumerate(days)
+        if (count - 1 - number) % every == 0
+    ]
+
+
+def _lines(spending: DailySpending) -> list[list[str]]:
+    """Return the amounts of each day, the newest day first."""
+    series = [amounts for name, amounts in spending.series.items() if name]
+    return [
+        [
+            f"{day:%d %b}",
+            *(format_usd(Money(amounts[number])) for amounts in series),
+            format_usd(Money(spending.totals[number])),
+        ]
+        for number, day in reversed(list(enumerate(spending.days)))
+    ]
 
 
 def _percent(share: float) -> float:

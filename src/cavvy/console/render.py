@@ -38,6 +38,8 @@ def _environment() -> Environment:
         log=show_log,
         passed=show_passed,
         placement=read_placement,
+        latency=show_latency,
+        measure=show_measure,
     )
     return environment
 
@@ -48,6 +50,25 @@ def show_money(micros: int | None) -> str:
 
 def show_span(seconds: float | None) -> str:
     return "–" if seconds is None else format_duration(timedelta(seconds=max(0.0, seconds)))
+
+
+def show_latency(seconds: float | None) -> str:
+    """Return a time below a minute with three digits, such as "85 ms" or "1.25 s"."""
+    if seconds is None:
+        return "–"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 59.95 else show_span(seconds)
+
+
+def show_measure(value: float | str, name: str) -> str:
+    """Return a value that a node reports, with its name, such as "memory 2.0 GiB"."""
+    title = name.removesuffix("_mib").replace("_", " ")
+    if isinstance(value, str):
+        return f"{title} {value}"
+    if name.endswith("_mib"):
+        return f"{title} {value / 1024:,.1f} GiB"
+    return f"{title} {value:,.0f}" if float(value).is_integer() else f"{title} {value:,.5g}"
 
 
 def show_log(text: str) -> Markup:

@@ -1,6 +1,7 @@
 """One job: its phase and reason, attempts, nodes, events, log, cost and task, and its actions."""
 
 import base64
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,10 +136,13 @@ def _read_tail(
     chunk = client.log(
         job.project, job.id, rank=rank, attempt=attempt.number, tail_bytes=_TAIL_BYTES
     )
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    text = decoder.decode(chunk.data, final=chunk.over)
+    begun = len(decoder.getstate()[0])  # bytes of a character whose other bytes follow
     return {
-        "text": chunk.data.decode(errors="replace"),
+        "text": text.lstrip("\N{REPLACEMENT CHARACTER}"),  # the tail may begin within a character
         "attempt": chunk.attempt,
-        "offset": chunk.offset,
+        "offset": chunk.offset - begun,
         "over": chunk.over,
     }
 
@@ -204,9 +208,8 @@ def _show_hardware(attempt: AttemptView) -> str:
 def _node_row(node: NodeView) -> dict[str, Any]:
     use = {name: value for name, value in node.telemetry.items() if name not in TOTALS}
     percents = {name: value for name, value in use.items() if name.endswith("_percent")}
-    others = {name: f"{value:g}" for name, value in use.items() if name not in percents}
-    progress = {name: str(value) for name, value in node.progress.items()}
-    return {"node": node, "percents": percents, "others": others, "progress": progress}
+    others = {name: value for name, value in use.items() if name not in percents}
+    return {"node": node, "percents": percents, "others": others, "progress": node.progress}
 
 
 def _job_of(request: Request) -> tuple[str, str]:

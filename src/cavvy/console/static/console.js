@@ -1,17 +1,26 @@
-// Keeps the page current: replaces the parts marked data-live, appends to the log, and shows times in
+// Keeps the page current: updates the parts marked data-live, appends to the log, and shows times in
 // the browser's time zone.
 "use strict";
 
 const PART_MS = 3000; // between two updates of the page
 const LOG_MS = 1000; // between two updates of the log
-const MOST_CHARACTERS = 4e6; // of the log; older lines are dropped
+const PATIENCE_MS = 30000; // after which a request counts as failed
+const MOST_CHARACTERS = 1e6; // of the log; older ones are dropped
+const MOST_NODES = 5e4; // of the log: texts of one color, or of one update
+const END_PX = 8; // the log is at its end if less of it is hidden below
+const LONGEST_ESCAPE = 200; // characters; a longer sequence is shown as text
+const MOST_STYLES = 20; // sequences before a carriage return that are kept
 
 const silence = document.getElementById("silence");
 const content = document.getElementById("content");
 
 function tell(text) {
-  silence.textContent = text;
+  if (silence.textContent !== text) silence.textContent = text;
   silence.hidden = text === "";
+}
+
+function ask(target) {
+  return fetch(target, { redirect: "manual", signal: AbortSignal.timeout(PATIENCE_MS) });
 }
 
 function showLocalTimes(part) {
@@ -22,25 +31,78 @@ function showLocalTimes(part) {
   }
 }
 
-// A reader who selects text or uses a control must not lose it.
-function isInUse(part) {
-  const selection = document.getSelection();
-  return part.contains(document.activeElement) && document.activeElement !== part ||
-    selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
+function keyOf(node) {
+  return node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
 }
 
-function replacePart(old, fresh) {
-  if (old.dataset.seen === fresh.innerHTML || isInUse(old)) return;
-  const open = new Set([...old.querySelectorAll("details[open]")].map((each) => each.id));
-  const before = fresh.innerHTML;
-  for (const each of fresh.querySelectorAll("details")) each.open = open.has(each.id);
+// What the reader changes: it stays as it is.
+const OWN = { DETAILS: ["open"], INPUT: ["checked", "value"], OPTION: ["selected"] };
+
+function updateAttributes(old, fresh) {
+  const own = OWN[old.tagName] ?? [];
+  for (const { name } of [...old.attributes]) {
+    if (!own.includes(name) && !fresh.hasAttribute(name)) old.removeAttribute(name);
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (!own.includes(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+}
+
+// Text that the reader has selected stays until the selection ends.
+function isSelected(node) {
+  const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed && selection.containsNode(node, true);
+}
+
+// Changes only what differs, so that focus, selection, scroll positions and open details stay.
+// Elements with a key, such as rows of tables, are found again wherever they are.
+function updateNodes(old, fresh) {
+  const keyed = new Map([...old.childNodes].map((each) => [keyOf(each), each]));
+  const kept = new Set([...fresh.childNodes].map(keyOf));
+  let at = old.firstChild;
+  for (const next of [...fresh.childNodes]) {
+    const key = keyOf(next);
+    while (at !== null && keyOf(at) && !kept.has(keyOf(at))) {
+      const gone = at;
+      at = at.nextSibling;
+      gone.remove();
+    }
+    let found = at !== null && !keyOf(at) ? at : null;
+    if (key) found = keyed.get(key) ?? null;
+    if (key) keyed.delete(key);
+    if (found === null || found.nodeName !== next.nodeName) {
+      old.insertBefore(next, at);
+      continue;
+    }
+    if (found === at) at = at.nextSibling;
+    else old.insertBefore(found, at);
+    if (found.nodeType !== Node.ELEMENT_NODE) {
+      if (found.data !== next.data && !isSelected(found)) found.data = next.data;
+      continue;
+    }
+    updateAttributes(found, next);
+    updateNodes(found, next);
+  }
+  while (at !== null) {
+    const gone = at;
+    at = at.nextSibling;
+    gone.remove();
+  }
+}
+
+function updatePart(old, fresh) {
+  const focused = document.activeElement;
+  const held = old !== focused && old.contains(focused);
   showLocalTimes(fresh);
-  old.replaceChildren(...fresh.childNodes);
-  old.dataset.seen = before;
+  updateNodes(old, fresh);
+  if (!held || document.activeElement === focused) return;
+  const target = focused.isConnected ? focused : old;
+  if (target === old) old.tabIndex = -1; // what had the focus is gone: the reader stays near it
+  target.focus({ preventScroll: true });
 }
 
 async function updateParts() {
-  const answer = await fetch(location.pathname + location.search, { redirect: "manual" });
+  const answer = await ask(location.pathname + location.search);
   if (answer.type === "opaqueredirect") return location.reload(); // to sign in again
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (!answer.ok) {
@@ -48,82 +110,170 @@ async function updateParts() {
     return tell(`This page is not current. ${notice ? notice.textContent : answer.statusText}`);
   }
   tell("");
+  document.title = page.title;
   for (const old of document.querySelectorAll("[data-live]")) {
     const fresh = page.getElementById(old.id);
-    if (fresh !== null) replacePart(old, fresh);
+    if (fresh !== null) updatePart(old, fresh);
   }
+  const attempt = Number(page.getElementById("head")?.dataset.attempt ?? 0);
+  if (attempt > 0 && document.getElementById("no-log") !== null) location.reload(); // the log begins
+  else if (view !== null && attempt > view.attempt) view.over = false; // it runs again
 }
 
 async function repeat(act, pause) {
-  for (let more = true; more !== false;) {
+  for (;;) {
     await new Promise((done) => setTimeout(done, pause));
     if (document.hidden) continue;
     try {
-      more = await act();
+      await act();
     } catch {
       tell("No answer from the console. This page is not current; retrying.");
     }
   }
 }
 
-// A terminal would show only what follows the last carriage return of a line.
+// The classes of the colors of terminals; the bright ones look the same.
+const COLORS = ["", "bad", "good", "warn", "busy", "calm", "busy", ""];
+const STYLE = /(\x1b\[[0-9;:]*m)/;
+
+// Returns the classes after a sequence that changes the style of text.
+function styleAfter(style, sequence) {
+  let [color, bold] = [style.color, style.bold];
+  for (const code of sequence.slice(2, -1).split(";").map(Number)) {
+    if (code === 38 || code === 48) break; // one of many colors: numbers follow that are no codes
+    if (code === 0) [color, bold] = ["", ""];
+    else if (code === 1) bold = "bold";
+    else if (code === 22) bold = "";
+    else if (code === 39) color = "";
+    else if (code % 10 < 8 && (code - code % 10 === 30 || code - code % 10 === 90)) color = COLORS[code % 10];
+  }
+  return { color, bold };
+}
+
+// Returns nodes that show the text, and the style of the text that follows.
+function styledNodes(text, style) {
+  const nodes = [];
+  for (const part of text.split(STYLE)) {
+    if (STYLE.test(part)) style = styleAfter(style, part);
+    else if (part) {
+      let node = document.createTextNode(part);
+      if (style.color || style.bold) {
+        const span = document.createElement("span");
+        span.className = `${style.color} ${style.bold}`.trim();
+        span.append(node);
+        node = span;
+      }
+      nodes.push(node);
+    }
+  }
+  return [nodes, style];
+}
+
+// Returns what a terminal shows of a line: what follows its last carriage return.
+function afterReturn(line) {
+  const from = line.lastIndexOf("\r") + 1;
+  const styles = line.slice(0, from).match(new RegExp(STYLE, "g")) ?? [];
+  return styles.slice(-MOST_STYLES).join("") + line.slice(from);
+}
+
+// The log as a terminal would show it: of a line with carriage returns, only what follows the last.
+// Lines that ended stay untouched, so that a selection in them stays, too.
 class LogView {
   constructor(element) {
     this.element = element;
     this.decoder = new TextDecoder();
-    this.text = "";
-    this.held = "";
+    this.held = ""; // a sequence that has not ended
+    this.top = 0; // the position to which the log was scrolled last
+    this.length = 0; // characters of the lines that ended
     this.follow = document.getElementById("follow");
     this.attempt = Number(element.dataset.attempt);
     this.offset = Number(element.dataset.offset);
     this.over = element.hasAttribute("data-over");
     const text = element.textContent;
-    element.textContent = "";
+    this.last = document.createElement("span"); // the line that has not ended
+    this.line = ""; // its text, with sequences
+    this.style = { color: "", bold: "" }; // at its begin
+    element.replaceChildren(this.last);
+    // Who scrolls up reads there; who scrolls to the end again follows.
+    element.addEventListener("scroll", () => {
+      const hidden = element.scrollHeight - element.scrollTop - element.clientHeight;
+      if (hidden < END_PX) this.follow.checked = true;
+      else if (element.scrollTop < this.top) this.follow.checked = false;
+    });
+    this.follow.addEventListener("change", () => this.scroll());
     this.write(text);
   }
 
   write(text) {
     const whole = this.held + text;
-    const partial = whole.match(/(?:\r|\x1b[^a-zA-Z]{0,40})$/);
+    const partial = whole.slice(-LONGEST_ESCAPE).match(/(?:\r|\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?)?)$/);
     this.held = partial ? partial[0] : "";
-    let shown = whole.slice(0, whole.length - this.held.length);
-    shown = shown.replace(/\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]/g, "");
-    const from = this.text.lastIndexOf("\n") + 1;
-    const lines = (this.text.slice(from) + shown).replaceAll("\r\n", "\n");
-    this.text = this.text.slice(0, from) + lines.replace(/[^\n]*\r/g, "");
-    if (this.text.length > MOST_CHARACTERS) {
-      this.text = this.text.slice(this.text.indexOf("\n", this.text.length - MOST_CHARACTERS / 2) + 1);
-    }
-    this.element.textContent = this.text;
-    if (this.follow !== null && this.follow.checked) {
-      this.element.scrollTop = this.element.scrollHeight;
+    const shown = whole
+      .slice(0, whole.length - this.held.length)
+      .replace(/\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b\[(?![0-9;:]*m)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-Z\\-~]/g, "")
+      .replaceAll("\r\n", "\n");
+    const lines = (this.line + shown).split("\n").map(afterReturn);
+    const line = lines.pop().slice(-MOST_CHARACTERS);
+    if (lines.length > 0) this.append(lines.join("\n") + "\n");
+    if (this.line !== line) this.last.replaceChildren(...styledNodes(line, this.style)[0]);
+    this.line = line;
+    this.scroll();
+  }
+
+  scroll() {
+    if (!this.follow.checked) return;
+    this.element.scrollTop = this.element.scrollHeight;
+    this.top = this.element.scrollTop;
+  }
+
+  append(text) {
+    const [nodes, style] = styledNodes(text, this.style);
+    this.style = style;
+    this.last.before(...nodes);
+    this.length += nodes.reduce((sum, each) => sum + each.textContent.length, 0);
+    while (this.length > MOST_CHARACTERS || this.element.childNodes.length > MOST_NODES) {
+      const first = this.element.firstChild;
+      const size = first.textContent.length;
+      let surplus = Math.min(size, this.length - MOST_CHARACTERS);
+      if (surplus <= 0) surplus = size; // there are too many nodes
+      this.length -= surplus;
+      if (surplus === size) first.remove();
+      else (first.firstChild ?? first).deleteData(0, surplus);
     }
   }
 
   async update() {
-    if (this.over) return false;
+    if (this.over) return;
     const asked = `&attempt=${this.attempt}&offset=${this.offset}`;
-    const answer = await fetch(this.element.dataset.log + asked, { redirect: "manual" });
-    if (!answer.ok) return true; // the other updates tell the reason
+    const answer = await ask(this.element.dataset.log + asked);
+    if (!answer.ok) return; // the updates of the page tell the reason
     const piece = await answer.json();
+    if (piece.attempt !== this.attempt) {
+      this.decoder = new TextDecoder();
+      this.held = "";
+      this.write(`${this.line && "\n"}\x1b[0m— attempt ${piece.attempt} —\n`);
+    }
     const bytes = Uint8Array.from(atob(piece.data), (each) => each.charCodeAt(0));
     if (bytes.length > 0) this.write(this.decoder.decode(bytes, { stream: true }));
     [this.attempt, this.offset, this.over] = [piece.attempt, piece.offset, piece.over];
-    return !this.over;
   }
 }
 
 document.addEventListener("change", (event) => {
-  if (event.target.matches("[data-submit]")) event.target.form.submit();
+  if (!event.target.matches("[data-submit]")) return;
+  sessionStorage.setItem("focus", event.target.name); // for the page that follows
+  event.target.form.submit();
 });
 document.addEventListener("submit", (event) => {
   const question = event.target.dataset.confirm;
   if (question && !confirm(question)) event.preventDefault();
 });
+for (const each of document.querySelectorAll("[data-submit]")) {
+  if (each.name === sessionStorage.getItem("focus")) each.focus();
+}
+sessionStorage.removeItem("focus");
 showLocalTimes(document);
 const log = document.getElementById("log");
-if (log !== null) {
-  const view = new LogView(log);
-  repeat(() => view.update(), LOG_MS);
-}
+const view = log === null ? null : new LogView(log);
+if (view !== null) repeat(() => view.update(), LOG_MS);
 if (content.querySelector("[data-live]")) repeat(updateParts, PART_MS);

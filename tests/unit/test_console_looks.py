@@ -1,0 +1,235 @@
+"""What makes the console's pages readable for everyone: contrast, tables, labels, and no layout that
+depends on a script.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import product
+
+import pytest
+from tests.console_rig import (
+    NOW,
+    CannedClient,
+    attempt,
+    cost,
+    detail,
+    job_answers,
+    listing,
+    node,
+    sign_in,
+)
+from tests.unit.test_console_pages import everything, jobs_by_phase
+
+from cavvy.client import wire
+from cavvy.console.charts import timeline
+from cavvy.console.render import show_latency, show_measure
+
+CSS = (files("cavvy.console") / "static/console.css").read_text()
+TEMPLATES = {
+    each.name: each.read_text()
+    for each in (files("cavvy.console") / "templates").iterdir()
+    if each.name.endswith(".html")
+}
+TEXT_COLORS = ("text", "faint", "link", "good", "busy", "warn", "bad", "calm")
+SURFACES = ("page", "surface")
+SERIES = tuple(f"s{number}" for number in range(7))
+
+
+def colors(scheme: str) -> dict[str, str]:
+    blocks = re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
+    return dict(re.findall(r"--([a-z0-9]+): #([0-9a-f]{6});", blocks[scheme == "dark"]))
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colors (WCAG 2.2)."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]  # fmt: skip
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_and_bars_stand_out(scheme: str) -> None:
+    named = colors(scheme)
+    for text, surface in product(TEXT_COLORS, SURFACES):
+        assert contrast(named[text], named[surface]) >= 4.5, (text, surface)
+    for bar in SERIES:  # parts of charts need 3
+        assert contrast(named[bar], named["surface"]) >= 3, bar
+    used = set(re.findall(r"var\(--([a-z0-9]+)\)", CSS))
+    assert used == named.keys()
+
+
+def tags_of(template: str, name: str) -> list[str]:
+    return re.findall(rf"<{name}\b[^>]*>", TEMPLATES[template])
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_tables_name_their_rows_and_columns(template: str) -> None:
+    heads = tags_of(template, "th")
+    assert all("scope=" in each for each in heads)
+    assert len(re.findall("<tbody>", TEMPLATES[template])) == len(tags_of(template, "thead"))
+
+
+def test_cells_of_cards_say_the_names_that_their_columns_had() -> None:
+    """In narrow windows, these tables have no head."""
+    plain = {"Name", "Job", "Phase", "State", "Reason", "URL or problem", "Time", "Event", "Text"}
+    count = 0
+    for text in TEMPLATES.values():
+        for table in re.findall(r'<table class="cards">.*?</table>', text, re.DOTALL):
+            head, body = table.split("</thead>")
+            names = re.findall(r"<th[^>]*>(.*?)</th>", head)
+            columns = {re.sub("<[^>]*>", "", name) for name in names}
+            named = set(re.findall(r'data-name="([^"]+)"', body))
+            assert columns - plain <= named <= columns
+            count += 1
+    assert count >= 6
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_whatever_scrolls_can_be_reached_by_keyboard(template: str) -> None:
+    for each in (*tags_of(template, "div"), *tags_of(template, "pre")):
+        if 'class="scroll"' in each or 'class="log"' in each:
+            for attribute in ('tabindex="0"', "role=", "aria-label="):
+                assert attribute in each
+
+
+class Outline(HTMLParser):
+    """Collects the headings, ids, controls and references of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.headings: list[int] = []
+        self.ids: list[str] = []
+        self.named: list[str] = []  # the ids that name something
+        self.bare: list[str] = []  # controls without a name
+        self._labels = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        if values.get("aria-labelledby"):
+            self.named.append(str(values["aria-labelledby"]))
+        if tag == "label":
+            self._labels += 1
+        has_name = self._labels or values.get("aria-label")
+        is_hidden = values.get("type") == "hidden"
+        if tag in ("select", "input", "meter") and not has_name and not is_hidden:
+            self.bare.append(str(self.get_starttag_text()))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "label":
+            self._labels -= 1
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Each page that lists something, and the page of a job."""
+    stretch = wire.StretchView(spell="running", since=NOW, until=NOW + timedelta(hours=1), attempt=1)  # fmt: skip
+    ranks = [node(rank, telemetry={"gpu_percent": 5.0}) for rank in range(3)]
+    job = job_answers(
+        detail(attempts=[attempt(nodes=ranks)]), b"x\n", cost=cost(timeline=[stretch])
+    )
+    browser = sign_in(CannedClient(everything() | job))
+    for path in ("/", "/jobs", "/services", "/machines", "/costs", "/jobs/default/train", "/nope"):
+        yield path, browser.get(path).text
+
+
+def test_pages_have_one_title_ordered_headings_and_named_controls() -> None:
+    for path, text in pages():
+        outline = Outline(text)
+        assert outline.headings[0] == 1, path
+        assert outline.headings.count(1) == 1, path
+        assert max(outline.headings) <= 2, path
+        assert len(outline.ids) == len(set(outline.ids)), path
+        assert set(outline.named) <= set(outline.ids), path
+        assert outline.bare == [], path
+        assert '<html lang="en">' in text
+
+
+def test_parts_that_change_keep_their_names_and_their_rows_have_keys() -> None:
+    for path, text in pages():
+        for part in re.findall(r"<[^>]* data-live[^>]*>", text):
+            assert "id=" in part, (path, part)
+    for name in ("jobs_table", ">Nodes{% if attempt %}", "Replicas</h2>"):
+        assert any(name in each and "<tr data-key=" in each for each in TEMPLATES.values())
+
+
+def test_a_job_that_waits_has_the_parts_that_fill_later() -> None:
+    """The script can only update parts that the page had when it was opened."""
+    waiting = job_answers(detail(phase="queued", attempt=0, attempts=[]), b"")
+    running = job_answers(detail(attempts=[attempt(nodes=[node(0), node(1)])]), b"x\n")
+    ids = []
+    for answers in (waiting, running):
+        text = sign_in(CannedClient(answers)).get("/jobs/default/train").text
+        ids.append(re.findall(r'id="([\w-]+)" data-live', text))
+    assert ids[0] == ids[1]
+    assert {"head", "timeline", "rank-choice", "nodes", "cost"} <= set(ids[0])
+
+
+def test_the_title_says_the_phase_and_a_failure_its_reason() -> None:
+    answers = job_answers(detail(phase="failed", reason="it crashed"), b"")
+    text = sign_in(CannedClient(answers)).get("/jobs/default/train").text
+    assert "<title>train (failed) · Cavvy</title>" in text
+    assert '<p class="notice bad">it crashed</p>' in text
+
+
+def test_many_failures_do_not_push_the_rest_away() -> None:
+    failed = [listing(f"bad-{n}", id=f"id-{n}", phase="failed", since=NOW) for n in range(8)]
+    answers = everything(**{"/v1/jobs": jobs_by_phase(*failed)})
+    text = sign_in(CannedClient(answers)).get("/").text
+    shown, folded = text.split('<details id="more-failed">')
+    assert shown.count('class="notice bad"') == 3
+    assert "5 more jobs failed in the last 24 hours" in folded
+    assert shown.index('class="figures"') < shown.index('class="notice bad"')
+
+
+def test_a_timeline_can_be_read_without_seeing_it() -> None:
+    def stretch(begin_s: float, end_s: float, number: int, spell: str) -> wire.StretchView:
+        since, until = NOW + timedelta(seconds=begin_s), NOW + timedelta(seconds=end_s)
+        return wire.StretchView(spell=spell, since=since, until=until, attempt=number)
+
+    chart = timeline([stretch(0, 20, 0, "queued"), stretch(20, 90, 1, "running")])
+    assert chart is not None
+    assert chart.columns == ("Attempt", "Period", "Begins after", "Lasts")
+    assert chart.lines == [("–", "queued", "0s", "20s"), ("1", "running", "20s", "1m10s")]
+
+
+def test_the_spending_can_be_read_without_seeing_it() -> None:
+    text = sign_in(CannedClient(everything())).get("/").text
+    table = text.split("Show as a table")[1].split("</table>")[0]
+    assert '<th scope="row">04 Mar</th><td class="number">$1.50</td>' in table
+    assert table.count("<tr>") == 15
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "–"), (0.0123, "12 ms"), (0.9996, "1 s"), (1.256, "1.26 s"), (75, "1m15s")],
+)
+def test_short_times_are_shown_exactly(seconds: float | None, shown: str) -> None:
+    assert show_latency(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("gpu_memory_mib", 71234.5, "gpu memory 69.6 GiB"),
+        ("done", 1234567.0, "done 1,234,567"),
+        ("loss", 2.34567891, "loss 2.3457"),
+        ("lr", 0.0003, "lr 0.0003"),
+        ("loss", float("nan"), "loss nan"),
+        ("eta", "soon", "eta soon"),
+        ("disk_mib", "none", "disk none"),
+    ],
+)
+def test_values_of_nodes_are_shown_with_units(name: str, value: float | str, shown: str) -> None:
+    assert show_measure(value, name) == shown
