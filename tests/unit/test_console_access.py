@@ -1,11 +1,26 @@
 """Who may see the console's pages, and which requests of other sites are refused."""
 
-import pytest
-from tests.console_rig import Browser, CannedClient, listing, sign_in
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
 
-from cavvy.client import ApiError, account_wire, wire
+import httpx
+import pytest
+from tests.console_rig import NOW, ORIGIN, Browser, CannedClient, listing, sign_in
+
+from cavvy.client import ApiClient, ApiError, Patience, Unreachable, account_wire, wire
+from cavvy.client.service_wire import list_services
 from cavvy.console import access as access_module
 from cavvy.console.access import EachUser, OneUser
+from cavvy.console.app import Console
+from cavvy.console.clients import NOT_RUNNING, ClientPool, find_embedded
+from cavvy.console.headers import LocalNames
+from cavvy.console.local_users import is_other_user
 
 PAGES = ("/", "/jobs", "/jobs/default/train", "/services", "/services/p/s", "/machines", "/costs")
 SERVICES = {"/v1/services": []}
@@ -47,7 +62,8 @@ def test_the_cookie_is_hidden_from_scripts_and_other_sites() -> None:
     answer = browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
-    assert "samesite=strict" in cookie
+    assert "samesite=lax" in cookie, "a link in a chat must lead to the page"
+    assert "max-age" not in cookie, "the server decides how long it is valid"
     assert access.secret not in cookie
     assert browser.get("/services").status_code == 200
 
@@ -127,18 +143,24 @@ def test_only_the_files_of_pages_are_served(path: str) -> None:
 
 
 class Users:
-    """A server that knows two tokens."""
+    """A server that knows two tokens, until one is revoked."""
 
     def __init__(self) -> None:
         self.clients: list[tuple[str, CannedClient]] = []
+        self.known = {"ada", "bob"}
 
     def connect(self, token: str) -> CannedClient:
         who = account_wire.WhoAmIView(account=token, roles=[])
-        refusal = ApiError("token-unknown", "the token is unknown", "create one", 401)
-        known = token in ("ada", "bob")
+        refusal = ApiError("unauthorised", "the token is unknown", "create one", 401)
+        jobs = wire.JobPage(jobs=[listing(f"of-{token}")], cursor=None)
+
+        def check(answer: object) -> object:
+            return lambda target: answer if token in self.known else refusal
+
         answers = {
-            "/v1/whoami": who if known else refusal,
-            "/v1/jobs": wire.JobPage(jobs=[listing(f"of-{token}")], cursor=None),
+            "/v1/whoami": check(who),
+            "/v1/jobs": check(jobs),
+            "/v1/projects/default/jobs/train/logs": check(ApiError("x", "gone", "", 404)),
             "/v1/projects": [],
         }
         client = CannedClient(answers)
@@ -163,10 +185,22 @@ def test_an_unknown_token_is_refused_with_the_server_s_reason() -> None:
     browser = Browser(EachUser(Users().connect))
     answer = browser.post("/sign-in", data={"token": "eve"})
     assert answer.status_code == 403
-    assert "the token is unknown" in answer.text
+    assert "The token is unknown. Create one." in answer.text
     assert "eve" not in answer.text
     assert not browser.cookies
     assert browser.post("/sign-in", data={"token": "x" * 20_000}).status_code == 413
+
+
+def test_a_token_that_never_arrives_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cavvy.console.app._FORM_S", 0.05)
+
+    async def stall() -> AsyncIterator[bytes]:
+        yield b"token="
+        await asyncio.sleep(3600)
+
+    answer = Browser(EachUser(Users().connect)).post("/sign-in", content=stall())
+    assert answer.status_code == 408
+    assert "did not arrive in time" in answer.text
 
 
 def test_another_site_signs_no_browser_in() -> None:
@@ -203,3 +237,330 @@ def test_the_oldest_session_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert access.find(second) is None
     assert access.find(first) is not None
     assert access.find(third) is not None
+
+
+def test_a_session_ends_when_the_server_no_longer_accepts_the_token() -> None:
+    users = Users()
+    access = EachUser(users.connect)
+    browsers = {name: Browser(access) for name in ("ada", "bob")}
+    for name, browser in browsers.items():
+        browser.post("/sign-in?next=/jobs", data={"token": name})
+    users.known.remove("ada")
+    answer = browsers["ada"].get("/jobs", follow_redirects=False)
+    assert answer.headers["location"] == "/sign-in?next=/jobs"
+    asked = len(users.clients)
+    page = browsers["ada"].get("/jobs").text
+    assert "no longer accepts your token: the token is unknown." in page
+    assert "no longer accepts" not in browsers["ada"].get("/jobs").text, "it is said once"
+    assert len(users.clients) == asked, "a session that has ended asks the server nothing"
+    assert "of-bob" in browsers["bob"].get("/jobs").text
+
+
+def test_the_log_s_updates_end_a_session_too() -> None:
+    users = Users()
+    browser = Browser(EachUser(users.connect))
+    browser.post("/sign-in", data={"token": "ada"}, follow_redirects=False)
+    assert browser.get("/jobs/default/train/log").status_code == 404
+    users.known.clear()
+    assert browser.get("/jobs/default/train/log").status_code == 401
+    assert "no longer accepts your token" in browser.get("/jobs").text
+
+
+@pytest.mark.parametrize(
+    "token", ["a\r\nX-Role: admin", "a b", "tökén", "\0", "a" * 2000, "", "a\nb"]
+)
+def test_text_that_is_no_token_is_not_sent_to_the_server(token: str) -> None:
+    users = Users()
+    answer = Browser(EachUser(users.connect)).post("/sign-in", data={"token": token})
+    assert answer.status_code == 403
+    assert "This is not a token" in answer.text
+    assert users.clients == []
+
+
+def test_an_expired_session_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = 1000.0
+    monkeypatch.setattr(access_module.time, "monotonic", lambda: moment)
+    browser = Browser(EachUser(Users().connect))
+    browser.post("/sign-in", data={"token": "ada"}, follow_redirects=False)
+    moment += access_module.SESSION_S + 1
+    assert "no page was open for 12 hours" in browser.get("/jobs").text
+
+
+def test_one_user_cannot_end_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_module, "_MOST_EACH", 2)
+    access = EachUser(Users().connect)
+    bob = access.sign_in("bob")
+    cookies = [access.sign_in("ada") for _ in range(5)]
+    assert access.find(bob) is not None
+    assert [access.find(each) is not None for each in cookies] == [False] * 3 + [True] * 2
+    assert "too often" in access.take_reason(cookies[0])
+
+
+def test_signing_in_again_ends_the_session_before_it() -> None:
+    access = EachUser(Users().connect)
+    browser = Browser(access)
+    browser.post("/sign-in", data={"token": "ada"}, follow_redirects=False)
+    (old,) = browser.cookies.jar
+    assert old.value is not None
+    assert access.find(old.value) is not None
+    browser.post("/sign-in", data={"token": "bob"}, follow_redirects=False)
+    assert access.find(old.value) is None
+
+
+def test_a_session_that_waits_keeps_no_connection_open() -> None:
+    users = Users()
+    closed = list[str]()
+
+    def connect(token: str) -> CannedClient:
+        client = users.connect(token)
+        client.close = lambda: closed.append(token)  # type: ignore[method-assign]
+        return client
+
+    EachUser(connect).sign_in("ada")
+    assert closed == ["ada"]
+
+
+def test_the_pool_keeps_few_connections_and_closes_all_at_the_end() -> None:
+    alive = set[int]()
+
+    class Counted(CannedClient):
+        def sibling(self) -> "Counted":
+            made = Counted(self.answers)
+            alive.add(id(made))
+            return made
+
+        def close(self) -> None:
+            alive.discard(id(self))
+
+    pool = ClientPool(Counted({}))
+    lent = list[object]()
+    with ExitStack() as stack:
+        for _ in range(20):
+            lent.append(stack.enter_context(pool.lend()))
+        assert len({id(each) for each in lent}) == 20, "each thread has its own"
+    assert 0 < len(alive) <= 8
+    with pool.lend() as client:
+        assert client in lent, "it was kept"
+        pool.close()
+        assert alive == {id(client)}
+    assert alive == set(), "a connection that was lent is closed when it comes back"
+
+
+def test_connections_come_back_from_many_threads_at_once() -> None:
+    pool, barrier = ClientPool(CannedClient({})), threading.Barrier(30)
+
+    def use() -> None:
+        for _ in range(50):
+            with pool.lend():
+                pass
+        with pool.lend():
+            barrier.wait()
+
+    threads = [threading.Thread(target=use, daemon=True) for _ in range(30)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert not any(each.is_alive() for each in threads)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_load_nothing_but_follow_links(site: str) -> None:
+    client = CannedClient(SERVICES)
+    browser = sign_in(client)
+    for mode in ("no-cors", "cors", "same-origin", ""):
+        headers = {"sec-fetch-site": site, "sec-fetch-mode": mode}
+        for path in ("/services", "/jobs/default/train/log", "/static/console.js"):
+            assert browser.get(path, headers=headers).status_code == 403
+    assert client.asked == []
+    link = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert browser.get("/services", headers=link).status_code == 200
+    frame = link | {"sec-fetch-dest": "iframe"}
+    assert browser.get("/services", headers=frame).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["[", "a b", "evil/..", "a:999999", "", "ä", "a:b", "x@y"])
+def test_a_request_without_a_valid_host_is_refused(host: str) -> None:
+    browser = sign_in(CannedClient(SERVICES))
+    answer = browser.get("/services", headers={b"host": host.encode()})
+    assert answer.status_code == 400
+
+
+def ask_with_host(host: str) -> int:
+    app = LocalNames(Console(OneUser(CannedClient({})), "here", lambda: NOW).app)
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+            return (await client.get("/sign-in", headers={"host": host})).status_code
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8520", 200),
+        ("localhost:9999", 200),  # a forwarded port
+        ("[::1]:8520", 200),
+        ("evil.example:8520", 421),  # a name that points to this machine
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("192.168.1.2:8520", 421),
+    ],
+)
+def test_the_console_of_one_user_has_only_local_names(host: str, status: int) -> None:
+    assert ask_with_host(host) == status
+
+
+def test_a_page_that_fails_has_the_safe_headers_and_shows_no_details(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    browser = sign_in(CannedClient({"/v1/services": ValueError("secret")}))
+    with caplog.at_level(logging.ERROR):
+        answer = browser.get("/services")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_the_log_of_the_console_contains_no_control_characters_of_a_path(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    browser = sign_in(CannedClient({}))
+    with caplog.at_level(logging.ERROR):
+        browser.get("/jobs/a%1b%5b2J/b%0acavvy:%20all%20is%20well")
+    (record,) = (each for each in caplog.records if each.name.startswith("cavvy.console"))
+    assert "\x1b" not in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize("next_page", ["//[", "http://[", "/\n/evil.example", "/\r\nx: y"])
+def test_an_invalid_next_page_is_harmless(next_page: str) -> None:
+    access = OneUser(CannedClient(SERVICES))
+    answer = Browser(access).get(
+        "/sign-in", params={"key": access.secret, "next": next_page}, follow_redirects=False
+    )
+    assert answer.status_code == 303
+    location = answer.headers["location"]
+    assert location.startswith("/")
+    assert not location.startswith(("//", "/\\"))
+    assert "\n" not in location
+    assert "x" not in answer.headers
+
+
+def test_an_invalid_origin_is_another_site() -> None:
+    browser = sign_in(CannedClient({}))
+    answer = browser.post("/jobs/default/train/stop", headers={"origin": "http://["})
+    assert answer.status_code == 403
+
+
+def test_behind_tls_the_cookie_belongs_to_this_host_only() -> None:
+    browser = Browser(EachUser(Users().connect))
+    headers = {"x-forwarded-proto": "https"}
+    answer = browser.post(
+        "/sign-in", data={"token": "ada"}, headers=headers, follow_redirects=False
+    )
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-cavvy-console-")
+    assert "; Secure" in cookie
+    assert "Path=/;" in cookie
+    assert "domain" not in cookie.lower()
+
+
+STOPPED = Unreachable(NOT_RUNNING, "No server is running.", "Start it.")
+
+
+@pytest.mark.parametrize(("mode", "starts"), [("navigate", 1), ("same-origin", 0), ("", 0)])
+def test_a_user_who_opens_a_page_starts_the_server_but_its_updates_do_not(
+    mode: str, starts: int
+) -> None:
+    answers: dict[str, object] = {"/v1/services": STOPPED}
+    started = list[int]()
+
+    def start() -> None:
+        started.append(1)
+        answers["/v1/services"] = []
+
+    access = OneUser(CannedClient(answers))
+    browser = Browser(access)
+    browser._app = Console(access, "here", lambda: NOW, start).app
+    browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
+    answer = browser.get("/services", headers={"sec-fetch-mode": mode})
+    assert len(started) == starts
+    assert answer.status_code == (200 if starts else 502)
+    assert starts or "No server is running." in answer.text
+
+
+def test_without_a_running_server_none_is_found(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable) as caught:
+        find_embedded(str(tmp_path))()
+    assert caught.value.code == NOT_RUNNING
+
+
+def test_a_page_ends_although_the_server_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.console.clients.PAGE_S", 0.3)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client = ApiClient(f"unix:{tmp_path}/s", "token", patience=Patience(3600))
+        pool = ClientPool(client)
+        for _ in range(2):  # a connection that was lent before has a new limit
+            with pool.lend() as lent, pytest.raises(Unreachable, match="timed out"):
+                list_services(lent)
+        pool.close()
+
+
+def test_a_silent_server_is_named_as_the_cause() -> None:
+    lost = Unreachable("connection-lost", "the connection to https://x timed out")
+    answer = sign_in(CannedClient({"/v1/services": lost})).get("/services")
+    assert answer.status_code == 502
+    assert "The server does not answer: the connection to https://x timed out." in answer.text
+
+
+def test_one_user_whose_token_has_expired_learns_what_to_do() -> None:
+    refusal = ApiError("unauthorised", "the token has expired", "", 401)
+    answer = sign_in(CannedClient({"/v1/services": refusal})).get("/services")
+    assert answer.status_code == 401
+    assert "cavvy login" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("host", "end"),
+    [
+        ("127.0.0.1", "0100007F:1F40"),
+        ("127.0.0.1", "0000000000000000FFFF00000100007F:1F40"),
+        ("::1", "00000000000000000000000001000000:1F40"),
+    ],
+)
+def test_connections_of_other_users_are_recognised(tmp_path: Path, host: str, end: str) -> None:
+    table = tmp_path / "tcp"
+    user, other = os.geteuid(), os.geteuid() + 1
+
+    def ask(user: int, state: str = "01") -> bool:
+        line = f" 0: {end} 0100007F:2148 {state} 00000000:00000000 00:00000000 00000000 {user} 0 9"
+        table.write_text(f"  sl  local_address rem_address   st\n{line}\n")
+        return is_other_user(host, 8000, (str(table),))
+
+    assert ask(other)
+    assert not ask(user)
+    assert not ask(0), "root may do everything anyway"
+    assert not ask(other, "06"), "a closed connection has no user"
+    assert not is_other_user(host, 8001, (str(table),))
+    assert not is_other_user(host, 8000, (str(tmp_path / "none"),))
+    assert not is_other_user("name", 8000, (str(table),))
+
+
+def test_another_user_of_the_machine_cannot_use_the_printed_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    access = OneUser(CannedClient(SERVICES))
+    monkeypatch.setattr("cavvy.console.app.is_other_user", lambda host, port: True)
+    browser = Browser(access)
+    answer = browser.get(f"/sign-in?key={access.secret}")
+    assert answer.status_code == 403
+    assert "Another user of this machine" in answer.text
+    assert not browser.cookies

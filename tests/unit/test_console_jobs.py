@@ -100,7 +100,10 @@ def test_a_row_shows_hardware_duration_phase_and_links() -> None:
     rows = [
         " ".join(re.sub(r"<[^>]+>", " ", f"<{each}").split()) for each in text.split("<tr ")[1:]
     ]
-    assert "gpu machine box team=vision running 9m00s the work runs default ada p5.48xlarge, 8 GPUs" in rows[0]
+    assert (
+        "gpu machine box team=vision running 9m00s the work runs default ada p5.48xlarge, 8 GPUs"
+        in rows[0]
+    )
     assert "aws us-east-1a, spot" in rows[0]
     assert "10m00s" in rows[0]
     assert "5m00s $0.30" in rows[1], "from the submission to the end"

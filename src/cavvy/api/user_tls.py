@@ -16,10 +16,15 @@ _log = logging.getLogger(__name__)
 
 class UserTls:
     """The TLS context of the listener for users. Raises StateDirError if the files cannot be
-    used.
+    used; the message contains the names of the two settings.
     """
 
-    def __init__(self, certificate: str, key: str) -> None:
+    def __init__(
+        self,
+        certificate: str,
+        key: str,
+        settings: tuple[str, str] = ("server.tls_cert", "server.tls_key"),
+    ) -> None:
         self._files = (certificate, key)
         self._stamp = _stamp(self._files)
         self._looked = time.monotonic()
@@ -28,9 +33,9 @@ class UserTls:
         except (OSError, ValueError) as error:
             raise StateDirError(
                 "settings-invalid",
-                f"server.tls_cert {certificate} and server.tls_key {key} cannot be used: "
+                f"{settings[0]} {certificate} and {settings[1]} {key} cannot be used: "
                 f"{_explain(error)}",
-                "both files must be in PEM; in the file server.tls_cert, the certificates of the "
+                f"both files must be in PEM; in the file {settings[0]}, the certificates of the "
                 "authorities follow the server's certificate",
             ) from error
         self.strict = _make(certificate, key)
@@ -90,7 +95,8 @@ def _explain(error: Exception) -> str:
             "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
             "NO_START_LINE": "one of the two files is not in PEM",
         }
-        return known.get(error.reason or "", str(error))
+        unnamed = "NO_START_LINE" if "PEM lib" in str(error) else ""  # Python names no reason
+        return known.get(error.reason or unnamed, str(error))
     return str(getattr(error, "strerror", None) or error)
 
 

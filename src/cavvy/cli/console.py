@@ -12,7 +12,12 @@ from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
+    from starlette.types import ASGIApp
+
+    from cavvy.api.doors import BoundedServer
+    from cavvy.api.user_tls import UserTls
     from cavvy.client import ApiClient
 
 _PATIENCE_S = 5.0  # seconds for which a page waits for a server that does not answer
@@ -32,7 +37,7 @@ _TRIES = 20  # ports that are tried if the usual one is in use
     "--listen",
     metavar="ADDRESS:PORT",
     help="Serve the console for several users, who sign in with their own tokens. Without "
-    "--tls-cert, ADDRESS must be a loopback address, for example behind a proxy.",
+    "--tls-cert, ADDRESS must be a loopback address, such as 127.0.0.1 behind a proxy.",
 )
 @click.option(
     "--tls-cert",
@@ -53,11 +58,12 @@ def command(
 ) -> None:
     """Show jobs, services, machines and costs in a browser, until Ctrl-C.
 
-    The pages show the server that commands use, with your permissions. Only this machine can reach
-    them. To use a browser of another machine, forward the port: ssh -L PORT:127.0.0.1:PORT HOST.
+    The pages show the server that commands use, with your permissions. The printed address contains
+    a secret key, so show it to nobody. Only browsers of this machine can reach the pages. To use a
+    browser of another machine, run there `ssh -L 8520:127.0.0.1:8520 HOST`, where HOST is this
+    machine, and open the printed address.
 
-    With --listen, the console needs no account of its own: each user sees what the user's token
-    permits.
+    With --listen, several users share the console, and each sees what their own token permits.
     """
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key are used together")
@@ -75,17 +81,22 @@ def _serve_one_user(port: int | None, no_browser: bool) -> None:
     from cavvy.console.access import OneUser
     from cavvy.console.serving import serve
 
-    listener = _open_port(port)
-    with session(patience_s=_PATIENCE_S) as client:
-        name = _name_of(client)
+    with _open_port(port) as listener, session(patience_s=_PATIENCE_S) as client:
+        name, start = _name_of(client), _follow_embedded(client)
         access = OneUser(client)
-        address = f"http://{_HOST}:{listener.getsockname()[1]}/sign-in?key={access.secret}"
+        chosen = listener.getsockname()[1]
+        address = f"http://{_HOST}:{chosen}/sign-in?key={access.secret}"
         click.echo(f"The console of {name}, until Ctrl-C:\n{address}")
-        if not no_browser and _has_browser():
+        if not _has_screen() and os.environ.get("SSH_CONNECTION"):
+            click.echo(
+                "To open this address on the machine that you sit at, run there first:\n"
+                f"{_forwarding(chosen)}"
+            )
+        if not no_browser and _has_screen() and sys.stdout.isatty():
             import webbrowser
 
             webbrowser.open(address)
-        serve(access, name, listener)
+        serve(access, name, listener, _http_server_maker(None), start)
 
 
 def _serve_each_user(listen: str, tls: tuple[str, str] | None) -> None:
@@ -93,17 +104,49 @@ def _serve_each_user(listen: str, tls: tuple[str, str] | None) -> None:
     from cavvy.console.access import EachUser
     from cavvy.console.serving import serve
 
-    listener = _open_address(listen, is_safe=tls is not None)
-    with session(patience_s=_PATIENCE_S) as client:
-        name, server, ca = _name_of(client), client.address, client.ca
+    context = _read_tls(tls) if tls else None
+    with _open_address(listen, is_safe=tls is not None) as listener:
+        with session(patience_s=_PATIENCE_S) as client:
+            name, start = _name_of(client), _follow_embedded(client)
+            server, ca, find = client.address, client.ca, client.revive
 
-    def connect(token: str) -> ApiClient:
-        return ApiClient(server, token, patience=Patience(_PATIENCE_S), ca=ca)
+        def connect(token: str) -> ApiClient:
+            revive = None if find is None else lambda: (find()[0], token)
+            return ApiClient(server, token, patience=Patience(_PATIENCE_S), ca=ca, revive=revive)
 
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"The console of {name}: {'https' if tls else 'http'}://{shown}:{port}/")
-    serve(EachUser(connect), name, listener, tls)
+        shown = _shown_address(listener, is_secure=tls is not None)
+        click.echo(f"The console of {name} for several users, until Ctrl-C:\n{shown}")
+        serve(EachUser(connect), name, listener, _http_server_maker(context), start)
+
+
+def _http_server_maker(tls: "UserTls | None") -> "Callable[[ASGIApp], BoundedServer]":
+    """Return a function that makes the HTTP server, which has the limits of Cavvy's own server."""
+    from cavvy.api.doors import BoundedServer
+
+    return lambda app: BoundedServer(app, tls)
+
+
+def _follow_embedded(client: "ApiClient") -> "Callable[[], None] | None":
+    """If this is a client of the embedded server, make it follow the server when the server
+    restarts, and return a function that starts the server. Otherwise, return None.
+    """
+    from threading import Lock
+
+    from cavvy.client import Patience
+    from cavvy.client.embedded import ensure_server
+    from cavvy.client.state import default_home
+    from cavvy.console.clients import find_embedded
+
+    if client.revive is None:
+        return None
+    home, lock = default_home(), Lock()
+    client.revive = find_embedded(home)
+
+    def start() -> None:
+        with lock:
+            ensure_server(home=home, patience=Patience())
+
+    return start
 
 
 def _name_of(client: "ApiClient") -> str:
@@ -120,9 +163,7 @@ def _open_port(port: int | None) -> "socket.socket":
             return _listen(_HOST, each)
         except OSError as error:
             problem = error
-    raise CommandFailure(
-        f"cannot listen on {_HOST}:{tried[-1]}: {problem.strerror}", "choose another --port"
-    )
+    raise _cannot_listen(f"{_HOST}:{tried[-1]}", problem, "--port") from problem
 
 
 def _open_address(listen: str, *, is_safe: bool) -> "socket.socket":
@@ -132,12 +173,12 @@ def _open_address(listen: str, *, is_safe: bool) -> "socket.socket":
     host, _, digits = listen.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))
-        port = int(digits)
-        if not 0 <= port <= 65535:
+        if not (digits.isascii() and digits.isdigit() and int(digits) <= 65535):
             raise ValueError
     except ValueError:
         raise click.UsageError(
-            f"--listen expects an address and a port, such as 0.0.0.0:8520, not {listen!r}"
+            "--listen expects an address and a port, such as 0.0.0.0:8520 or [::1]:8520, "
+            f"not {listen!r}"
         ) from None
     if not (is_safe or address.is_loopback):
         raise click.UsageError(
@@ -145,23 +186,69 @@ def _open_address(listen: str, *, is_safe: bool) -> "socket.socket":
             "and --tls-key, or a loopback address behind a proxy that ends TLS"
         )
     try:
-        return _listen(str(address), port)
+        return _listen(str(address), int(digits))
     except OSError as error:
-        raise CommandFailure(
-            f"cannot listen on {listen}: {error.strerror}", "choose another address or port"
-        ) from error
+        raise _cannot_listen(listen, error, "--listen") from error
 
 
 def _listen(host: str, port: int) -> "socket.socket":
     import socket
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+    return socket.create_server((host, port), family=family, backlog=1024)
 
 
-def _has_browser() -> bool:
+def _cannot_listen(where: str, error: OSError, option: str) -> CommandFailure:
+    import errno
+
+    reason = (error.strerror or str(error)).split(" (", 1)[0]
+    hints = {
+        errno.EADDRINUSE: f"another program uses this port; choose another one with {option}",
+        errno.EACCES: f"only root may use ports below 1024; choose another one with {option}",
+        errno.EADDRNOTAVAIL: f"this machine does not have this address; change {option}",
+    }
+    hint = hints.get(error.errno or 0, f"choose another port with {option}")
+    return CommandFailure(f"cannot listen on {where}: {reason}", hint)
+
+
+def _read_tls(files: tuple[str, str]) -> "UserTls":
+    """Raises CommandFailure."""
+    from cavvy.api.state_dir import StateDirError
+    from cavvy.api.user_tls import UserTls
+
+    try:
+        return UserTls(*files, settings=("--tls-cert", "--tls-key"))
+    except StateDirError as error:
+        raise CommandFailure(error.message, error.hint) from error
+
+
+def _shown_address(listener: "socket.socket", *, is_secure: bool) -> str:
+    """Return the address for a browser. A machine that listens on all of its addresses is called by
+    its name.
+    """
+    import ipaddress
+    import socket
+
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = socket.gethostname()
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_secure else 'http'}://{shown}:{port}/"
+
+
+def _forwarding(port: int) -> str:
+    """Return the command that forwards the port to the machine from which the user came by SSH."""
+    import getpass
+    import socket
+
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    other_port = f"-p {fields[3]} " if len(fields) == 4 and fields[3] != "22" else ""
+    host = f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"ssh -N -L {port}:{_HOST}:{port} {other_port}{host}"
+
+
+def _has_screen() -> bool:
     """Return whether a browser would open on the user's screen."""
-    return sys.stdout.isatty() and (
-        sys.platform == "darwin"
-        or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.platform == "darwin" or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -33,14 +34,18 @@ _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
 _POLL_S = 1.5  # seconds that a long poll asks the server to wait for something new
 _INPUT_S = 20.0  # seconds that the server waits until a node has read earlier input
+_SHORTEST_S = 0.1  # the shortest wait for an answer, in seconds
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
 class ApiClient:
     """A connection to one server, for use by one thread. If the server does not answer, the request
     is repeated until the time limit of `patience`. Before each repetition, `revive` is called; it
-    returns the server's current address and token. `ca` is passed to `ClientConnection`.
+    returns the server's current address and token. `ca` is passed to `ClientConnection`. Requests
+    that have no answer at the time `until` fail; None sets no such limit.
     """
+
+    until: float | None = None  # in seconds of `time.monotonic`
 
     def __init__(
         self,
@@ -56,7 +61,7 @@ class ApiClient:
         self.patience = patience or Patience()
         self._token = token
         self._timeout_s = timeout_s
-        self._revive = revive
+        self.revive = revive
         self.ca = ca
         self._connection = ClientConnection(address, ca=ca)
 
@@ -457,7 +462,7 @@ class ApiClient:
             self.address,
             self._token,
             timeout_s=self._timeout_s,
-            revive=self._revive,
+            revive=self.revive,
             patience=self.patience,
             ca=self.ca,
         )
@@ -530,6 +535,8 @@ class ApiClient:
                 again = error.passing and (retry or not done)
                 if not again or (tries >= _TRIES and waited > self.patience.limit_s):
                     raise
+                if self._left_s() <= pause:
+                    raise
                 if waited > QUIET_S:
                     if error.code == NO_DATABASE:
                         self.patience.note_silence("the server cannot use its database yet")
@@ -562,7 +569,7 @@ class ApiClient:
             every,
             body,
             length=length,
-            timeout_s=self._timeout_s + wait_s,
+            timeout_s=max(_SHORTEST_S, min(self._timeout_s + wait_s, self._left_s())),
             # a server that does not answer during a long poll is no reason for a report
             quiet=(
                 QUIET_S + (wait_s if wait_s <= _INPUT_S else 0),
@@ -576,11 +583,15 @@ class ApiClient:
             raise explain_older(error, target, self.send)
         return answer
 
+    def _left_s(self) -> float:
+        """Return the seconds until the time `until`."""
+        return inf if self.until is None else self.until - time.monotonic()
+
     def _reconnect(self) -> None:
         self._connection.close()
-        if self._revive is None:
+        if self.revive is None:
             return
-        self.address, self._token = self._revive()
+        self.address, self._token = self.revive()
         self._connection = ClientConnection(self.address, ca=self.ca)
 
 

@@ -3,18 +3,24 @@ belongs to the connections of one user.
 """
 
 import hmac
+import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from threading import Lock
 from typing import Protocol
 
 from cavvy.client import ApiClient, ApiError
 from cavvy.client.accounts import AccountClient
-from cavvy.console.clients import ClientPool
+from cavvy.console.clients import PAGE_S, ClientPool
 
 SESSION_S = 12 * 3600  # seconds after the last page after which a browser must sign in again
 _MOST_SESSIONS = 10_000  # the session that was unused for the longest time ends first
+_MOST_EACH = 50  # sessions of one account, so that one user cannot end the sessions of others
+_MOST_REASONS = 1000  # ended sessions whose reason is remembered
+_TOKEN = re.compile(r"[!-~]{1,1000}")  # other characters would change the request to the server
+_UNUSED = f"You were signed out, because no page was open for {SESSION_S // 3600} hours."
 
 
 class SignInRefused(Exception):
@@ -32,7 +38,11 @@ class Access(Protocol):
     def find(self, cookie: str) -> ClientPool | None:
         """Return the connections of the user whose browser sends this cookie."""
 
-    def sign_out(self, cookie: str) -> None: ...
+    def sign_out(self, cookie: str, reason: str = "") -> None:
+        """End a session. `reason` is what its browser shows when the user signs in again."""
+
+    def take_reason(self, cookie: str) -> str:
+        """Return once why the session of this cookie ended, or ""."""
 
     def close(self) -> None: ...
 
@@ -57,13 +67,23 @@ class OneUser:
     def find(self, cookie: str) -> ClientPool | None:
         return self._clients if _equal(cookie, self._cookie) else None
 
-    def sign_out(self, cookie: str) -> None:
+    def sign_out(self, cookie: str, reason: str = "") -> None:
         """Replace the cookie, so that every browser must sign in again."""
         if _equal(cookie, self._cookie):
             self._cookie = token_urlsafe(24)
 
+    def take_reason(self, cookie: str) -> str:
+        return ""
+
     def close(self) -> None:
         self._clients.close()
+
+
+@dataclass
+class _Session:
+    account: str | None  # None for the owner of an embedded server
+    clients: ClientPool
+    used: float = field(default_factory=lambda: time.monotonic())
 
 
 class EachUser:
@@ -76,19 +96,27 @@ class EachUser:
     def __init__(self, connect: Callable[[str], ApiClient]) -> None:
         self._connect = connect
         self._lock = Lock()
-        self._sessions: dict[str, tuple[ClientPool, float]] = {}  # least recently used first
+        self._sessions: dict[str, _Session] = {}  # least recently used first
+        self._reasons: dict[str, str] = {}  # by the cookie of a session that ended
 
     def sign_in(self, secret: str) -> str:
+        if not _TOKEN.fullmatch(secret):
+            raise SignInRefused("This is not a token. `cavvy token create` prints one.")
         client = self._connect(secret)
+        client.until = time.monotonic() + PAGE_S
         try:
-            AccountClient(client).whoami()
+            account = AccountClient(client).whoami().account
         except ApiError as error:
-            client.close()
-            raise SignInRefused(f"{error.message}. {error.hint}".strip()) from error
+            raise SignInRefused(_say(error)) from error
+        finally:
+            client.close()  # it opens again when it is used
         cookie = token_urlsafe(24)
         with self._lock:
-            self._sessions[cookie] = ClientPool(client), time.monotonic()
+            self._sessions[cookie] = _Session(account, ClientPool(client))
             self._forget_old()
+            own = [each for each, its in self._sessions.items() if its.account == account]
+            for each in own[:-_MOST_EACH]:
+                self._end(each, "You were signed out, because you signed in too often since.")
         return cookie
 
     def find(self, cookie: str) -> ClientPool | None:
@@ -97,14 +125,17 @@ class EachUser:
             found = self._sessions.pop(cookie, None)
             if found is None:
                 return None
-            self._sessions[cookie] = found[0], time.monotonic()
-            return found[0]
+            found.used = time.monotonic()
+            self._sessions[cookie] = found
+            return found.clients
 
-    def sign_out(self, cookie: str) -> None:
+    def sign_out(self, cookie: str, reason: str = "") -> None:
         with self._lock:
-            found = self._sessions.pop(cookie, None)
-        if found is not None:
-            found[0].close()
+            self._end(cookie, reason)
+
+    def take_reason(self, cookie: str) -> str:
+        with self._lock:
+            return self._reasons.pop(cookie, "")
 
     def close(self) -> None:
         for cookie in list(self._sessions):
@@ -113,11 +144,29 @@ class EachUser:
     def _forget_old(self) -> None:
         oldest = time.monotonic() - SESSION_S
         while self._sessions:
-            cookie, (clients, used) = next(iter(self._sessions.items()))
-            if used >= oldest and len(self._sessions) <= _MOST_SESSIONS:
+            cookie = next(iter(self._sessions))
+            if self._sessions[cookie].used < oldest:
+                self._end(cookie, _UNUSED)
+            elif len(self._sessions) > _MOST_SESSIONS:
+                self._end(cookie, "You were signed out, because too many users signed in since.")
+            else:
                 return
-            del self._sessions[cookie]
-            clients.close()
+
+    def _end(self, cookie: str, reason: str) -> None:
+        found = self._sessions.pop(cookie, None)
+        if found is None:
+            return
+        found.clients.close()
+        if reason:
+            self._reasons[cookie] = reason
+        while len(self._reasons) > _MOST_REASONS:
+            del self._reasons[next(iter(self._reasons))]
+
+
+def _say(error: ApiError) -> str:
+    """Return an error as sentences."""
+    parts = (text[:1].upper() + text[1:].rstrip(".") for text in (error.message, error.hint))
+    return " ".join(f"{each}." for each in parts if each)
 
 
 def _equal(given: str, expected: str) -> bool:

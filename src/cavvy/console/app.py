@@ -1,5 +1,6 @@
 """The web application: signs in browsers, makes pages, and refuses requests of other sites."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -7,37 +8,52 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
-from cavvy.client import ApiClient, ApiError
-from cavvy.console.access import SESSION_S, Access, SignInRefused
-from cavvy.console.headers import SafeHeaders
+from cavvy.client import ApiClient, ApiError, Unreachable
+from cavvy.console.access import Access, SignInRefused
+from cavvy.console.clients import NOT_RUNNING, ClientPool
+from cavvy.console.headers import OwnPages, SafeHeaders, host_port
+from cavvy.console.local_users import is_other_user
 from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
 
 _MakePage = Callable[[ApiClient, Request, datetime], Page]
 _LONGEST_FORM = 16 << 10  # bytes
+_FORM_S = 10.0  # seconds for a complete form
+_SIGNING_IN = 8  # browsers that sign in at a time, so that attempts leave threads for pages
 _log = logging.getLogger(__name__)
 
 
 class Console:
     """The pages of one server. `access` decides who sees them, `server` is the name of the server,
-    and `now` returns the current time.
+    and `now` returns the current time. `start` starts the server if it is the embedded server.
     """
 
-    def __init__(self, access: Access, server: str, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        server: str,
+        now: Callable[[], datetime],
+        start: Callable[[], None] | None = None,
+    ) -> None:
         self._access = access
         self._server = server
         self._now = now
-        self.app = Starlette(
+        self._start = start
+        self._limiter: CapacityLimiter | None = None
+        self.app: ASGIApp = SafeHeaders(OwnPages(self._make_app()))
+
+    def _make_app(self) -> Starlette:
+        return Starlette(
             routes=[
                 self._page("/", overview.make),
                 self._page("/jobs", jobs.make),
@@ -55,7 +71,6 @@ class Console:
                 Route("/sign-out", self._sign_out, methods=["POST"]),
                 Mount("/static", StaticFiles(packages=[("cavvy.console", "static")])),
             ],
-            middleware=[Middleware(SafeHeaders)],
             exception_handlers={HTTPException: self._on_http, Exception: self._on_fault},
         )
 
@@ -80,13 +95,26 @@ class Console:
                 return self._ask_to_sign_in(request)
             request.state.memory = clients.memory
             try:
-                with clients.lend() as client:
-                    page = make(client, request, self._now())
+                return self._show(request, self._make(make, clients, request))
             except ApiError as error:
                 return self._show_error(request, error)
-            return self._show(request, page)
 
         return Route(path, show, methods=["GET"])
+
+    def _make(self, make: _MakePage, clients: ClientPool, request: Request) -> Page:
+        """Make a page. If the embedded server has ended, such as for idleness, a user who opens a
+        page starts it, as each command does. Raises ApiError.
+        """
+        for may_start in (self._start is not None and _is_opened(request), False):
+            try:
+                with clients.lend() as client:
+                    return make(client, request, self._now())
+            except ApiError as error:
+                if not may_start or error.code != NOT_RUNNING:
+                    raise
+            assert self._start is not None
+            self._start()
+        raise AssertionError("the second try returns or raises")
 
     def _action(
         self,
@@ -118,6 +146,7 @@ class Console:
             with clients.lend() as client:
                 return JSONResponse(job.read_log(client, request))
         except ApiError as error:
+            self._end_session(request, error)
             return JSONResponse({"error": error.message}, _status_of(error))
 
     # Signing in
@@ -125,41 +154,48 @@ class Console:
     def _show_sign_in(self, request: Request) -> Response:
         key = request.query_params.get("key", "")
         if self._access.shared or not key:
-            return self._sign_in_page(request, "")
+            return self._sign_in_page(request, self._access.take_reason(self._cookie(request)))
         return self._admit(request, key)
 
     async def _sign_in(self, request: Request) -> Response:
         _refuse_other_sites(request)
         secret = await _read_token(request)
-        return await run_in_threadpool(self._admit, request, secret)
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(_SIGNING_IN)
+        return await to_thread.run_sync(self._admit, request, secret, limiter=self._limiter)
 
     def _admit(self, request: Request, secret: str) -> Response:
         try:
+            self._refuse_other_users(request)
             cookie = self._access.sign_in(secret)
         except SignInRefused as refusal:
-            return self._sign_in_page(request, str(refusal))
+            return self._sign_in_page(request, str(refusal), HTTPStatus.FORBIDDEN)
+        if self._access.shared:
+            self._access.sign_out(self._cookie(request))
         answer = RedirectResponse(_next_of(request), HTTPStatus.SEE_OTHER)
-        answer.set_cookie(
-            _cookie_name(request),
-            cookie,
-            max_age=SESSION_S,
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
+        # With "strict", a link in a chat or in a terminal in the browser would lead to the sign-in
+        # page. All changes are POST requests of the console's own pages.
+        name, secure = _cookie_name(request), _is_secure(request)
+        answer.set_cookie(name, cookie, httponly=True, samesite="lax", secure=secure)
         return answer
+
+    def _refuse_other_users(self, request: Request) -> None:
+        """Raises SignInRefused."""
+        peer = request.client
+        if not self._access.shared and peer is not None and is_other_user(peer.host, peer.port):
+            raise SignInRefused("Another user of this machine has started this console.")
 
     def _sign_out(self, request: Request) -> Response:
         _refuse_other_sites(request)
         self._access.sign_out(self._cookie(request))
         answer = RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
-        answer.delete_cookie(_cookie_name(request))
+        answer.delete_cookie(_cookie_name(request), secure=_is_secure(request))
         return answer
 
-    def _sign_in_page(self, request: Request, refusal: str) -> Response:
+    def _sign_in_page(self, request: Request, refusal: str, status: int = 200) -> Response:
         values = {"shared": self._access.shared, "refusal": refusal, "next": _next_of(request)}
         text = render("sign_in.html", self._common(request) | values)
-        return HTMLResponse(text, HTTPStatus.FORBIDDEN if refusal else HTTPStatus.OK)
+        return HTMLResponse(text, status)
 
     def _ask_to_sign_in(self, request: Request) -> Response:
         here = request.url.path if request.method == "GET" else "/"
@@ -176,8 +212,26 @@ class Console:
         values = self._common(request) | {"title": page.title} | dict(page.values)
         return HTMLResponse(render(page.template, values), page.status)
 
+    def _end_session(self, request: Request, error: ApiError) -> bool:
+        """End the user's session if the server no longer accepts the user's token. Returns whether
+        it has ended.
+        """
+        if error.status != HTTPStatus.UNAUTHORIZED or not self._access.shared:
+            return False
+        reason = "You were signed out, because the server no longer accepts your token: "
+        self._access.sign_out(self._cookie(request), f"{reason}{error.message}.")
+        return True
+
     def _show_error(self, request: Request, error: ApiError) -> Response:
-        values = {"title": "Error", "message": error.message, "hint": error.hint}
+        if self._end_session(request, error):
+            return self._ask_to_sign_in(request)
+        message, hint = error.message, error.hint
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            hint = "Sign in with `cavvy login`, and start `cavvy console` again."
+        elif isinstance(error, Unreachable) and error.code != NOT_RUNNING:
+            message = f"The server does not answer: {message}."
+            hint = "Load this page again later. `cavvy server status` shows the server."
+        values = {"title": "Error", "message": message, "hint": hint}
         text = render("error.html", self._common(request) | values)
         return HTMLResponse(text, _status_of(error))
 
@@ -189,7 +243,7 @@ class Console:
         return HTMLResponse(text, error.status_code)
 
     def _on_fault(self, request: Request, error: Exception) -> Response:
-        _log.error("the page %s failed", request.url.path, exc_info=error)
+        _log.error("the page %r failed", request.url.path, exc_info=error)
         values = {
             "title": "Error",
             "message": f"This page failed: {type(error).__name__}.",
@@ -224,7 +278,10 @@ def _path_of(kind: str, request: Request) -> str:
 def _next_of(request: Request) -> str:
     """Return the page to show after signing in: a page of this console, never another site's."""
     path = request.query_params.get("next", "/")
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:  # such as //[
+        return "/"
     local = not parts.scheme and not parts.netloc and path.startswith("/")
     return path if local and not path.startswith(("//", "/\\")) else "/"
 
@@ -232,16 +289,35 @@ def _next_of(request: Request) -> str:
 async def _read_token(request: Request) -> str:
     """Return the token that a form contains, or "". Raises HTTPException."""
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST_FORM:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The token is too long.")
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _LONGEST_FORM:
+                    raise HTTPException(413, "The token is too long.")
+    except TimeoutError:
+        raise HTTPException(408, "The token did not arrive in time. Try again.") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "The browser closed the connection.") from None
     return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
 
 
 def _cookie_name(request: Request) -> str:
-    """Cookies are shared by all ports of a host, so the name contains the port."""
-    return f"cavvy-console-{request.url.port or 'default'}"
+    """Cookies are shared by all ports of a host, so the name contains the port. With the prefix,
+    browsers accept the cookie only from this host and only over TLS.
+    """
+    prefix = "__Host-" if _is_secure(request) else ""
+    return f"{prefix}cavvy-console-{host_port(request.headers.get('host', '')) or 'default'}"
+
+
+def _is_secure(request: Request) -> bool:
+    """Return whether the browser uses TLS. A proxy that ends TLS says so in a header."""
+    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+
+
+def _is_opened(request: Request) -> bool:
+    """Return whether the user opened the page, rather than the page's script updating it."""
+    return request.headers.get("sec-fetch-mode") == "navigate"
 
 
 def _refuse_other_sites(request: Request) -> None:
@@ -250,7 +326,7 @@ def _refuse_other_sites(request: Request) -> None:
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin", "")
-    same = urlsplit(origin).netloc == request.headers.get("host", "") if origin else False
+    same = origin.partition("://")[2] == request.headers.get("host")
     if not (site == "same-origin" if site is not None else same):
         raise HTTPException(
             HTTPStatus.FORBIDDEN, "The request did not come from a page of this console."

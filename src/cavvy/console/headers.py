@@ -1,6 +1,13 @@
-"""Response headers that keep other sites and injected text from using the pages."""
+"""Keeps other sites and injected text from using the pages: refuses requests that no page of the
+console makes, and adds response headers.
+"""
 
-from starlette.datastructures import MutableHeaders
+import ipaddress
+import re
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS = {
@@ -13,6 +20,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?")
 
 
 class SafeHeaders:
@@ -31,3 +39,70 @@ class SafeHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+class OwnPages:
+    """Refuses requests that pages of other sites make in the background, such as for images and
+    scripts. Other ports of this host are other sites, too, but browsers send them the cookie.
+    Another site may only lead to a page by a link.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if _HOST.fullmatch(headers.get("host", "")) is None:
+            refusal = "The request names no valid host."
+            await PlainTextResponse(refusal, HTTPStatus.BAD_REQUEST)(scope, receive, send)
+            return
+        is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        wanted = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+        if is_foreign and wanted != ("navigate", "document"):
+            refusal = "Pages of other sites may not use the console."
+            await PlainTextResponse(refusal, HTTPStatus.FORBIDDEN)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class LocalNames:
+    """Serves browsers that call this machine by a loopback name. A site on the internet can let its
+    own name point to this machine, and its pages would then count as pages of the console.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if _is_loopback(host_name(host)):
+            await self._app(scope, receive, send)
+            return
+        refusal = (
+            "This console serves only the browsers of one user. Open it as http://127.0.0.1 with "
+            "the port that `cavvy console` printed. `cavvy console --help` says how to use a "
+            "browser of another machine, and how to serve several users."
+        )
+        answer = PlainTextResponse(refusal, HTTPStatus.MISDIRECTED_REQUEST)
+        await answer(scope, receive, send)
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header, or ""."""
+    found = _HOST.fullmatch(host)
+    return found[1].strip("[]").lower() if found else ""
+
+
+def host_port(host: str) -> str:
+    """Return the port in a Host header, or "" if it contains none."""
+    found = _HOST.fullmatch(host)
+    return (found[2] or "") if found else ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

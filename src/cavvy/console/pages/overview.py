@@ -22,7 +22,7 @@ _FULL = 0.8  # the used share of a budget from which it needs attention
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
     unfinished = client.jobs(phases=UNFINISHED, limit=_MOST)
     counts = Counter(each.phase for each in unfinished.jobs)
-    nodes = client.nodes()
+    nodes = try_part(client.nodes).value or []
     memory = memory_of(request)
     days = try_part(lambda: spending_by_day(client, memory, "project", now, _DAYS))
     budgets = memory.recall("budgets", lambda: try_part(lambda: list_budgets(client)).value or [])
@@ -42,9 +42,15 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "chart": charts.stacked_days(days.value) if days.value else None,
             "budgets": [each for each in budgets if _is_full(each.spent_micros, each)],
             "services": try_part(lambda: list_services(client)).value or [],
-            "problem": client.server().problem,
+            "problem": _find_problem(client),
         },
     )
+
+
+def _find_problem(client: ApiClient) -> str:
+    """Return what the server cannot do, or ""."""
+    server = try_part(client.server).value
+    return server.problem if server else ""
 
 
 def _is_full(spent_micros: int, budget: BudgetView) -> bool:

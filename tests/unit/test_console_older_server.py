@@ -1,0 +1,36 @@
+"""Pages over an older server, which lacks a route, or for a user whose role does not permit it."""
+
+import pytest
+from tests.console_rig import CannedClient, listing, sign_in
+
+from cavvy.client import ApiError, IncompatibleVersions, wire
+from cavvy.client.transport import HttpAnswer
+
+MISSING = IncompatibleVersions("server-too-old", "the server is older than this client", "", 404)
+FORBIDDEN = ApiError("role-needed", "your role does not permit this", "", 403)
+
+
+class OlderServer(CannedClient):
+    """A server that knows only the list of jobs."""
+
+    refusal: ApiError = MISSING
+
+    def send(self, method: str, target: str, *arguments: object, **named: object) -> HttpAnswer:
+        if target.partition("?")[0] != "/v1/jobs":
+            raise self.refusal
+        return super().send(method, target, *arguments, **named)
+
+    def sibling(self) -> "OlderServer":
+        made = OlderServer(self.answers, self.asked)
+        made.refusal = self.refusal
+        return made
+
+
+@pytest.mark.parametrize("refusal", [MISSING, FORBIDDEN])
+@pytest.mark.parametrize("page", ["/", "/jobs"])
+def test_a_page_shows_what_the_server_gives(page: str, refusal: ApiError) -> None:
+    client = OlderServer({"/v1/jobs": wire.JobPage(jobs=[listing("train")], cursor=None)})
+    client.refusal = refusal
+    answer = sign_in(client).get(page)
+    assert answer.status_code == 200
+    assert "train" in answer.text
