@@ -95,8 +95,8 @@ def _explain(error: Exception) -> str:
             "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
             "NO_START_LINE": "one of the two files is not in PEM",
         }
-        unnamed = "NO_START_LINE" if "PEM lib" in str(error) else ""  # Python names no reason
-        return known.get(error.reason or unnamed, str(error))
+        # Python names no reason if a file is not in PEM.
+        return known.get(error.reason or "NO_START_LINE", str(error))
     return str(getattr(error, "strerror", None) or error)
 
 

@@ -59,9 +59,9 @@ def command(
     """Show jobs, services, machines and costs in a browser, until Ctrl-C.
 
     The pages show the server that commands use, with your permissions. The printed address contains
-    a secret key, so show it to nobody. Only browsers of this machine can reach the pages. To use a
-    browser of another machine, run there `ssh -L 8520:127.0.0.1:8520 HOST`, where HOST is this
-    machine, and open the printed address.
+    a secret, with which others could act as you. Only browsers of this machine can reach the pages.
+    To use a browser on another machine, run `ssh -L 8520:127.0.0.1:8520 HOST` there, where HOST is
+    this machine, and open the printed address.
 
     With --listen, several users share the console, and each sees what their own token permits.
     """
