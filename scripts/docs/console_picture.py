@@ -25,13 +25,13 @@ _COLORS = 64  # of the picture; its file is then a third as large
 
 # name, project, user, phase, minutes since the submission, placement, dollars, reason
 _JOBS: list[tuple[str, str, str, str, int, str | None, float, str]] = [
-    ("gpt-small-7", "language", "ada", "running", 12, "aws/us-east-1/p5.48xlarge/spot", 9.87, "the work runs"),
-    ("segment-31", "vision", "grace", "running", 47, "lambda/us-west-1/gpu_1x_a10/on-demand", 0.59, "the work runs"),
+    ("gpt-small-7", "language", "ada", "running", 12, "aws/us-east-1/us-east-1a/p5.48xlarge:8/spot", 9.87, "the work runs"),
+    ("segment-31", "vision", "grace", "running", 47, "lambda/us-west-1/gpu_1x_a10:1/on-demand", 0.59, "the work runs"),
     ("gpt-small-6", "language", "ada", "queued", 52, None, 0.0, "waits for spot; the deadline leaves 9h12m"),
-    ("eval-nightly", "language", "ci", "done", 160, "slurm/lab/a100", 0.0, "exit code 0"),
-    ("segment-30", "vision", "grace", "failed", 220, "lambda/us-west-1/gpu_1x_a10/on-demand", 1.24, "exit code 1 on rank 0"),
-    ("digits", "default", "alan", "done", 300, "local/workstation/gpu:0/on-demand", 0.0, "exit code 0"),
-    ("gpt-small-5", "language", "ada", "done", 1500, "aws/us-east-1/p5.48xlarge/spot", 143.02, "exit code 0, after 2 preemptions"),
+    ("eval-nightly", "language", "ci", "done", 160, "slurm/lab/a100:4/on-demand", 0.0, "exit code 0"),
+    ("segment-30", "vision", "grace", "failed", 220, "lambda/us-west-1/gpu_1x_a10:1/on-demand", 1.24, "exit code 1 on rank 0"),
+    ("digits", "default", "alan", "done", 300, "local/workstation/rtx4090:1/on-demand", 0.0, "exit code 0"),
+    ("gpt-small-5", "language", "ada", "done", 1500, "aws/us-east-1/us-east-1a/p5.48xlarge:8/spot", 143.02, "exit code 0, after 2 preemptions"),
 ]  # fmt: skip
 _SPENDING = {"language": 120.0, "vision": 45.0, "default": 6.0}  # dollars on a usual day
 
@@ -82,7 +82,8 @@ def _make_answers(now: datetime) -> dict[str, Any]:
     for name, project, user, phase, minutes, placement, dollars, reason in _JOBS:
         at = now - timedelta(minutes=minutes)
         fields = {"project": project, "user": user, "phase": phase, "placement": placement}
-        fields |= {"submitted_at": at, "since": at, "reason": reason}
+        over = at + timedelta(minutes=40) if phase in ("done", "failed") else None
+        fields |= {"submitted_at": at, "since": over or at, "ended_at": over, "reason": reason}
         jobs.append(listing(name, **fields, spent_micros=round(dollars * 1e6)))
 
     def spending(target: str) -> list[Any]:
