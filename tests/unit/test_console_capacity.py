@@ -2,6 +2,7 @@
 
 import html
 import re
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, sign_in
 
 from cavvy.client import ApiError, wire
+from cavvy.client.transport import HttpAnswer
+from cavvy.console.clients import PAGE_S
 
 
 def market(key: str = "aws/us/us-a/p5:8/spot", **fields: Any) -> wire.MarketListing:
@@ -79,6 +82,25 @@ def test_quotas_are_requested_only_if_the_user_asks_for_them() -> None:
     browser.get("/capacity?quotas=all", headers={"sec-fetch-dest": "empty"})
     assert "G spot 0 – – vCPUs" in words(browser.get("/capacity?quotas=all&text=g").text)
     assert client.asked.count("GET /v1/quotas") == 1
+
+
+def test_quotas_have_more_time_than_other_answers() -> None:
+    limits: dict[str, float] = {}
+
+    class TimedClient(CannedClient):
+        def send(self, method: str, target: str, *arguments: Any, **named: Any) -> HttpAnswer:
+            assert self.until is not None
+            limits[target] = self.until - time.monotonic()
+            return super().send(method, target, *arguments, **named)
+
+        def sibling(self) -> "TimedClient":
+            return TimedClient(self.answers, self.asked)
+
+    browser = sign_in(TimedClient({"/v1/markets": [], "/v1/quotas": report(), "/v1/services": []}))
+    browser.get("/capacity?quotas=all")
+    browser.get("/services")
+    assert limits["/v1/quotas"] > 50, "the providers may take a minute"
+    assert limits["/v1/services"] <= PAGE_S, "the next page has the usual limit"
 
 
 @pytest.mark.parametrize("status", [403, 503, 0])

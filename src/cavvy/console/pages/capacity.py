@@ -1,5 +1,6 @@
 """What can be rented: the observed markets, and the providers' quotas."""
 
+import time
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -11,6 +12,7 @@ from cavvy.console.memory import Memory
 from cavvy.console.pages.page import Page, Part, is_update, memory_of, try_part
 
 _MOST_ROWS = 300  # rows of a table
+_QUOTAS_S = 60.0  # seconds for which the page waits for the providers
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
@@ -52,6 +54,7 @@ def _list_markets(client: ApiClient) -> Sequence[MarketListing]:
 
 def _find_quotas(client: ApiClient, memory: Memory) -> Part[QuotaReport]:
     """Raises ApiError if the user is no longer signed in."""
+    client.until = time.monotonic() + _QUOTAS_S
     try:
         return Part(memory.recall("quotas", client.quotas))
     except ApiError as error:
