@@ -96,6 +96,9 @@ def test_a_rank_of_a_large_gang_keeps_the_attempt() -> None:
     assert choices.count("<option") == 64
     assert "<option selected>63</option>" in choices
     assert '<input type="hidden" name="attempt" value="1">' in text
+    newest = sign_in(CannedClient(job_answers(detail(attempts=[gang])))).get(PATH).text
+    assert '<select name="rank"' in newest
+    assert 'name="attempt"' not in newest, "another attempt may begin while the page is open"
     log = next(each for each in client.asked if "/logs" in each)
     assert "rank=63" in log
     assert "attempt=1" in log

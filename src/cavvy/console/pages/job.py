@@ -71,6 +71,7 @@ def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[st
         log = try_part(lambda: _read_tail(client, job, rank, shown))
     return {
         "attempt": shown,
+        "is_attempt_chosen": "attempt" in request.query_params,
         "nodes": [_node_row(node) for node in nodes],
         "node_counts": Counter(node.phase for node in nodes),
         "log": log,
