@@ -166,6 +166,21 @@ def test_a_service_without_dead_calls_needs_no_further_request() -> None:
     assert client.asked == [f"GET {API}", f"GET {API}/keys", f"GET {API}", f"GET {API}"]
 
 
+def test_a_page_that_is_opened_early_shows_the_queue_and_the_keys_later() -> None:
+    """The script can only update parts that the page had when it was opened."""
+    full = served(
+        queue=QueueView(waiting=1, running=0, done=0, dead=0),
+        crons=[CronView(cron="0 7 * * *", time_zone="UTC", path="/", next_at=None)],
+    )
+    parts = []
+    for canned in (answers(served()), answers(full, **{f"{API}/keys": [key()]})):
+        text = sign_in(CannedClient(canned)).get(PATH).text
+        parts.append(re.findall(r'id="([\w-]+)"[^>]* data-live', text))
+    assert "Keys</h2>" in text
+    assert parts[0] == parts[1]
+    assert {"queue", "keys", "service-events"} <= set(parts[0])
+
+
 def test_a_service_is_ended_after_a_question() -> None:
     client = CannedClient(answers(served(), **{f"DELETE {API}": served(state="ending")}))
     browser = sign_in(client)
