@@ -16,7 +16,7 @@ from tests.console_rig import NOW, ORIGIN, Browser, CannedClient, listing, sign_
 from cavvy.client import ApiClient, ApiError, Patience, Unreachable, account_wire, wire
 from cavvy.client.service_wire import list_services
 from cavvy.console import access as access_module
-from cavvy.console.access import EachUser, OneUser
+from cavvy.console.access import Access, EachUser, OneUser
 from cavvy.console.app import Console
 from cavvy.console.clients import NOT_RUNNING, ClientPool, find_embedded
 from cavvy.console.headers import LocalNames
@@ -472,25 +472,64 @@ def test_behind_tls_the_cookie_belongs_to_this_host_only() -> None:
 STOPPED = Unreachable(NOT_RUNNING, "No server is running.", "Start it.")
 
 
-@pytest.mark.parametrize(("mode", "starts"), [("navigate", 1), ("same-origin", 0), ("", 0)])
+class EmbeddedServer:
+    """A server that gives the answers only after it was started."""
+
+    def __init__(self, answers: dict[str, object]) -> None:
+        self.answers: dict[str, object] = dict.fromkeys(answers, STOPPED)
+        self.starts = 0
+        self._later = answers
+
+    def browser(self, access: Access) -> Browser:
+        browser = Browser(access)
+        browser._app = Console(access, "here", lambda: NOW, self._start).app
+        return browser
+
+    def _start(self) -> None:
+        self.starts += 1
+        self.answers |= self._later
+
+
+NAVIGATION = {"accept": "text/html,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "starts"),
+    [
+        ({"sec-fetch-mode": "navigate"}, 1),
+        ({"sec-fetch-mode": "same-origin"}, 0),
+        ({"sec-fetch-mode": "cors"} | NAVIGATION, 0),
+        (NAVIGATION, 1),  # a browser that sends no such headers
+        ({}, 0),
+    ],
+)
 def test_a_user_who_opens_a_page_starts_the_server_but_its_updates_do_not(
-    mode: str, starts: int
+    headers: dict[str, str], starts: int
 ) -> None:
-    answers: dict[str, object] = {"/v1/services": STOPPED}
-    started = list[int]()
-
-    def start() -> None:
-        started.append(1)
-        answers["/v1/services"] = []
-
-    access = OneUser(CannedClient(answers))
-    browser = Browser(access)
-    browser._app = Console(access, "here", lambda: NOW, start).app
+    server = EmbeddedServer({"/v1/services": []})
+    access = OneUser(CannedClient(server.answers))
+    browser = server.browser(access)
     browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
-    answer = browser.get("/services", headers={"sec-fetch-mode": mode})
-    assert len(started) == starts
+    answer = browser.get("/services", headers=headers)
+    assert server.starts == starts
     assert answer.status_code == (200 if starts else 502)
     assert starts or "No server is running." in answer.text
+
+
+def test_forms_start_the_server_too() -> None:
+    who = account_wire.WhoAmIView(account="ada", roles=[])
+    path = "/v1/projects/default/jobs/train/stop"
+    server = EmbeddedServer({"/v1/whoami": who, path: listing(phase="stopping")})
+    client = CannedClient(server.answers)
+    browser = server.browser(EachUser(lambda token: client))
+    answer = browser.post(
+        "/sign-in", data={"token": "ada"}, headers=NAVIGATION, follow_redirects=False
+    )
+    assert (answer.status_code, server.starts) == (303, 1)
+    server.answers[path] = STOPPED
+    answer = browser.post("/jobs/default/train/stop", headers=NAVIGATION, follow_redirects=False)
+    assert (answer.status_code, server.starts) == (303, 2)
+    assert client.asked[-2:] == [f"POST {path}"] * 2
 
 
 def test_without_a_running_server_none_is_found(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from secrets import token_urlsafe
 from threading import Lock
 from typing import Protocol
 
-from cavvy.client import ApiClient, ApiError
+from cavvy.client import ApiClient
 from cavvy.client.accounts import AccountClient
 from cavvy.console.clients import PAGE_S, ClientPool
 
@@ -33,7 +33,9 @@ class Access(Protocol):
     shared: bool  # whether each user signs in with an own token
 
     def sign_in(self, secret: str) -> str:
-        """Return the cookie for a browser that presents the secret. Raises SignInRefused."""
+        """Return the cookie for a browser that presents the secret. Raises SignInRefused, ApiError
+        if the server refuses the secret or does not answer.
+        """
 
     def find(self, cookie: str) -> ClientPool | None:
         """Return the connections of the user whose browser sends this cookie."""
@@ -106,8 +108,6 @@ class EachUser:
         client.until = time.monotonic() + PAGE_S
         try:
             account = AccountClient(client).whoami().account
-        except ApiError as error:
-            raise SignInRefused(_say(error)) from error
         finally:
             client.close()  # it opens again when it is used
         cookie = token_urlsafe(24)
@@ -161,12 +161,6 @@ class EachUser:
             self._reasons[cookie] = reason
         while len(self._reasons) > _MOST_REASONS:
             del self._reasons[next(iter(self._reasons))]
-
-
-def _say(error: ApiError) -> str:
-    """Return an error as sentences."""
-    parts = (text[:1].upper() + text[1:].rstrip(".") for text in (error.message, error.hint))
-    return " ".join(f"{each}." for each in parts if each)
 
 
 def _equal(given: str, expected: str) -> bool:

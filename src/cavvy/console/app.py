@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 from anyio import CapacityLimiter, to_thread
@@ -26,6 +26,7 @@ from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, 
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
 
+_T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]
 _LONGEST_FORM = 16 << 10  # bytes
 _FORM_S = 10.0  # seconds for a complete form
@@ -95,26 +96,35 @@ class Console:
                 return self._ask_to_sign_in(request)
             request.state.memory = clients.memory
             try:
-                return self._show(request, self._make(make, clients, request))
+                page = self._use(
+                    clients, request, lambda client: make(client, request, self._now())
+                )
             except ApiError as error:
                 return self._show_error(request, error)
+            return self._show(request, page)
 
         return Route(path, show, methods=["GET"])
 
-    def _make(self, make: _MakePage, clients: ClientPool, request: Request) -> Page:
-        """Make a page. If the embedded server has ended, such as for idleness, a user who opens a
-        page starts it, as each command does. Raises ApiError.
+    def _use(self, clients: ClientPool, request: Request, act: Callable[[ApiClient], _T]) -> _T:
+        """Call `act` with a connection of the user. Raises ApiError."""
+
+        def call() -> _T:
+            with clients.lend() as client:
+                return act(client)
+
+        return self._start_for(request, call)
+
+    def _start_for(self, request: Request, call: Callable[[], _T]) -> _T:
+        """Return the result of `call`. If the embedded server has ended, such as for idleness, a
+        user who opens a page or sends a form starts it, as each command does. Raises ApiError.
         """
-        for may_start in (self._start is not None and _is_opened(request), False):
-            try:
-                with clients.lend() as client:
-                    return make(client, request, self._now())
-            except ApiError as error:
-                if not may_start or error.code != NOT_RUNNING:
-                    raise
-            assert self._start is not None
-            self._start()
-        raise AssertionError("the second try returns or raises")
+        try:
+            return call()
+        except ApiError as error:
+            if error.code != NOT_RUNNING or self._start is None or not _is_opened(request):
+                raise
+        self._start()
+        return call()
 
     def _action(
         self,
@@ -130,8 +140,7 @@ class Console:
             if clients is None:
                 return self._ask_to_sign_in(request)
             try:
-                with clients.lend() as client:
-                    act(client, request)
+                self._use(clients, request, lambda client: act(client, request))
             except ApiError as error:
                 return self._show_error(request, error)
             return RedirectResponse(next_path(request), HTTPStatus.SEE_OTHER)
@@ -167,9 +176,11 @@ class Console:
     def _admit(self, request: Request, secret: str) -> Response:
         try:
             self._refuse_other_users(request)
-            cookie = self._access.sign_in(secret)
+            cookie = self._start_for(request, lambda: self._access.sign_in(secret))
         except SignInRefused as refusal:
             return self._sign_in_page(request, str(refusal), HTTPStatus.FORBIDDEN)
+        except ApiError as error:
+            return self._sign_in_page(request, _say(error), HTTPStatus.FORBIDDEN)
         if self._access.shared:
             self._access.sign_out(self._cookie(request))
         answer = RedirectResponse(_next_of(request), HTTPStatus.SEE_OTHER)
@@ -316,8 +327,13 @@ def _is_secure(request: Request) -> bool:
 
 
 def _is_opened(request: Request) -> bool:
-    """Return whether the user opened the page, rather than the page's script updating it."""
-    return request.headers.get("sec-fetch-mode") == "navigate"
+    """Return whether the user opened the page or sent a form, rather than the page's script
+    updating the page. Without TLS, browsers send Sec-Fetch headers only to loopback addresses.
+    """
+    mode = request.headers.get("sec-fetch-mode")
+    if mode is None:
+        return "text/html" in request.headers.get("accept", "")
+    return mode == "navigate"
 
 
 def _refuse_other_sites(request: Request) -> None:
@@ -331,6 +347,12 @@ def _refuse_other_sites(request: Request) -> None:
         raise HTTPException(
             HTTPStatus.FORBIDDEN, "The request did not come from a page of this console."
         )
+
+
+def _say(error: ApiError) -> str:
+    """Return an error as sentences."""
+    parts = (text[:1].upper() + text[1:].rstrip(".") for text in (error.message, error.hint))
+    return " ".join(f"{each}." for each in parts if each)
 
 
 def _status_of(error: ApiError) -> int:
