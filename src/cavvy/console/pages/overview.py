@@ -40,7 +40,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "days": days,
             "spent_micros": total_of(days.value) if days.value else 0,
             "chart": charts.stacked_days(days.value) if days.value else None,
-            "budgets": [each for each in budgets if _is_full(each.spent_micros, each)],
+            "budgets": [each for each in budgets if _is_full(each)],
             "services": try_part(lambda: list_services(client)).value or [],
             "problem": _find_problem(client),
         },
@@ -53,5 +53,5 @@ def _find_problem(client: ApiClient) -> str:
     return server.problem if server else ""
 
 
-def _is_full(spent_micros: int, budget: BudgetView) -> bool:
-    return spent_micros >= _FULL * budget.month_limit_micros
+def _is_full(budget: BudgetView) -> bool:
+    return budget.spent_micros >= _FULL * budget.month_limit_micros
