@@ -100,6 +100,35 @@ def test_the_overview_counts_and_adds_up() -> None:
     assert "9m00s ago: the work runs" not in text, "the job has not failed"
 
 
+def test_machines_are_shown_with_hardware_and_price() -> None:
+    def machine(**fields: Any) -> wire.MachineView:
+        usual = {
+            "project": "default",
+            "user": "ada",
+            "job": None,
+            "waiting": 0,
+            "has": "8 H100",
+            "nodes": 1,
+            "since": NOW,
+            "kept_until": None,
+            "keep_s": 60.0,
+            "spent_micros": None,
+        }
+        return wire.MachineView(**usual | fields)
+
+    key = "aws/us-east-1/us-east-1a/p5.48xlarge:8/spot"
+    kept = machine(name="box", state="idle", placement=key, rate_micros_per_hour=9_000_000)
+    stopped = machine(name="off", state="stopped", placement=None, rate_micros_per_hour=None)
+    answers = everything(
+        **{"/v1/machines": [kept, stopped], "/v1/nodes": [node_listing(placement=key)]}
+    )
+    text = sign_in(CannedClient(answers)).get("/machines").text
+    assert text.count("p5.48xlarge, 8 GPUs<br>") == 2
+    assert "$12.50/h" in text
+    assert '<td class="number">$9.00/h</td>' in text
+    assert '<td class="number">–</td>' in text
+
+
 def test_an_update_of_the_overview_does_not_add_up_past_days_again() -> None:
     client = CannedClient(everything())
     browser = sign_in(client)
