@@ -18,7 +18,7 @@ from cavvy.console.access import Access, OneUser
 from cavvy.console.app import Console
 
 NOW = datetime(2026, 3, 4, 12, tzinfo=UTC)
-ORIGIN = "http://testserver"
+ORIGIN = "http://localhost"
 
 
 class CannedClient(ApiClient):

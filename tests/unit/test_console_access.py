@@ -5,21 +5,21 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.console_rig import NOW, ORIGIN, Browser, CannedClient, listing, sign_in
 
 from cavvy.client import ApiClient, ApiError, Patience, Unreachable, account_wire, wire
 from cavvy.client.service_wire import list_services
+from cavvy.client.transport import HttpAnswer
 from cavvy.console import access as access_module
 from cavvy.console.access import Access, EachUser, OneUser
 from cavvy.console.app import Console
-from cavvy.console.clients import NOT_RUNNING, ClientPool, find_embedded
-from cavvy.console.headers import LocalNames
+from cavvy.console.clients import NOT_RUNNING, PAGE_S, ClientPool, find_embedded
 from cavvy.console.local_users import is_other_user
 
 PAGES = ("/", "/jobs", "/jobs/default/train", "/services", "/services/p/s", "/machines", "/costs")
@@ -82,7 +82,7 @@ def test_signing_out_ends_the_session_in_every_browser() -> None:
     "headers",
     [
         {"origin": "http://evil.example"},
-        {"origin": "http://testserver:8080"},
+        {"origin": f"{ORIGIN}:8080"},
         {"origin": "null"},
         {"origin": ""},
         {"sec-fetch-site": "cross-site"},
@@ -320,6 +320,20 @@ def test_a_session_that_waits_keeps_no_connection_open() -> None:
     assert closed == ["ada"]
 
 
+def test_a_sign_in_ends_although_the_server_is_silent() -> None:
+    limits = list[float]()
+
+    class TimedClient(CannedClient):
+        def send(self, *arguments: object, **named: object) -> HttpAnswer:
+            assert self.until is not None
+            limits.append(self.until - time.monotonic())
+            return super().send(*arguments, **named)  # type: ignore[arg-type]
+
+    who = account_wire.WhoAmIView(account="ada", roles=[])
+    EachUser(lambda token: TimedClient({"/v1/whoami": who})).sign_in("ada")
+    assert 0 < limits[0] <= PAGE_S
+
+
 def test_the_pool_keeps_few_connections_and_closes_all_at_the_end() -> None:
     alive = set[int]()
 
@@ -386,17 +400,6 @@ def test_a_request_without_a_valid_host_is_refused(host: str) -> None:
     assert answer.status_code == 400
 
 
-def ask_with_host(host: str) -> int:
-    app = LocalNames(Console(OneUser(CannedClient({})), "here", lambda: NOW).app)
-
-    async def ask() -> int:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
-            return (await client.get("/sign-in", headers={"host": host})).status_code
-
-    return asyncio.run(ask())
-
-
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -410,7 +413,16 @@ def ask_with_host(host: str) -> int:
     ],
 )
 def test_the_console_of_one_user_has_only_local_names(host: str, status: int) -> None:
-    assert ask_with_host(host) == status
+    browser = Browser(OneUser(CannedClient({})))
+    answer = browser.get("/sign-in", headers={"host": host})
+    assert answer.status_code == status
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_the_console_of_several_users_has_any_name() -> None:
+    browser = Browser(EachUser(Users().connect))
+    answer = browser.get("/sign-in", headers={"host": "console.example.com"})
+    assert answer.status_code == 200
 
 
 def test_a_page_that_fails_has_the_safe_headers_and_shows_no_details(

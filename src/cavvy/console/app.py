@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from cavvy.client import ApiClient, ApiError, Unreachable
 from cavvy.console.access import Access, SignInRefused
 from cavvy.console.clients import NOT_RUNNING, ClientPool
-from cavvy.console.headers import OwnPages, SafeHeaders, host_port
+from cavvy.console.headers import LocalNames, OwnPages, SafeHeaders, host_port
 from cavvy.console.local_users import is_other_user
 from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
@@ -51,7 +51,8 @@ class Console:
         self._now = now
         self._start = start
         self._limiter: CapacityLimiter | None = None
-        self.app: ASGIApp = SafeHeaders(OwnPages(self._make_app()))
+        pages = self._make_app()
+        self.app: ASGIApp = SafeHeaders(OwnPages(pages if access.shared else LocalNames(pages)))
 
     def _make_app(self) -> Starlette:
         return Starlette(

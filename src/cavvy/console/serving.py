@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cavvy.console.access import Access
 from cavvy.console.app import Console
-from cavvy.console.headers import LocalNames
 
 if TYPE_CHECKING:
     import uvicorn
@@ -45,7 +44,7 @@ def serve(
     _allow_many_files()
     listener.setblocking(False)
     app = Console(access, server, lambda: datetime.now(UTC), start).app
-    http_server = make_http_server(_ManyPages(app if access.shared else LocalNames(app)))
+    http_server = make_http_server(_ManyPages(app))
     _run_until_signal(http_server, listener, access)
 
 
