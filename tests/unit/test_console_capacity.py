@@ -74,12 +74,12 @@ def test_quotas_are_requested_only_if_the_user_asks_for_them() -> None:
     client = CannedClient({"/v1/markets": [], "/v1/quotas": report(*rows)})
     browser = sign_in(client)
     assert "/capacity?quotas=all" in browser.get("/capacity").text
-    assert "GET /v1/quotas" not in client.asked
+    browser.get("/capacity?quotas=all", headers={"sec-fetch-dest": "empty"})
+    assert "GET /v1/quotas" not in client.asked, "updates do not show the quotas"
     text = words(browser.get("/capacity?quotas=all").text)
     assert "aws us-east-1 P spot 384 192 192 vCPUs" in text
     assert "1 quota has a limit of 0 and no row" in text
     assert "The quotas of gcp are unknown: no permission" in text
-    browser.get("/capacity?quotas=all", headers={"sec-fetch-dest": "empty"})
     assert "G spot 0 – – vCPUs" in words(browser.get("/capacity?quotas=all&text=g").text)
     assert client.asked.count("GET /v1/quotas") == 1
 
