@@ -23,6 +23,7 @@ from tests.console_rig import (
 )
 
 from cavvy.client import ApiError, account_wire, wire
+from cavvy.client.budget_wire import BudgetView
 
 
 def server_view(**fields: Any) -> wire.ServerView:
@@ -152,6 +153,29 @@ def test_the_overview_names_what_needs_attention() -> None:
     assert "its disk is full" in notices
     assert "it crashed" in notices
     assert "long ago" not in notices
+
+
+@pytest.mark.parametrize(("spent_micros", "needs"), [(7_900_000, False), (8_000_000, True)])
+def test_a_budget_needs_attention_from_80_percent_on(spent_micros: int, needs: bool) -> None:
+    budget = BudgetView(
+        name="team",
+        project="",
+        user="",
+        tag="",
+        limit_micros=10_000_000,
+        month_limit_micros=10_000_000,
+        spent_micros=spent_micros,
+        expected_micros=None,
+        low_micros=None,
+        high_micros=None,
+        alerts=[],
+        soft_percent=None,
+        hard_percent=None,
+        carry_over=False,
+        request=None,
+    )
+    text = sign_in(CannedClient(everything(**{"/v1/budgets": [budget]}))).get("/").text
+    assert ("of $10.00 this month" in text) == needs
 
 
 def test_a_user_who_may_not_see_costs_sees_the_rest() -> None:
