@@ -10,7 +10,7 @@ from cavvy.client.wire import StretchView
 from cavvy.console.spending import DailySpending
 from cavvy.domain.units import Money, format_duration, format_usd
 
-ROW_PX = 22
+_ROW_PX = 22
 PLOT_PX = 160
 _GAP = 0.25  # the share of a day's width that stays empty
 _THINNEST = 0.15  # percent; thinner periods would not be seen
@@ -73,8 +73,8 @@ def timeline(stretches: Sequence[StretchView]) -> Chart | None:
             Bar(
                 x=_percent((each.since - begin).total_seconds() / span),
                 width=max(_THINNEST, _percent(lasted / span)),
-                y=rows[each.attempt] * ROW_PX + 3,
-                height=ROW_PX - 6,
+                y=rows[each.attempt] * _ROW_PX + 3,
+                height=_ROW_PX - 6,
                 kind=each.spell,
                 label=f"{each.spell} {_length(lasted)}"
                 + (f", attempt {each.attempt}" if each.attempt else ""),
@@ -83,7 +83,7 @@ def timeline(stretches: Sequence[StretchView]) -> Chart | None:
     kinds = list(dict.fromkeys((each.spell, each.spell) for each in stretches))
     names = [f"attempt {attempt}" if attempt else "before" for attempt in rows]
     return Chart(
-        len(rows) * ROW_PX,
+        len(rows) * _ROW_PX,
         bars,
         _time_marks(span),
         kinds=kinds,

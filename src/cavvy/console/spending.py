@@ -8,7 +8,7 @@ from cavvy.client import ApiClient
 from cavvy.client.ledger_wire import LedgerSumView, sum_ledger
 from cavvy.console.memory import KEPT_S, Memory
 
-DAY = timedelta(days=1)
+_DAY = timedelta(days=1)
 _SERIES = 6  # the groups with the largest sums; the others are added up
 OTHERS = "others"
 _TODAY_S = 10.0  # seconds for which today's sums are kept
@@ -37,7 +37,7 @@ def spending_by_day(
     ApiError.
     """
     today = day_of(now)
-    days = [today - each * DAY for each in reversed(range(count))]
+    days = [today - each * _DAY for each in reversed(range(count))]
     amounts: dict[str, list[int]] = {}
     for number, day in enumerate(days):
         for row in _spending_of(
@@ -58,7 +58,7 @@ def _spending_of(
 ) -> Sequence[LedgerSumView]:
     return memory.recall(
         ("spending", by, day),
-        lambda: sum_ledger(client, [by], since=day, until=day + DAY),
+        lambda: sum_ledger(client, [by], since=day, until=day + _DAY),
         kept_s,
     )
 

@@ -21,9 +21,9 @@ from cavvy.console.pages.page import (
 
 _ON_PAGE = 50
 _AT_ONCE = 500  # jobs that one request of a search reads; the server's maximum
-SEARCHED = 2000  # jobs that a page of a search reads at most
+_MOST_SEARCHED = 2000  # jobs that a page of a search reads at most
 # the choices above the list, and the phases that each shows
-CHOICES: dict[str, Sequence[str]] = {
+_CHOICES: dict[str, Sequence[str]] = {
     "all": (),
     "unfinished": UNFINISHED,
     **{phase: (phase,) for phase in (*UNFINISHED, *ENDED)},
@@ -75,7 +75,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         {
             "jobs": found.jobs,
             "services": services_by_replica(client, request, found.jobs),
-            "choices": list(CHOICES),
+            "choices": list(_CHOICES),
             "choice": wanted.phase,
             "project": wanted.project,
             "projects": sorted(
@@ -94,13 +94,13 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
 
 
 def _find(client: ApiClient, wanted: _Filter, cursor: str | None) -> _Found:
-    project, phases = wanted.project or None, CHOICES.get(wanted.phase, ())
+    project, phases = wanted.project or None, _CHOICES.get(wanted.phase, ())
     if not wanted.user and not wanted.text:
         page = client.jobs(project, phases=phases, cursor=cursor, limit=_ON_PAGE)
         return _Found(page.jobs, page.cursor)
     jobs: list[JobListing] = []
     searched = 0
-    while searched < SEARCHED and len(jobs) < _ON_PAGE:
+    while searched < _MOST_SEARCHED and len(jobs) < _ON_PAGE:
         page = client.jobs(project, phases=phases, cursor=cursor, limit=_AT_ONCE)
         jobs += filter(wanted.selects, page.jobs)
         searched += len(page.jobs)
