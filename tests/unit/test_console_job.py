@@ -61,7 +61,15 @@ def test_a_page_that_is_opened_early_shows_the_log_and_the_nodes_later() -> None
     assert '<div id="nodes" data-live>' in page
     assert '<div id="rank-choice" data-live>' in page
     stopped = detail(phase="stopped", attempt=0, placement=None, ended_at=NOW)
-    assert "The job ended before an attempt." in page_of(stopped)
+    assert "The job ended before its first attempt." in page_of(stopped)
+
+
+def test_an_update_says_whether_the_job_still_has_no_log() -> None:
+    """The page's script loads the page again when the log begins, and must not do so for ever."""
+    for phase, has_log in (("stopped", False), ("queued", True)):
+        answers = job_answers(detail(phase=phase, attempt=0, placement=None))
+        page = sign_in(CannedClient(answers)).get(PATH, headers={"sec-fetch-dest": "empty"}).text
+        assert ('id="no-log"' not in page) == has_log
 
 
 def test_a_queued_job_with_and_without_a_position() -> None:

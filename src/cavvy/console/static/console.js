@@ -115,9 +115,10 @@ async function updateParts() {
     const fresh = page.getElementById(old.id);
     if (fresh !== null) updatePart(old, fresh);
   }
+  const [hadNoLog, hasNoLog] = [document, page].map((each) => each.getElementById("no-log") !== null);
+  if (hadNoLog && !hasNoLog) return location.reload(); // the job was queued again: a log will follow
   const attempt = Number(page.getElementById("head")?.dataset.attempt ?? 0);
-  if (attempt > 0 && document.getElementById("no-log") !== null) location.reload(); // the log begins
-  else if (view !== null && attempt > view.attempt) view.over = false; // it runs again
+  if (view !== null && attempt > view.attempt) view.over = false; // it runs again
 }
 
 async function repeat(act, pause) {
