@@ -92,3 +92,11 @@ def test_spending_is_read_for_each_day_and_the_rest_is_added_up() -> None:
     assert spending.totals == [145, 145]
     assert "since=2026-03-03T00%3A00%3A00%2B00%3A00" in client.asked[0]
     assert "until=2026-03-04T00%3A00%3A00%2B00%3A00" in client.asked[0]
+
+
+def test_a_group_with_the_name_of_the_others_is_not_lost() -> None:
+    rows = [spent(number + 1, project=f"p{number}") for number in range(7)]
+    client = CannedClient({"/v1/ledger/sums": [*rows, spent(100, project=OTHERS)]})
+    spending = spending_by_day(client, Memory(), "project", NOW, 1)
+    assert list(spending.series) == ["p6", "p5", "p4", "p3", "p2", OTHERS]
+    assert spending.totals == [128]

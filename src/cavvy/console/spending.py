@@ -46,8 +46,11 @@ def spending_by_day(
             name = row.groups[by] or f"no {by}"
             amounts.setdefault(name, [0] * count)[number] += row.amount_micros
     ordered = sorted(amounts, key=lambda name: (-sum(amounts[name]), name))
-    series: dict[str, Sequence[int]] = {name: amounts[name] for name in ordered[:_SERIES]}
-    if rest := ordered[_SERIES:]:
+    shown = ordered
+    if len(ordered) > _SERIES:  # a group may have the name of the others, too
+        shown = [name for name in ordered[:_SERIES] if name != OTHERS]
+    series: dict[str, Sequence[int]] = {name: amounts[name] for name in shown}
+    if rest := [name for name in ordered if name not in series]:
         columns = zip(*(amounts[name] for name in rest), strict=True)
         series[OTHERS] = [sum(column) for column in columns]
     return DailySpending(days, series or {"": [0] * count})
