@@ -127,6 +127,13 @@ def test_signing_in_leads_to_no_other_site(asked: str, shown: str) -> None:
     assert answer.headers["location"] == shown
 
 
+def test_behind_tls_nothing_leads_to_plain_http() -> None:
+    browser = sign_in(CannedClient(SERVICES))
+    for path in ("/services/", "/static", "/jobs/"):
+        answer = browser.get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers.get("location")) == (404, None)
+
+
 def test_pages_permit_no_scripts_or_frames_of_others() -> None:
     browser = sign_in(CannedClient(SERVICES))
     for path in ("/services", "/nope", "/sign-in", "/static/console.js"):

@@ -55,7 +55,7 @@ class Console:
         self.app: ASGIApp = SafeHeaders(OwnPages(pages if access.shared else LocalNames(pages)))
 
     def _make_app(self) -> Starlette:
-        return Starlette(
+        app = Starlette(
             routes=[
                 self._page("/", overview.make),
                 self._page("/jobs", jobs.make),
@@ -75,6 +75,10 @@ class Console:
             ],
             exception_handlers={HTTPException: self._on_http, Exception: self._on_fault},
         )
+        app.router.redirect_slashes = (
+            False  # behind a proxy, it would lead to http instead of https
+        )
+        return app
 
     def _actions(self) -> list[Route]:
         return [
