@@ -1,7 +1,7 @@
 """A console over a server whose answers are given: what a browser would get, without a browser."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -54,9 +54,9 @@ class Browser:
     console's own pages.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, start: Callable[[], None] | None = None) -> None:
         self.cookies = httpx.Cookies()
-        self._app = Console(access, "here", lambda: NOW).app
+        self._app = Console(access, "here", lambda: NOW, start).app
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._request("GET", path, options))

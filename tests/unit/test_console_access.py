@@ -3,26 +3,28 @@
 import asyncio
 import logging
 import os
-import socket
-import threading
-import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.console_rig import NOW, ORIGIN, Browser, CannedClient, listing, sign_in
+from tests.console_rig import ORIGIN, Browser, CannedClient, listing, sign_in
 
-from cavvy.client import ApiClient, ApiError, Patience, Unreachable, account_wire, wire
-from cavvy.client.service_wire import list_services
-from cavvy.client.transport import HttpAnswer
+from cavvy.client import ApiError, account_wire, wire
 from cavvy.console import access as access_module
-from cavvy.console.access import Access, EachUser, OneUser
-from cavvy.console.app import Console
-from cavvy.console.clients import NOT_RUNNING, PAGE_S, ClientPool, find_embedded
+from cavvy.console.access import EachUser, OneUser
 from cavvy.console.local_users import is_other_user
 
-PAGES = ("/", "/jobs", "/jobs/default/train", "/services", "/services/p/s", "/machines", "/costs")
+PAGES = (
+    "/",
+    "/jobs",
+    "/jobs/default/train",
+    "/services",
+    "/services/p/s",
+    "/machines",
+    "/capacity",
+    "/costs",
+    "/team",
+)
 SERVICES = {"/v1/services": []}
 
 
@@ -34,8 +36,10 @@ def test_without_a_cookie_every_page_asks_to_sign_in() -> None:
         assert answer.status_code == 303
         assert answer.headers["location"].startswith("/sign-in?next=")
     assert browser.get("/jobs/default/train/log").status_code == 401
-    for action in ("stop", "retry"):
-        answer = browser.post(f"/jobs/default/train/{action}", follow_redirects=False)
+    service = "/services/default/chat"
+    actions = [f"/jobs/default/train/{each}" for each in ("stop", "retry")]
+    for action in (*actions, *(f"{service}/{each}" for each in ("end", "retry", "calls/c/retry"))):
+        answer = browser.post(action, follow_redirects=False)
         assert answer.headers["location"] == "/sign-in?next=/"
     assert client.asked == []
 
@@ -327,64 +331,6 @@ def test_a_session_that_waits_keeps_no_connection_open() -> None:
     assert closed == ["ada"]
 
 
-def test_a_sign_in_ends_although_the_server_is_silent() -> None:
-    limits = list[float]()
-
-    class TimedClient(CannedClient):
-        def send(self, *arguments: object, **named: object) -> HttpAnswer:
-            assert self.until is not None
-            limits.append(self.until - time.monotonic())
-            return super().send(*arguments, **named)  # type: ignore[arg-type]
-
-    who = account_wire.WhoAmIView(account="ada", roles=[])
-    EachUser(lambda token: TimedClient({"/v1/whoami": who})).sign_in("ada")
-    assert 0 < limits[0] <= PAGE_S
-
-
-def test_the_pool_keeps_few_connections_and_closes_all_at_the_end() -> None:
-    alive = set[int]()
-
-    class Counted(CannedClient):
-        def sibling(self) -> "Counted":
-            made = Counted(self.answers)
-            alive.add(id(made))
-            return made
-
-        def close(self) -> None:
-            alive.discard(id(self))
-
-    pool = ClientPool(Counted({}))
-    lent = list[object]()
-    with ExitStack() as stack:
-        for _ in range(20):
-            lent.append(stack.enter_context(pool.lend()))
-        assert len({id(each) for each in lent}) == 20, "each thread has its own"
-    assert 0 < len(alive) <= 8
-    with pool.lend() as client:
-        assert client in lent, "it was kept"
-        pool.close()
-        assert alive == {id(client)}
-    assert alive == set(), "a connection that was lent is closed when it comes back"
-
-
-def test_connections_come_back_from_many_threads_at_once() -> None:
-    pool, barrier = ClientPool(CannedClient({})), threading.Barrier(30)
-
-    def use() -> None:
-        for _ in range(50):
-            with pool.lend():
-                pass
-        with pool.lend():
-            barrier.wait()
-
-    threads = [threading.Thread(target=use, daemon=True) for _ in range(30)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert not any(each.is_alive() for each in threads)
-
-
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_pages_of_other_sites_load_nothing_but_follow_links(site: str) -> None:
     client = CannedClient(SERVICES)
@@ -486,97 +432,6 @@ def test_behind_tls_the_cookie_belongs_to_this_host_only() -> None:
     assert "; Secure" in cookie
     assert "Path=/;" in cookie
     assert "domain" not in cookie.lower()
-
-
-STOPPED = Unreachable(NOT_RUNNING, "No server is running.", "Start it.")
-
-
-class EmbeddedServer:
-    """A server that gives the answers only after it was started."""
-
-    def __init__(self, answers: dict[str, object]) -> None:
-        self.answers: dict[str, object] = dict.fromkeys(answers, STOPPED)
-        self.starts = 0
-        self._later = answers
-
-    def browser(self, access: Access) -> Browser:
-        browser = Browser(access)
-        browser._app = Console(access, "here", lambda: NOW, self._start).app
-        return browser
-
-    def _start(self) -> None:
-        self.starts += 1
-        self.answers |= self._later
-
-
-NAVIGATION = {"accept": "text/html,*/*;q=0.8"}
-
-
-@pytest.mark.parametrize(
-    ("headers", "starts"),
-    [
-        ({"sec-fetch-mode": "navigate"}, 1),
-        ({"sec-fetch-mode": "same-origin"}, 0),
-        ({"sec-fetch-mode": "cors"} | NAVIGATION, 0),
-        (NAVIGATION, 1),  # a browser that sends no such headers
-        ({}, 0),
-    ],
-)
-def test_a_user_who_opens_a_page_starts_the_server_but_its_updates_do_not(
-    headers: dict[str, str], starts: int
-) -> None:
-    server = EmbeddedServer({"/v1/services": []})
-    access = OneUser(CannedClient(server.answers))
-    browser = server.browser(access)
-    browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
-    answer = browser.get("/services", headers=headers)
-    assert server.starts == starts
-    assert answer.status_code == (200 if starts else 502)
-    assert starts or "No server is running." in answer.text
-
-
-def test_forms_start_the_server_too() -> None:
-    who = account_wire.WhoAmIView(account="ada", roles=[])
-    path = "/v1/projects/default/jobs/train/stop"
-    server = EmbeddedServer({"/v1/whoami": who, path: listing(phase="stopping")})
-    client = CannedClient(server.answers)
-    browser = server.browser(EachUser(lambda token: client))
-    answer = browser.post(
-        "/sign-in", data={"token": "ada"}, headers=NAVIGATION, follow_redirects=False
-    )
-    assert (answer.status_code, server.starts) == (303, 1)
-    server.answers[path] = STOPPED
-    answer = browser.post("/jobs/default/train/stop", headers=NAVIGATION, follow_redirects=False)
-    assert (answer.status_code, server.starts) == (303, 2)
-    assert client.asked[-2:] == [f"POST {path}"] * 2
-
-
-def test_without_a_running_server_none_is_found(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable) as caught:
-        find_embedded(str(tmp_path))()
-    assert caught.value.code == NOT_RUNNING
-
-
-def test_a_page_ends_although_the_server_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cavvy.console.clients.PAGE_S", 0.3)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "s"))
-        listener.listen()
-        client = ApiClient(f"unix:{tmp_path}/s", "token", patience=Patience(3600))
-        pool = ClientPool(client)
-        for _ in range(2):  # a connection that was lent before has a new limit
-            with pool.lend() as lent, pytest.raises(Unreachable, match="timed out"):
-                list_services(lent)
-        pool.close()
-
-
-def test_a_silent_server_is_named_as_the_cause() -> None:
-    lost = Unreachable("connection-lost", "the connection to https://x timed out")
-    answer = sign_in(CannedClient({"/v1/services": lost})).get("/services")
-    assert answer.status_code == 502
-    assert "The server does not answer: the connection to https://x timed out." in answer.text
 
 
 def test_one_user_whose_token_has_expired_learns_what_to_do() -> None:
