@@ -158,7 +158,7 @@ def run(
 ) -> tuple[bytes, int | None]:
     """The output and exit code of a command that one server starts and another one tells."""
     ask = ExecAsk(command=["sh", "-c", line])
-    made = asked._ask(f"{job_path('default', job)}/exec", ExecStarted, ask, retry=False)
+    made = asked.ask(f"{job_path('default', job)}/exec", ExecStarted, ask, retry=False)
     output, code = b"", None
     while code is None:
         piece = other.read_exec("default", job, made.id, offset=len(output))
