@@ -75,9 +75,8 @@ class Console:
             ],
             exception_handlers={HTTPException: self._on_http, Exception: self._on_fault},
         )
-        app.router.redirect_slashes = (
-            False  # behind a proxy, it would lead to http instead of https
-        )
+        # Behind a proxy, a redirect would lead to http instead of https.
+        app.router.redirect_slashes = False
         return app
 
     def _actions(self) -> list[Route]:
