@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from html.parser import HTMLParser
 from importlib.resources import files
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from tests.console_rig import (
@@ -21,7 +21,9 @@ from tests.console_rig import (
     node,
     sign_in,
 )
+from tests.unit.test_console_capacity import market, quota, report
 from tests.unit.test_console_pages import everything, jobs_by_phase
+from tests.unit.test_console_team import answers as team_answers
 
 from cavvy.client import wire
 from cavvy.console.charts import timeline
@@ -132,16 +134,26 @@ class Outline(HTMLParser):
             self._labels -= 1
 
 
+LISTS = ("/", "/jobs", "/services", "/machines", "/costs", "/jobs/default/train", "/nope")
+
+
 def pages() -> Iterator[tuple[str, str]]:
-    """Each page that lists something, and the page of a job."""
+    """Each page but that of a service."""
     stretch = wire.StretchView(spell="running", since=NOW, until=NOW + timedelta(hours=1), attempt=1)  # fmt: skip
     ranks = [node(rank, telemetry={"gpu_percent": 5.0}) for rank in range(3)]
     job = job_answers(
         detail(attempts=[attempt(nodes=ranks)]), b"x\n", cost=cost(timeline=[stretch])
     )
-    browser = sign_in(CannedClient(everything() | job))
-    for path in ("/", "/jobs", "/services", "/machines", "/costs", "/jobs/default/train", "/nope"):
-        yield path, browser.get(path).text
+    capacity = {"/v1/markets": [market()], "/v1/quotas": report(quota())}
+    # the projects of the team are others than that of the jobs
+    for answers, paths in (
+        (everything() | job, LISTS),
+        (capacity, ("/capacity", "/capacity?quotas=all")),
+        (team_answers(), ("/team",)),
+    ):
+        browser = sign_in(CannedClient(answers))
+        for path in paths:
+            yield path, browser.get(path).text
 
 
 def test_pages_have_one_title_ordered_headings_and_named_controls() -> None:
@@ -149,7 +161,7 @@ def test_pages_have_one_title_ordered_headings_and_named_controls() -> None:
         outline = Outline(text)
         assert outline.headings[0] == 1, path
         assert outline.headings.count(1) == 1, path
-        assert max(outline.headings) <= 2, path
+        assert all(b <= a + 1 for a, b in pairwise(outline.headings)), path
         assert len(outline.ids) == len(set(outline.ids)), path
         assert set(outline.named) <= set(outline.ids), path
         assert outline.bare == [], path
