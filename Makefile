@@ -32,13 +32,12 @@ test-provider: setup-dev ## run the tests of one provider: make test-provider P=
 soak: setup-dev ## kill servers, agents and work under queued jobs for SOAK_S seconds (an hour)
 	@.venv/bin/python scripts/soak.py $(ARGS)
 
-check: setup-dev ## lint, types, import contracts, sizes
+check: setup-dev ## lint, types, import contracts
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/mypy tests/typed_user.py
 	@.venv/bin/lint-imports --no-cache
-	@.venv/bin/python scripts/check_sizes.py
 
 scenarios: setup-dev ## run 1,000 random scenarios about deadlines and budgets (about ten minutes)
 	@.venv/bin/python scripts/scenarios.py $(ARGS)
