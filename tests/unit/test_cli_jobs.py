@@ -31,7 +31,7 @@ from tests.unit.cli_client import (
     make_node,
 )
 
-from cavvy.cli import down
+from cavvy.cli import down, logs
 from cavvy.cli.exec import command as exec_command
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
@@ -745,6 +745,26 @@ def test_lines_begin_with_the_time_at_which_they_arrived(client: FakeClient) -> 
     run("logs", "good", "--since", "2026-01-02T03:04Z")
     assert client.log_asked["since"] == datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     assert run("logs", "good", "--since", "1h", "--tail", "3").exit_code == 2
+
+
+def test_a_line_that_was_redrawn_is_one_line(client: FakeClient) -> None:
+    client.log_bytes = b"one\n\r 0%\r 9%\nend\n"
+    assert run("logs", "good", "-n", "2").stdout_bytes == b"\r 0%\r 9%\nend\n"
+    assert run("logs", "good", "-n", "9").stdout_bytes == client.log_bytes
+    stamped = run("logs", "good", "--timestamps", "-n", "2").stdout_bytes
+    assert [line.count(b"UTC") for line in stamped.split(b"\n")] == [1, 1, 0]
+
+
+def test_the_time_stays_before_a_line_that_is_redrawn_on_a_terminal(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.log_bytes = b"one\r\n\r 0%\r 9%"
+    chunks = list(client.log_chunks("default", "good", times=True))
+    whole = b"".join(logs._stamp(chunks, redrawn=True)).decode()
+    assert [line.count("UTC") for line in whole.split("\n")] == [1, 3]
+    assert whole.endswith(" UTC   9%")
+    piped = b"".join(logs._stamp(chunks, redrawn=False)).decode()
+    assert [line.count("UTC") for line in piped.split("\n")] == [1, 1]
 
 
 def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:

@@ -81,7 +81,9 @@ def command(
                 since=since,
                 times=timestamps,
             )
-            return _stamp(chunks) if timestamps else (chunk.data for chunk in chunks)
+            if timestamps:
+                return _stamp(chunks, redrawn=sys.stdout.isatty())
+            return (chunk.data for chunk in chunks)
 
         out = sys.stdout.buffer
         if tail is not None:
@@ -93,22 +95,19 @@ def command(
             out.flush()
 
 
-def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
-    """Yield the lines of a log, each prefixed with the time at which the start of the line
-    arrived.
+def _stamp(chunks: "Iterable[LogChunk]", redrawn: bool) -> Iterator[bytes]:
+    """Yield the parts of a log, with the time at which a line began to arrive before the line. If
+    `redrawn`, the time is repeated after each carriage return, because a terminal overwrites it.
     """
-    line, begun = b"", b""
+    last, begun = b"\n", b""
     for chunk in chunks:
         at = chunk.offset - len(chunk.data)
         for part in chunk.data.splitlines(keepends=True):
-            if not line:
+            if last == b"\n":
                 begun = _time_text(chunk, at)
-            line, at = line + part, at + len(part)
-            if line.endswith(b"\n"):
-                yield begun + line
-                line = b""
-    if line:
-        yield begun + line
+            stamped = last == b"\n" or (redrawn and last == b"\r" and part != b"\n")
+            yield begun + part if stamped else part
+            last, at = part[-1:], at + len(part)
 
 
 def _time_text(chunk: "LogChunk", at: int) -> bytes:
@@ -128,6 +127,9 @@ def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int)
     while lines:
         data = b"".join(read(False, size))
         if data.count(b"\n") > lines or len(data) < size:
-            return data.splitlines(keepends=True)[-lines:]
+            # Carriage returns are parts of a line, in which a progress bar was redrawn.
+            rows = data.removesuffix(b"\n").split(b"\n")
+            ends = b"\n" if data.endswith(b"\n") else b""
+            return [b"\n".join(rows[-lines:]) + ends] if data else []
         size *= 4
     return []

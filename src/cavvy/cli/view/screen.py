@@ -10,9 +10,11 @@ import click
 from cavvy.cli.view.bar import ProgressBar
 from cavvy.cli.view.formatting import show_clock
 from cavvy.cli.view.job_story import JobStory
+from cavvy.cli.view.redrawn import RedrawnLines
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
 
     from cavvy.client.wire import EventView, JobDetail
 
@@ -125,37 +127,45 @@ def _open_console() -> "Console":
 
 
 class _LiveView:
-    """Prints the log and the events above a live line, which shows the phase, the progress and the
-    task's metrics.
+    """Prints the log and the events above the live lines. These show the log's unfinished lines,
+    such as progress bars, and below them the phase, the progress and the task's metrics.
     """
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.live import Live
 
         self._console = _open_console()
-        self._bar = ProgressBar(job)
-        self.live = Live(self._bar, console=self._console, refresh_per_second=8)
-        self._lines = _LineJoiner()
+        self._below = _Below(job)
+        self.live = Live(self._below, console=self._console, refresh_per_second=8)
+        self._ranks: dict[int, RedrawnLines] = {}
         self._several = job_ranks(job) > 1
         self._story = JobStory(self._several)
 
     def log(self, rank: int, data: bytes) -> None:
-        if lines := self._lines.take(rank, data):
-            self._print(rank, lines)
+        finished = self._ranks.setdefault(rank, RedrawnLines()).take(data)
+        self._below.unfinished = [
+            self._texts(each, lines.unfinished()) for each, lines in sorted(self._ranks.items())
+        ]
+        self._print(self._texts(rank, finished))
 
     def flush(self) -> None:
-        for rank, line in self._lines.left():
-            self._print(rank, [line])
+        unfinished, self._below.unfinished = self._below.unfinished, []
+        self._ranks = {}
+        for texts in unfinished:
+            self._print(texts)
 
-    def _print(self, rank: int, lines: list[bytes]) -> None:
+    def _print(self, texts: "list[Text]") -> None:
         from rich.text import Text
 
-        # If a program redraws a line with carriage returns, only the last version is shown.
-        texts = [
-            line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines
-        ]
+        if texts:
+            self._console.print(Text("\n").join(texts))
+
+    def _texts(self, rank: int, lines: list[str]) -> "list[Text]":
+        from rich.ansi import AnsiDecoder
+
         before = f"[{rank}] " if self._several else ""
-        self._console.print(Text.from_ansi("\n".join(before + text for text in texts)))
+        decoder = AnsiDecoder()
+        return [decoder.decode_line(before + line) for line in lines]
 
     def event(self, event: "EventView") -> None:
         from rich.text import Text
@@ -166,4 +176,27 @@ class _LiveView:
             )
 
     def job(self, job: "JobDetail") -> None:
-        self._bar.show(job)
+        self._below.bar.show(job)
+
+
+class _Below:
+    """The live lines, as an object that `rich` can render."""
+
+    def __init__(self, job: "JobDetail") -> None:
+        self.bar = ProgressBar(job)
+        self.unfinished: list[list[Text]] = []  # lines of each rank
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        # Lines that do not fit in half of the terminal are left out: the lines of the last ranks,
+        # and all lines of a rank except the last.
+        room = max(1, console.height // 2)
+        ranks = self.unfinished
+        if sum(map(len, ranks)) > room:
+            most = max(1, room // len(ranks))
+            ranks = [texts[-most:] for texts in ranks]
+        for text in [text for texts in ranks for text in texts][:room]:
+            line = text.copy()
+            line.no_wrap, line.overflow = True, "crop"
+            line.truncate(options.max_width - 1, overflow="crop")
+            yield line
+        yield self.bar
