@@ -171,7 +171,7 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: ApiClient, tmp_
     assert (tmp_path / "again").read_bytes() == large
     assert not list(tmp_path.glob("*.cavvy-part"))
     missing = cavvy("cp", "box:nothing", str(tmp_path))
-    assert missing.returncode == 255
+    assert missing.returncode == 1
     assert b"No such file" in missing.stderr
 
 

@@ -65,7 +65,7 @@ def test_a_job_sees_nothing_of_the_server_or_of_other_jobs(user: User, tmp_path:
         assert user.output(command, "still", "--", "ls", str(user.home)) == "providers\n"
         inside = user.output(command, "still", "--", "readlink", "/proc/self/ns/mnt")
         assert inside == user.log("still")
-    assert "No such file" in user.cli("cp", f"still:{user.home}/token", "token", code=255)
+    assert "No such file" in user.cli("cp", f"still:{user.home}/token", "token", code=1)
 
 
 LINKS = """

@@ -31,3 +31,20 @@ def test_a_test_double_is_listed_only_if_it_is_configured_or_named(
 def test_a_task_file_is_sent_to_validate() -> None:
     found = CliRunner().invoke(cli, ["check", "train.yaml"], prog_name="cavvy")
     assert (found.exit_code, "cavvy validate train.yaml" in found.output) == (2, True)
+
+
+def test_the_table_shows_what_is_configured_and_only_names_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[providers.slurm]\nenabled = false\n")
+    monkeypatch.setenv("CAVVY_CONFIG", str(settings))
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    shown = CliRunner().invoke(cli, ["check"], prog_name="cavvy").output
+    states = [line.split()[:2] for line in shown.split("\n\n")[0].splitlines()[1:]]
+    assert states == [["local", "ready"], ["slurm", "off"]]
+    assert "Not configured (" in shown
+    assert "aws, " in shown
+    everything = CliRunner().invoke(cli, ["check", "--all"], prog_name="cavvy").output
+    assert "Amazon EC2: add [providers.aws]" in everything
+    assert "Not configured (" not in everything

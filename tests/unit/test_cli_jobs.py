@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
+import click
 import msgspec
 import pytest
 from click.shell_completion import ShellComplete
@@ -582,13 +583,38 @@ def test_a_command_of_another_tool_names_ours(word: str, command: str) -> None:
         ("run", "-n", "use --name"),
         ("run", "--ports", "`cavvy forward NAME PORT` forwards a port to this machine"),
         ("ps", "--infra", "`cavvy ps --help` shows the usage"),
-        ("ps", "--cpus", "did you mean --phase?"),
+        ("ps", "--cpus", "`cavvy ps --help` shows the usage"),
+        ("offers", "--cpu", "use --cpus;"),
+        ("offers", "--json", "use -o json;"),
+        ("offers", "--vram", "use --gpu 40GB.."),
+        ("offers", "--price", "use --max-price;"),
+        ("offers", "--spto", "did you mean --spot? "),
+        ("run", "--evn", "did you mean --env? "),
+        ("logs", "--lines", "use --tail;"),
+        ("stop", "--force", "use --yes;"),
     ],
 )
 def test_an_option_of_another_tool_names_ours(command: str, option: str, advice: str) -> None:
     answer = run(command, option, "x")
     assert answer.exit_code == 2
     assert f"hint: {advice}" in answer.stderr
+
+
+def test_every_advised_option_exists_in_a_command() -> None:
+    context = click.Context(cli)
+    commands = [cli.get_command(context, name) for name in cli.list_commands(context)]
+    known = {word for each in commands if each is not None for p in each.params for word in p.opts}
+    known |= {word for each in commands if each for p in each.params for word in p.secondary_opts}
+    advised = {word.split()[0] for words in synonyms._OPTIONS.values() for word in words}
+    assert advised <= known
+
+
+def test_a_group_with_a_list_lists_when_it_is_called_alone(client: FakeClient) -> None:
+    assert run("context").stdout == run("context", "list").stdout
+    assert json.loads(run("context", "-o", "json").stdout) == json.loads(
+        run("context", "list", "-o", "json").stdout
+    )
+    assert "expected one of create, list, revoke" in run("key").stderr  # `key list` needs a SERVICE
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def test_a_closed_output_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_that_leaves_early_is_not_answered_with_a_traceback() -> None:
-    done = run('"$@" | head -n 1 >/dev/null', *LISTING, "-o", "csv")
-    assert done.stderr == ""
+@pytest.mark.parametrize("reader", ["head -n 1", "true"])
+def test_a_reader_that_leaves_early_is_no_failure(reader: str) -> None:
+    command = f'{{ "$@"; echo "code $?" >&2; }} | {reader} >/dev/null'
+    done = run(command, *LISTING, "-o", "csv")
+    assert done.stderr == "code 0\n"

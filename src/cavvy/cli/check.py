@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from cavvy.providers.registry import KnownProvider
     from cavvy.settings import Settings
 
+_STATES = ("ready", "fails", "off", "not configured")  # the order of the list
+_DETAILS = 100  # characters of findings in the list; `cavvy check NAME` shows all
+
 
 class ProviderFinding(Struct, frozen=True, kw_only=True):
     """The result of checking one provider."""
@@ -67,6 +70,9 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
 
 @click.command("check")
 @click.argument("name", required=False)
+@click.option(
+    "--all", "everything", is_flag=True, help="Also list the providers that are not configured."
+)
 @click.option("--policy", is_flag=True, help="Print only the minimal permissions that NAME needs.")
 @click.option(
     "--live",
@@ -81,10 +87,12 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
     help="The maximum cost of the check with --live.",
 )
 @output_option
-def command(name: str | None, policy: bool, live: bool, max_usd: float, output: str) -> None:
-    """Show whether each provider is configured and which features it does not support.
+def command(
+    name: str | None, everything: bool, policy: bool, live: bool, max_usd: float, output: str
+) -> None:
+    """Show whether each provider can be used and which features it does not support.
 
-    Without NAME, all installed providers are listed; with NAME, this provider is shown in detail.
+    Without NAME, the configured providers are listed; with NAME, this provider is shown in detail.
     The exit code is 1 if a configured provider (or NAME) cannot be used.
 
     --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
@@ -104,7 +112,7 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
     if output == "json":
         json_out([_plain(finding) for finding in findings] if name is None else _plain(findings[0]))
     elif name is None or output == "csv":
-        _list(findings, output)
+        _list(findings, output, everything or output == "csv")
     else:
         _show(findings[0])
     wanted = findings if name is not None else [finding for finding in findings if finding.enabled]
@@ -290,7 +298,10 @@ async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
             await closeable.close()
 
 
-def _list(findings: Sequence[ProviderFinding], output: str) -> None:
+def _list(findings: Sequence[ProviderFinding], output: str, everything: bool) -> None:
+    """List the providers that are ready, then those that fail, then, with `everything`, the
+    others. The others are otherwise named below the table.
+    """
     columns = [
         TableColumn("provider"),
         TableColumn("state"),
@@ -298,16 +309,21 @@ def _list(findings: Sequence[ProviderFinding], output: str) -> None:
         TableColumn("docs", hidden=True),
         TableColumn("details", wrap=True),
     ]
+    ordered = sorted(findings, key=lambda each: _STATES.index(each.state))
     rows = [
         (each.name, each.state, ", ".join(each.unsupported), each.docs, _details(each))
-        for each in findings
+        for each in ordered
+        if everything or each.enabled or each.off or each.problem
     ]
-    rows_out(columns, rows, output)
+    rows_out(columns, rows, output, empty="no provider is configured")
     if output == "table":
+        folded = [each.name for each in ordered][len(rows) :]
+        if folded:
+            text_out(f"\nNot configured ({len(folded)}): {', '.join(folded)}")
         click.echo(f"\nThe settings are in {findings[0].file}.")
         text_out(
-            "`cavvy check NAME` shows a provider's settings, and why the provider does not support "
-            "a feature."
+            "`cavvy check NAME` shows a provider's settings, how to set it up, and why it does not "
+            "support a feature."
         )
 
 
@@ -316,7 +332,12 @@ def _details(finding: ProviderFinding) -> str:
         return finding.problem
     if not finding.enabled:
         return f"{finding.title}: {finding.way_in}"
-    return ", ".join(f"{what} {value}" for what, value in finding.facts if what != "note")
+    facts = [f"{what} {value}" for what, value in finding.facts if what != "note"]
+    shown = [
+        fact for n, fact in enumerate(facts) if n == 0 or len(", ".join(facts[: n + 1])) <= _DETAILS
+    ]
+    more = [f"and {len(facts) - len(shown)} more"] if len(shown) < len(facts) else []
+    return ", ".join([*shown, *more])
 
 
 def _show(finding: ProviderFinding) -> None:

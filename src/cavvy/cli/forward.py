@@ -62,7 +62,7 @@ def command(
                 click.echo(f"{bind}:{listened} leads to port {there} of {target}")
         await tunnel.lost.wait()
         if tunnel.problem:
-            raise CommandFailure(f"{target}: {tunnel.problem}", exit_code=255)
+            raise CommandFailure(f"{target}: {tunnel.problem}")
 
     try:
         with_tunnel(project, target, act)

@@ -105,6 +105,10 @@ SECTIONS: dict[str, dict[str, str]] = {
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 
 
+class _OutputClosed(Exception):
+    """The reader of the command's output has closed the pipe."""
+
+
 class LazyGroup(click.Group):
     """A click group that imports a command only when it is used, and prints usage errors in the
     same format as other errors.
@@ -139,6 +143,14 @@ class LazyGroup(click.Group):
             sys.exit(code if isinstance(code, int) else 0)
         failure.show()
         sys.exit(failure.exit_code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # click would exit with 1
+            if _is_output_closed():
+                raise _OutputClosed from error
+            raise
 
     def _find_called(self, args: Sequence[str]) -> str:
         """Return the command that the arguments call, such as `cavvy server start`."""
@@ -239,9 +251,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)  # the exit code that shells report for SIGPIPE
+    except (BrokenPipeError, _OutputClosed):
+        # `cavvy … | head -1` got what it wanted, also under `set -o pipefail`. The usual flush of
+        # standard output would fail.
+        os._exit(0 if _is_output_closed() else 1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             _report_fault(error)
@@ -251,6 +264,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - a fault of this program, which a file describes
         _report_fault(error)
+
+
+def _is_output_closed() -> bool:
+    """Tell whether the reader of standard output or standard error has closed its pipe."""
+    from select import POLLERR, poll
+
+    looking = poll()
+    for stream in (1, 2):
+        looking.register(stream, 0)
+    return any(event & POLLERR for _, event in looking.poll(0))
 
 
 def _report_fault(error: Exception) -> NoReturn:

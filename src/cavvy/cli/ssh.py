@@ -11,6 +11,8 @@ from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import read_target, with_tunnel
 from cavvy.cli.view.failure import CommandFailure
 
+_UNREACHABLE = 255  # the exit code of `ssh` if it cannot reach the machine
+
 
 @click.command("ssh", context_settings={"ignore_unknown_options": True})
 @click.argument("target", required=False, metavar="[NAME[:RANK]]", shell_complete=complete_jobs)
@@ -62,7 +64,10 @@ def command(
         sys.stdin.isatty() and sys.stdout.isatty() if line is None else tty and sys.stdin.isatty()
     )
     code = with_tunnel(
-        project, target, lambda tunnel: run_here(tunnel, argv=None, line=line, terminal=terminal)
+        project,
+        target,
+        lambda tunnel: run_here(tunnel, argv=None, line=line, terminal=terminal),
+        lost_code=_UNREACHABLE,
     )
     sys.exit(code)
 
@@ -71,4 +76,4 @@ def _speak(project: str, target: str) -> None:
     from cavvy.cli.reach.sshd import serve_stdio
 
     read_target(target)
-    with_tunnel(project, target, serve_stdio)
+    with_tunnel(project, target, serve_stdio, lost_code=_UNREACHABLE)

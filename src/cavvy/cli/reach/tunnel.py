@@ -24,8 +24,12 @@ def read_target(target: str) -> tuple[str, int]:
     return name, int(rank or 0)
 
 
-def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]]) -> _T:
-    """Call `act` with a tunnel to the node, and return the result. Raises CommandFailure."""
+def with_tunnel(
+    project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]], *, lost_code: int = 1
+) -> _T:
+    """Call `act` with a tunnel to the node, and return the result. Raises CommandFailure, with the
+    exit code `lost_code` if the node cannot be reached or no longer answers.
+    """
     import asyncio
 
     from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost, open_by_api
@@ -43,8 +47,8 @@ def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitab
             raise CommandFailure(
                 f"{target}: {error}",
                 f"`cavvy status {named(project, name)}` shows the job's state",
-                255,
+                lost_code,
             ) from error
         except RemoteError as error:
             where = f"{target}:{error.filename}" if error.filename else target
-            raise CommandFailure(f"{where}: {error.strerror}", exit_code=255) from error
+            raise CommandFailure(f"{where}: {error.strerror}") from error

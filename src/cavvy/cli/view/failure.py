@@ -62,9 +62,7 @@ def explain(error: click.ClickException, called: str = "cavvy") -> CommandFailur
         from cavvy.cli.view.synonyms import find_option
 
         if advice := find_option(error.option_name, _list_options(error)):
-            hint = f"{advice}; {hint}"
-        elif error.possibilities:
-            hint = f"did you mean {' or '.join(error.possibilities)}? {hint}"
+            hint = f"{advice}{' ' if advice.endswith('?') else '; '}{hint}"
     elif isinstance(error, click.MissingParameter):
         message = f"{_name(error)} is missing"
         if listing := getattr(error.param, "listing", ""):

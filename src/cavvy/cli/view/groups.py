@@ -12,8 +12,18 @@ from cavvy.cli.view.failure import CommandFailure
 
 class CommandGroup(click.Group):
     """A group of commands. The error for a command that does not exist names the commands of the
-    group.
+    group. A group with a command `list` that needs no argument lists when it is called alone.
     """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {option for param in self.get_params(ctx) for option in param.opts}
+        if self._lists_alone() and (not args or (args[0][:1] == "-" and args[0] not in own)):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def _lists_alone(self) -> bool:
+        listing = self.commands.get("list")
+        return listing is not None and not any(param.required for param in listing.params)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -2,7 +2,8 @@
 Cavvy.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 
 # Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
@@ -42,12 +43,27 @@ _ADVICE = {
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
-# Unknown options -> the options to use instead. A command may have only some of the replacements.
+# Unknown options -> what to use instead; a command may have only some of these options.
 _OPTIONS = {
     "--infra": ("--provider", "--region"),
     "--cloud": ("--provider",),
     "--backend": ("--provider",),
+    "--zone": ("--region",),
     "--gpus": ("--gpu",),
+    "--accelerator": ("--gpu",),
+    "--vram": ("--gpu 40GB.. (memory of one GPU)",),
+    "--gpu-memory": ("--gpu 40GB.. (memory of one GPU)",),
+    "--cpu": ("--cpus",),
+    "--vcpus": ("--cpus",),
+    "--mem": ("--memory",),
+    "--ram": ("--memory",),
+    "--price": ("--max-price",),
+    "--disk-size": ("--disk",),
+    "--instance-type": ("--instance",),
+    "--json": ("-o json",),
+    "--csv": ("-o csv",),
+    "--format": ("-o json",),
+    "--lines": ("--tail",),
     "-c": ("--machine",),
     "--cluster": ("--machine",),
     "-i": ("--keep",),
@@ -57,6 +73,11 @@ _OPTIONS = {
     "--use-spot": ("--spot",),
     "--on-demand": ("--no-spot",),
     "--idle-duration": ("--keep",),
+    "--detached": ("--detach",),
+    "--background": ("--detach",),
+    "--force": ("--yes",),
+    "-f": ("--yes",),
+    "-a": ("--all",),
     "-n": ("--name",),
     "-e": ("--env",),
 }
@@ -72,6 +93,9 @@ _TASK_OPTIONS = {
     "--priority": "set `priority` in a task file",
     "--zone": "set `resources.options` in a task file",
     "--secret-file": "store each secret with `cavvy secret set NAME`",
+    "--replicas": "set `service.replicas` in a task file",
+    "--port": "set `service.port` in a task file",
+    "--timeout": "set `limits.duration` in a task file",
     "--ports": "`cavvy forward NAME PORT` forwards a port to this machine",
     "--retry-until-up": "a job waits in the queue until a node is available",
     "--num-jobs": "repeat the command for each job, with --env SKYPILOT_JOB_RANK=N",
@@ -89,10 +113,26 @@ def find_advice(word: str) -> str:
 
 
 def find_option(option: str, known: Collection[str]) -> str:
-    """Return the replacement for an unknown option, or "" if the option is not a known synonym.
-    `known` contains the options of the command.
+    """Return what to use instead of an unknown option, or "" if no option of the command comes
+    close. `known` contains the options of the command.
     """
-    instead = [each for each in _OPTIONS.get(option, ()) if each in known]
+    if "--env" in known and option in _TASK_OPTIONS:  # a command that takes a task
+        return _TASK_OPTIONS[option]
+    instead = [each for each in _OPTIONS.get(option, ()) if each.split()[0] in known]
     if instead:
         return "use " + " or ".join(instead)
-    return _TASK_OPTIONS.get(option, "") if "--gpu" in known else ""
+    if close := _list_close(option, known):
+        return f"did you mean {' or '.join(close)}?"
+    return ""
+
+
+def _list_close(option: str, known: Collection[str]) -> Sequence[str]:
+    """Return at most two options of which the unknown one is a part or a misspelling. The leading
+    dashes do not count, since all options share them.
+    """
+    word = option.strip("-")
+    long = {each.strip("-"): each for each in sorted(known) if each.startswith("--")}
+    if len(word) < 3:
+        return []
+    parts = [name for name in long if word in name.split("-") or name in word.split("-")]
+    return [long[name] for name in (parts or get_close_matches(word, long, n=2, cutoff=0.65))[:2]]
