@@ -44,6 +44,7 @@ _MACHINE = "/v1/projects/{project}/machines/{name}"
 # sensitive routes -> the only roles that may use them, written by hand
 SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", "/v1/projects/{project}/jobs"): RUNNERS,
+    ("POST", "/v1/projects/{project}/job-check"): RUNNERS,
     ("POST", f"{_JOB}/stop"): RUNNERS,
     ("POST", f"{_JOB}/retry"): RUNNERS,
     ("POST", f"{_JOB}/drill/preempt"): RUNNERS,

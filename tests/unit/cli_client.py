@@ -383,6 +383,10 @@ class FakeClient:
         self.asked.append(("gc", dry_run))
         return [wire.CleanupItem(**{**asdict(each), "done": not dry_run}) for each in self.found]
 
+    def check_submission(self, text: str, **how: Any) -> wire.SubmissionCheck:
+        self.asked.append(("check", text, how))
+        return wire.SubmissionCheck(name=how["name"] or "a")
+
     def submit(self, text: str, **how: Any) -> wire.Submitted:
         self.asked.append(("submit", text, how))
         name = f"{how['name']}-2"

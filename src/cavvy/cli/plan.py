@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 )
 @load_options
 @param_option
+@click.option(
+    "-p", "--project", default=None, help="The project; the default is the project in the file."
+)
 @output_option
 def command(
     file: str,
@@ -68,21 +71,26 @@ def command(
     ready: bool,
     output_size: str | None,
     param: tuple[str, ...],
+    project: str | None,
     output: str,
     **load: Any,
 ) -> None:
     """Rank the offers that a task could run on, with cost, time and reasons.
 
     The command launches no machines and costs no money. Estimates use the task's `work` and limits;
-    notes below the table state their assumptions. With --load, the command compares ways to run a
+    notes below the table state their assumptions. If `cavvy run` would refuse the task for another
+    reason than missing offers, the command reports this reason and exits with an error. The server
+    is asked only if it is running. With --load, the command compares ways to run a
     service on recorded requests.
     """
     from cavvy.cli.task.bucket_regions import with_regions
     from cavvy.cli.task.profiles import with_rates
+    from cavvy.cli.task.refusals import find_refusal
     from cavvy.cli.task.sizes import with_sizes
     from cavvy.planner.candidates import join_reasons, tasks_of
 
-    task = with_rates(read_any_task(file, read_params(param), options), Path(file).parent)
+    params = read_params(param)
+    task = with_rates(read_any_task(file, params, options), Path(file).parent)
     if load["load"] is not None:
         from cavvy.cli.task.service_plan import show_ways
 
@@ -99,6 +107,8 @@ def command(
     _print_notes(answers, output)
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))
+    if refusal := find_refusal(file, params, options, project, files=True):
+        raise refusal
 
 
 def _put_out(

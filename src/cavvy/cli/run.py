@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     "-p", "--project", default=None, help="The project; the default is the project in the file."
 )
 @click.option("--name", default=None, help="The job's name; the default is the name in the file.")
-@click.option("--dry-run", is_flag=True, help="Show the task and its offers; submit nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show the task and its offers, and apply all checks of a submission; submit nothing.",
+)
 @json_option
 def command(
     file: str,
@@ -56,11 +60,11 @@ def command(
         click.echo(f"{file} was read as a {loaded.source.what} of {loaded.source.kind}", err=True)
         for each in loaded.source.kept:
             click.echo(f"note: {each}", err=True)
-    if dry_run:
-        _show(loaded, file, name)
-        return
     project = project or loaded.task.project
     with session() as client:
+        if dry_run:
+            _show(client, loaded, file, params, project, name)
+            return
         job = submit_loaded(client, loaded, file, params, project, name, yes)
         if detach:
             _print(job, output)
@@ -88,19 +92,43 @@ def say_machine(machine: "MachineView") -> str:
     return f"machine {machine.name}: {machine.placement}, {price}, {kept}{behind}"
 
 
-def _show(loaded: "LoadedTask", file: str, name: str | None) -> None:
-    """Print the task that would be submitted, and the offers of the configured providers."""
+def _show(
+    client: "ApiClient",
+    loaded: "LoadedTask",
+    file: str,
+    params: dict[str, str],
+    project: str,
+    name: str | None,
+) -> None:
+    """Print the task that would be submitted, and the offers of the configured providers. Raises
+    CommandFailure or ApiError if the submission would be refused.
+    """
     from cavvy.cli.plan import show_plan
     from cavvy.cli.task.profiles import with_rates
+    from cavvy.cli.task.refusals import ask_server
+    from cavvy.cli.task.submission import freeze_files
     from cavvy.cli.view.output import pairs_out
+    from cavvy.client import ApiError
     from cavvy.domain.values import replace
     from cavvy.spec.describe import describe_task
 
-    task = replace(loaded.task, name=name or loaded.task.name)
+    task = replace(loaded.task, name=name or loaded.task.name, project=project)
     # The task's own commands, without the lines that define another tool's variables.
     own = loaded.source.task or task
     pairs_out(describe_task(replace(task, setup=own.setup, run=own.run)))
+    freeze_files(loaded)
+    refusal = None
+    try:
+        price = ask_server(client, loaded, file, params, project, name).consent_needed
+    except ApiError as error:
+        if error.code != "no-offer":
+            raise
+        refusal, price = error, ""  # the plan shows the offers that nearly fit
     show_plan(with_rates(task, loaded.folder), file)
+    if refusal is not None:
+        raise refusal
+    if price:
+        click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
 
 
 def submit_loaded(

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="FILE...")
 @param_option
 @as_option
+@click.option(
+    "-p", "--project", default=None, help="The project; the default is the project in the file."
+)
 @json_option
 @click.option(
     "--schema",
@@ -30,7 +33,12 @@ if TYPE_CHECKING:
     help="Print only the JSON Schema of task files, for editors.",
 )
 def command(
-    files: tuple[str, ...], param: tuple[str, ...], dialect: str | None, output: str, schema: bool
+    files: tuple[str, ...],
+    param: tuple[str, ...],
+    dialect: str | None,
+    project: str | None,
+    output: str,
+    schema: bool,
 ) -> None:
     """Check task files and explain them.
 
@@ -38,7 +46,9 @@ def command(
     prints every problem with line, column and a suggested fix, and exits with 2. Unknown regions
     and providers, files that cannot be submitted, and resources or limits that no offer meets are
     problems, too. SkyPilot and dstack files are also supported. If `cavvy run` would refuse fields
-    of a SkyPilot or dstack file, the command lists these fields and exits with 1.
+    of a SkyPilot or dstack file, the command lists these fields and exits with 1. If the server is
+    running, the command also asks the server, and exits with 1 if `cavvy run` would refuse the
+    task, for example because the project lacks one of the task's secrets.
     """
     if schema:
         from cavvy.cli.view.output import json_out
@@ -48,11 +58,14 @@ def command(
         return
     if not files:
         raise click.UsageError("expected a file, such as `cavvy validate task.yaml`")
-    sys.exit(_validate(files, read_params(param), dialect or "", output))
+    sys.exit(_validate(files, read_params(param), dialect or "", project, output))
 
 
-def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, output: str) -> int:
+def _validate(
+    files: tuple[str, ...], params: dict[str, str], dialect: str, project: str | None, output: str
+) -> int:
     from cavvy.cli.task.problems import check_task
+    from cavvy.cli.task.refusals import find_refusal
     from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
 
@@ -73,11 +86,15 @@ def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, outp
             else:
                 CommandFailure(str(error)).show()
             continue
-        code = max(code, 1 if found.refused else 0)
+        refusal = find_refusal(file, params, options, project, files=False)
+        code = max(code, 1 if found.refused or refusal is not None else 0)
         if output == "json":
-            results.append(_right(file, found))
+            results.append(_right(file, found, refusal))
         else:
             _explain(file, found)
+            if refusal is not None:
+                click.echo(f"`cavvy run` would refuse this task: {refusal}")
+                click.echo(f"hint: {refusal.hint}" if refusal.hint else "", nl=bool(refusal.hint))
     if output == "json":
         from cavvy.cli.view.output import json_out
 
@@ -104,9 +121,10 @@ def _explain(file: str, found: "Translation") -> None:
         click.echo(f"`cavvy run` would refuse this file{plans}.")
 
 
-def _right(file: str, found: "Translation") -> object:
+def _right(file: str, found: "Translation", refusal: CommandFailure | None) -> object:
     """Return the result for a valid file. `task` is None if the file describes no task or several
-    tasks. `runs` is true if `cavvy run` would accept the file.
+    tasks. `runs` is true if `cavvy run` would accept the file. `refusal` is the server's reason to
+    refuse the task.
     """
     from msgspec import to_builtins
 
@@ -117,7 +135,8 @@ def _right(file: str, found: "Translation") -> object:
         "what": found.what,
         "task": to_builtins(found.task),
         "tasks": to_builtins(found.tasks),
-        "runs": not found.refused and not _serves(found),
+        "runs": not found.refused and not _serves(found) and refusal is None,
+        "refusal": None if refusal is None else str(refusal),
         "kept": to_builtins(found.kept),
         "problems": [],
     }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cavvy.client.upload import Source
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 10  # increases with every change to the routes
+REVISION = 11  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -113,6 +113,30 @@ class ApiClient:
         )
         headers = {"Idempotency-Key": key or make_key()}
         return self.ask(f"{project_path(project)}/jobs", wire.Submitted, ask, headers)
+
+    def check_submission(
+        self,
+        text: str,
+        *,
+        project: str,
+        path: str,
+        params: Mapping[str, wire.Scalar],
+        origin: object,
+        name: str | None = None,
+        user: str = "",
+    ) -> wire.SubmissionCheck:
+        """Check a task as `submit` does, without the working folder, and queue nothing. Raises
+        ApiError with the codes of `submit`, except `consent-needed`.
+        """
+        ask = wire.SubmitRequest(
+            text=text,
+            path=path,
+            params=dict(params),
+            origin=Raw(encode(origin)),
+            name=name,
+            user=user,
+        )
+        return self.ask(f"{project_path(project)}/job-check", wire.SubmissionCheck, ask)
 
     def jobs(
         self,

@@ -63,6 +63,15 @@ class Submitted(Answer, frozen=True, kw_only=True):
     created: bool = True
 
 
+class SubmissionCheck(Answer, frozen=True, kw_only=True):
+    """The server would accept the submission. `consent_needed` states the price if the user must
+    first agree to it, otherwise "".
+    """
+
+    name: str
+    consent_needed: str = ""
+
+
 class JobListing(Answer, frozen=True, kw_only=True):
     """A job in a list. `placement` is the key of the latest attempt's offer. `machine` is the name
     of the machine on which the job runs.

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
@@ -31,6 +31,7 @@ from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.checkpoints import RemovedCheckpoints
+from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
@@ -158,10 +159,7 @@ class JobService:
             consented=consented,
             ceiling=ceiling,
         )
-        try:
-            held, event = hold_job(job, now)
-        except ValueError as error:
-            raise UnsupportedTask(f"schedule.cron: {error}", "use a time in the future") from error
+        held, event = _hold(job, now)
         if note:
             event = replace(event, text=f"{event.text}; {note}")
         stored = await self._store.submit(held, event)
@@ -169,6 +167,14 @@ class JobService:
             self._hint(stored.id)
         self._arrived()
         return stored
+
+    def check_times(self, task: TaskSpec) -> None:
+        """Raise UnsupportedTask if the task's schedule never starts the task."""
+        now = self._clock.now()
+        job = JobRecord(
+            id="", project=task.project, name=task.name, task=task, submitted_at=now, since=now
+        )
+        _hold(job, now)
 
     async def find_session(self, project: str, name: str) -> JobRecord:
         """Return the job with this name or ID. `name` may also be the name of a machine: if no job
@@ -300,3 +306,11 @@ class JobService:
             self._notify(job.id, what)
         written = changes.job or job
         return replace(written, version=written.version + 1)
+
+
+def _hold(job: JobRecord, now: datetime) -> tuple[JobRecord, Event]:
+    """See `hold_job`. Raises UnsupportedTask."""
+    try:
+        return hold_job(job, now)
+    except ValueError as error:
+        raise UnsupportedTask(f"schedule.cron: {error}", "use a time in the future") from error

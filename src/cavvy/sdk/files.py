@@ -9,6 +9,7 @@ from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import Dialect, Translation, find_local
 from cavvy.spec.ignore import list_files
 from cavvy.spec.problems import shown
+from cavvy.spec.uses import explain_unused
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
 
 MIB = 1 << 20
@@ -96,6 +97,8 @@ def check_files(
                 f"{volume.path} needs it",
                 "the file does not exist, the folder is empty, or an ignore file excludes it",
             )
+    for message, hint in explain_unused(sizes, task.setup_uses or ()) if "" in parts else ():
+        raise FreezeError(message, hint)
     largest, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
     if size > limit_mib * MIB:
         raise FreezeError(

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
-from cavvy.api.audit import note_change
+from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
-from cavvy.api.routes.submission import submit_task
+from cavvy.api.routes.submission import check_submission, submit_task
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user
 from cavvy.api.wire import MIB, PositionQuery, read, reply, view
 from cavvy.client import wire
@@ -94,6 +94,34 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
     job, created = await submit_task(app_state, project, ask, key, announce)
     answer = view(wire.Submitted, job, created=created)
     return reply(answer, 201 if created else 200)
+
+
+@router.post(
+    "/projects/{project}/job-check",
+    **document(
+        "Apply the checks of a submission without a submission. Only the files of the working "
+        "folder are not checked.",
+        rule=in_path(Permission.RUN),
+        ask=wire.SubmitRequest,
+        answer=wire.SubmissionCheck,
+        errors=(
+            "invalid-task",
+            "task-refused",
+            "no-offer",
+            "machine-unfit",
+            "secret-missing",
+            "too-large",
+        ),
+    ),
+)
+async def check(request: Request, project: ProjectPath) -> Response:
+    app_state = app_state_of(request)
+    note_reading(request)
+    limit = app_state.settings.whole("server.request_mib") * MIB
+    ask = await read(request, wire.SubmitRequest, limit)
+    ask = structs.replace(ask, user=name_user(request, ask.user))
+    task, price = await check_submission(app_state, project, ask)
+    return reply(wire.SubmissionCheck(name=task.name, consent_needed=price))
 
 
 @router.get(

@@ -102,6 +102,29 @@ async def submit_task(
     return job, True
 
 
+async def check_submission(
+    app_state: AppState, project: str, ask: wire.SubmitRequest
+) -> tuple[TaskSpec, str]:
+    """Apply the checks of `submit_task`, except those of uploaded files, and store nothing. Returns
+    the task and, if the user must first agree to the costs, the price, otherwise "". Raises
+    ApiProblem, SpecError.
+    """
+    now = app_state.now()
+    text = read_text(ask)
+    task = await read_task(app_state, project, ask, text, read_origin(ask, text), now)
+    await app_state.store.archive.check(project)
+    await check_secrets(app_state, task)
+    app_state.control_plane.jobs.check_times(task)
+    placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
+    try:
+        await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
+    except ApiProblem as problem:
+        if problem.code != "consent-needed":
+            raise
+        return task, problem.message
+    return task, ""
+
+
 async def start_machine(
     app_state: AppState, project: str, name: str, ask: wire.MachineStartAsk
 ) -> JobRecord:
@@ -117,11 +140,18 @@ async def start_machine(
 
 
 async def admit_task(
-    app_state: AppState, task: TaskSpec, now: datetime, user: str, *, consented: bool
+    app_state: AppState,
+    task: TaskSpec,
+    now: datetime,
+    user: str,
+    *,
+    consented: bool,
+    dry_run: bool = False,
 ) -> tuple[TaskSpec, bool]:
     """Return the task as it will run, and whether the user has agreed to pay. If the task names a
-    machine, fields that the task does not set are copied from the machine. Raises ApiProblem if no
-    offer and no machine can run the task, or if the user must first agree to pay.
+    machine, fields that the task does not set are copied from the machine, and the machine is
+    stored unless `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
+    or if the user must first agree to pay.
     """
     policies = (await app_state.store.policies()).find(task.project)
     if refusal := explain_image(policies, task):
@@ -144,7 +174,8 @@ async def admit_task(
         consented |= found.machine.consented  # the user agreed to pay for the gang
     if found.gang is not None and found.gang.offer.rate.micros_per_hour and not consented:
         raise ApiProblem("consent-needed", describe_price(found.task, found.gang.offer))
-    await machines.record(found, user, consented=consented)
+    if not dry_run:
+        await machines.record(found, user, consented=consented)
     return found.task, consented
 
 

@@ -28,13 +28,8 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
     """
     texts = _explain_size(file)
     for task in source.tasks:
-        try:
-            parts = find_parts(task, source, folder)
-            if whole and parts:
-                limit_mib = load_settings().whole("server.blob_mib")
-                check_files(task, parts, _list_sizes(parts), limit_mib)
-        except FreezeError as error:
-            texts.append(str(error))
+        if missing := object_to_files(task, source, folder, sizes=whole):
+            texts.append(missing)
         if task.service is not None and (objection := object_to_service(task)):
             texts.append(f"{objection}; delete the key or change its value")
         unknown = [*_list_misspelt(task), *_list_unknown(task)]
@@ -45,6 +40,20 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
             SpecProblem(file=file, line=0, column=0, message=each) for each in dict.fromkeys(texts)
         ]
         raise SpecError(found)
+
+
+def object_to_files(task: TaskSpec, source: Translation, folder: Path, *, sizes: bool) -> str:
+    """Return why the task's local files cannot be submitted, or "". The sizes of the files are
+    checked only if `sizes` is set.
+    """
+    try:
+        parts = find_parts(task, source, folder)
+        if sizes and parts:
+            limit_mib = load_settings().whole("server.blob_mib")
+            check_files(task, parts, _list_sizes(parts), limit_mib)
+    except FreezeError as error:
+        return str(error)
+    return ""
 
 
 def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:

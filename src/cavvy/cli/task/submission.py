@@ -115,6 +115,15 @@ def _check_secrets(client: "ApiClient", project: str, task: TaskSpec) -> None:
         raise ApiError("secret-missing", message, hint, 422)
 
 
+def freeze_files(loaded: "LoadedTask") -> None:
+    """Check the files that would be submitted with the task, and print notes about them. Raises
+    CommandFailure.
+    """
+    if parts := _local_parts(loaded):
+        for note in _freeze(loaded.task, parts).notes:
+            click.echo(f"note: {note}", err=True)
+
+
 def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
     try:
         return find_parts(loaded.task, loaded.source, loaded.folder)

@@ -1,0 +1,121 @@
+"""Asks the server whether it would accept a task, without a submission. `cavvy run --dry-run`,
+`plan` and `validate` use these checks, so that they refuse what `cavvy run` refuses.
+"""
+
+import getpass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import make_failure, make_patience
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.client import ApiError
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+    from cavvy.client.wire import SubmissionCheck
+    from cavvy.importers import LoadedTask, ReadOptions
+
+_PATIENCE_S = 5.0  # how long `plan` and `validate` repeat a request that no server answers
+# Codes of errors that do not tell whether `cavvy run` would refuse the task: `no-offer` depends on
+# the configured providers, and a server of an older version does not have the route.
+_UNKNOWN = ("no-offer", "not-found")
+
+
+def ask_server(
+    client: "ApiClient",
+    loaded: "LoadedTask",
+    file: str,
+    params: Mapping[str, str],
+    project: str | None,
+    name: str | None = None,
+) -> "SubmissionCheck":
+    """Let the server apply the checks of a submission. Raises ApiError, CommandFailure."""
+    from cavvy.cli.task.profiles import text_with_rates
+    from cavvy.domain.jobs import RunOrigin
+
+    return client.check_submission(
+        text_with_rates(loaded.text, loaded.task, loaded.folder),
+        project=project or loaded.task.project,
+        path=file,
+        params=params,
+        origin=RunOrigin(
+            task_text=loaded.text, dialect=loaded.source.kind, overrides=loaded.overrides
+        ),
+        name=name,
+        user=getpass.getuser(),
+    )
+
+
+def find_refusal(
+    file: str,
+    params: Mapping[str, str],
+    options: "ReadOptions",
+    project: str | None,
+    *,
+    files: bool,
+) -> CommandFailure | None:
+    """Return why `cavvy run` would refuse the task although its file is valid. The server is asked
+    if it is running. The local files are checked if `files` is set.
+
+    Returns None if `cavvy run` would accept the task, and for files that the caller explains: files
+    of services, and files with keys that `cavvy run` refuses. Prints a note if the server was not
+    asked about something that only the server knows.
+    """
+    from cavvy.importers import load_task
+    from cavvy.spec import SpecError
+
+    try:
+        loaded = load_task(file, params, now=datetime.now(UTC), options=options)
+    except SpecError:
+        return None
+    if files:
+        from cavvy.cli.task.problems import object_to_files
+
+        if why := object_to_files(loaded.task, loaded.source, loaded.folder, sizes=True):
+            return CommandFailure(why, exit_code=2)
+    try:
+        with _running_server() as client:
+            if client is None:
+                _note_unknown(loaded, "no server is running")
+                return None
+            price = ask_server(client, loaded, file, params, project).consent_needed
+    except ApiError as error:
+        if error.passing or error.code in _UNKNOWN:
+            _note_unknown(loaded, error.message)
+            return None
+        return make_failure(error)
+    if price:
+        click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
+    return None
+
+
+@contextmanager
+def _running_server() -> Iterator["ApiClient | None"]:
+    """Yield a client of the server, or None if no server is running on this machine."""
+    from cavvy.client import Unreachable, connect
+
+    try:
+        client = connect(start=False, patience=make_patience(_PATIENCE_S))
+    except Unreachable:
+        yield None
+        return
+    with client:
+        yield client
+
+
+def _note_unknown(loaded: "LoadedTask", why: str) -> None:
+    from cavvy.domain.task_secrets import list_secrets
+
+    task = loaded.task
+    asked = ["secrets"] * bool(list_secrets(task)) + ["machine"] * (task.machine is not None)
+    if asked:
+        what = " and its ".join(asked)
+        click.echo(
+            f"note: whether the task's {what} exist was not checked: {why}; "
+            "`cavvy run --dry-run` starts the server and checks this",
+            err=True,
+        )
