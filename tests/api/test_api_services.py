@@ -121,7 +121,7 @@ async def test_what_cannot_be_served_is_refused(api: Api, text: str, said: str) 
     assert said in answer.json()["message"]
 
 
-async def test_a_model_without_keys_belongs_to_one_service(api: Api) -> None:
+async def test_a_model_without_keys_belongs_to_one_service_of_its_project(api: Api) -> None:
     text = "{run: s, service: {port: 80, models: [tiny, large]}}"
     assert (await put(api, text)).json()["revision"] == 1
     assert (await put(api, text.replace("80", "81"))).json()["revision"] == 2
@@ -133,10 +133,12 @@ async def test_a_model_without_keys_belongs_to_one_service(api: Api) -> None:
     refused = await put_other(text.replace("tiny, large", "large"))
     assert refused.status_code == 422
     assert (
-        "service.models: another service without keys already has the model large"
+        "service.models: the service chat already has the model large without keys"
         in (refused.json()["message"])
     )
     assert (await put_other(text.replace("port", "keys: true, port"))).status_code == 200
+    elsewhere = SERVICE.replace("default", "research")
+    assert (await api.http.put(elsewhere, json={"text": text, "user": "bob"})).status_code == 200
 
 
 async def test_a_waiting_request_orders_a_replica_where_it_must_stay(api: Api) -> None:

@@ -41,7 +41,7 @@ class ModelSuite:
         for wrong in (b"{}", b"not JSON", b'{"model": 1}', b""):
             error = call(wrong).json["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", None)
-        missing = call(b'{"model": "org/other"}')
+        missing = call(b'{"model": "org/other"}', x_api_key=KEY)
         assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
         assert len(replicas[0].seen) == 3
         assert ask(plane.port, "POST", "/v1/other", b"x", host="any.example").status == 404
@@ -62,6 +62,10 @@ class ModelSuite:
 
         refused = call()
         assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
+        misspelt = ask(
+            plane.port, "POST", "/v1/completions", b'{"model": "no"}', host="any.example"
+        )
+        assert misspelt.status == 401, "a client without a key learns no names of models"
         assert names() == ["org/tiny"]
         assert call(authorization=f"Bearer {KEY}").status == 200
         assert replicas[0].seen[-1].get("authorization") is None

@@ -546,14 +546,173 @@ def test_another_service_gets_neither_the_requests_nor_the_keys_of_a_model(
         assert call(authorization=f"Bearer {made}") == 200
         assert [len(each.seen) for each in replicas] == [1, 0, 0]
         plane.set_services(same, above)  # the client does not know that its service has ended
-        assert call(authorization=f"Bearer {made}") == call(x_api_key=made) == 200
+        assert call(authorization=f"Bearer {made}") == call(x_api_key=made) == 401
         assert call(authorization="Bearer of-the-program") == 200
         got = [(each.get("authorization"), each.get("x-api-key")) for each in replicas[1].seen]
-        assert got == [(None, None), (None, None), ("Bearer of-the-program", None)]
+        assert got == [("Bearer of-the-program", None)]
         assert len(replicas[2].seen) == 0
         assert ask(plane.port, "GET", "/v1/completions/x", host="any.example").status == 200
     finally:
         plane.set_services(*SERVICES)
+
+
+def make_key(name: str, **terms: Any) -> tuple[str, dict[str, Any]]:
+    """Return a key, and the key as a route of the gateway has it."""
+    made = f"{SERVICE_KEY}{name}"
+    return made, {"id": name, "sha256": hashlib.sha256(made.encode()).hexdigest(), **terms}
+
+
+@pytest.fixture
+def projects(plane: Embedded, replicas: list[ReplicaStandIn]) -> Iterator[dict[str, Any]]:
+    """Two projects that serve the model m1: `vault` with a key, `research` without keys. `vault`
+    also serves m2 without keys, and `default` serves m3."""
+    key, known = make_key("good")
+    services = {
+        "good": {"project": "vault", "models": ["m1"], "keyed": True, "keys": [known]},
+        "open": {"project": "vault", "models": ["m2"]},
+        "evil": {"project": "research", "models": ["m1", "m2"]},
+        "usual": {"models": ["m3"]},
+    }
+    for name, each in services.items():
+        each.update(name=name, prefix=f"/{each.get('project', 'default')}/{name}")
+    plane.set_services(*services.values())
+    for name in services:
+        plane.set_replicas(name, replicas[:1])
+    replicas[0].reset()
+    yield {"key": key, **services}
+    plane.set_services(*SERVICES)
+
+
+def call_model(
+    plane: Embedded, model: str, root: str = "", path: str = "/v1/completions", **fields: str
+) -> Any:
+    body = b'{"model": "%b"}' % model.encode()
+    return ask(plane.port, "POST", root + path, body, host="any.example", **fields)
+
+
+def answered_by(plane: Embedded, replica: ReplicaStandIn, model: str, **ask: str) -> Any:
+    """Return the prefix of the service that answered a request for a model, or the status."""
+    seen = len(replica.seen)
+    reply = call_model(plane, model, **ask)
+    assert len(replica.seen) - seen == (reply.status == 200)
+    return replica.seen[-1].get("x-forwarded-prefix") if reply.status == 200 else reply.status
+
+
+def list_models(plane: Embedded, root: str = "", **fields: str) -> Any:
+    reply = ask(plane.port, "GET", f"{root}/v1/models", host="any.example", **fields)
+    return [each["id"] for each in reply.json["data"]] if reply.status == 200 else reply.status
+
+
+def test_models_are_named_by_project(
+    plane: Embedded, replicas: list[ReplicaStandIn], projects: dict[str, Any]
+) -> None:
+    def find(model: str, **ask: str) -> Any:
+        return answered_by(plane, replicas[0], model, **ask)
+
+    key = {"authorization": f"Bearer {projects['key']}"}
+    assert find("m3") == "/default/usual", "a project of one's own needs no name"
+    assert find("m1", **key) == "/vault/good"
+    assert find("m2", **key) == "/vault/open", "the key selects the project"
+    assert find("m3", **key) == 404
+    assert find("m2", root="/vault") == "/vault/open"
+    assert find("m1", root="/research") == "/research/evil"
+    assert replicas[0].seen[-1].path == "/v1/completions", "the replica does not get the project"
+    assert find("m1", root="/research", **key) == 401
+    # without a key, all names of other projects are alike
+    names = ("m1", "m2", "m9")
+    refused = [call_model(plane, model).json["error"] for model in names]
+    texts = {each["message"].replace(name, "") for name, each in zip(names, refused, strict=True)}
+    assert len(texts) == 1
+    assert "use its base URL /PROJECT/v1" in texts.pop()
+    assert {each["code"] for each in refused} == {"key-unknown"}
+    alike = [call_model(plane, "m1", root=f"/{name}").status for name in ("vault", "none")]
+    assert alike == [401, 401]
+    assert list_models(plane) == ["m3"]
+    assert list_models(plane, **key) == ["m1", "m2"] == list_models(plane, "/vault", **key)
+    assert list_models(plane, "/vault") == ["m2"]
+    assert list_models(plane, "/none") == []
+    described = ask(plane.port, "GET", "/vault/v1/models/m1", host="any.example")
+    assert described.status == 404
+
+
+def test_a_key_that_no_service_knows_reaches_no_service(
+    plane: Embedded, replicas: list[ReplicaStandIn], projects: dict[str, Any]
+) -> None:
+    good, open_, evil, usual = (projects[name] for name in ("good", "open", "evil", "usual"))
+    key = projects["key"]
+    other, expired = make_key("expired", expires_at=1.0)
+    without = {**good, "keys": []}
+    after = {
+        "revoked": (without, open_, evil, usual),
+        "expired": ({**good, "keys": [expired]}, open_, evil, usual),
+        "of a service that has ended": (open_, evil, usual),
+        "of a service that needs no keys now": ({**without, "keyed": False}, evil, usual),
+        "the only service": ({**evil, "project": "default"},),
+    }
+    for why, services in after.items():
+        plane.set_services(*services)
+        for secret in (key, other):
+            for fields in (
+                {"authorization": f"Bearer {secret}"},
+                {"authorization": f"Token {secret}"},
+                {"x_api_key": secret},
+                {"x_goog_api_key": secret},
+                {"path": f"/v1/completions?key={secret}"},
+            ):
+                for root in ("", "/vault", "/research"):
+                    replies = [call_model(plane, f"m{n}", root, **fields) for n in (1, 2, 3)]
+                    assert {each.status for each in replies} == {401}, (why, fields)
+                    assert {each.json["error"]["type"] for each in replies} == {
+                        "authentication_error"
+                    }
+            assert list_models(plane, authorization=f"Bearer {secret}") == 401
+    assert len(replicas[0].seen) == 0
+
+
+def test_an_open_service_does_not_replace_a_service_with_keys(
+    plane: Embedded, replicas: list[ReplicaStandIn], projects: dict[str, Any]
+) -> None:
+    """Both services are in one project; the key belongs to a third service of the project."""
+    key, known = make_key("third")
+    third = {"name": "third", "project": "vault", "prefix": "/vault/third", "keys": [known]}
+    same = {**projects["open"], "models": ["m1", "m2"]}
+    plane.set_services(projects["good"], same, third)
+    fields = {"x_api_key": key}
+    assert answered_by(plane, replicas[0], "m1", **fields) == 404
+    assert answered_by(plane, replicas[0], "m2", **fields) == "/vault/open"
+    assert list_models(plane, **fields) == ["m2"]
+    twin = {**same, "name": "twin", "prefix": "/vault/twin"}  # of a moment in which both came
+    plane.set_services(same, twin)
+    refused = call_model(plane, "m1", "/vault")
+    assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
+    assert "use a service's URL" in refused.json["error"]["message"]
+
+
+def test_a_key_that_is_revoked_while_the_body_arrives_is_refused(
+    plane: Embedded, replicas: list[ReplicaStandIn], projects: dict[str, Any]
+) -> None:
+    body = b'{"model": "m1"}'
+    head = {"host": "any.example", "content_length": str(len(body)), "expect": "100-continue"}
+    with Talk(plane.port) as talk:
+        talk.send(write_request("POST", "/v1/completions", **head, x_api_key=projects["key"]))
+        wait_for(lambda: talk.socket.recv(25))
+        plane.set_services({**projects["good"], "keys": []}, projects["evil"])
+        talk.send(body)
+        assert talk.read().status == 401
+    assert len(replicas[0].seen) == 0
+
+
+def test_another_project_does_not_decide_which_pages_may_call_models(
+    plane: Embedded, projects: dict[str, Any]
+) -> None:
+    def ask_preflight(root: str) -> int:
+        asked = {"origin": "https://page.example", "access_control_request_method": "POST"}
+        return ask(plane.port, "OPTIONS", f"{root}/v1/completions", **asked).status
+
+    plane.set_services(projects["good"], projects["evil"])
+    assert [ask_preflight(root) for root in ("", "/vault", "/research")] == [204, 204, 404]
+    plane.set_services(projects["good"], projects["usual"])
+    assert [ask_preflight(root) for root in ("", "/vault")] == [404, 204]
 
 
 def test_pages_call_models_that_all_need_keys(replicas: list[ReplicaStandIn]) -> None:

@@ -17,8 +17,16 @@ SERVICE_KEY = "cavvysvc_"  # the beginning of every key that Cavvy makes
 
 
 def holds_service_key(value: bytes) -> bool:
-    """Return whether the value of Authorization or X-API-Key contains a key of a service."""
+    """Return whether a value, such as that of Authorization, contains a key of a service."""
     return SERVICE_KEY.encode() in value
+
+
+def carries_service_key(head: RequestHead) -> bool:
+    """Return whether a request contains a key of a service at any place, even at a place where the
+    gateway accepts no keys.
+    """
+    places = (head.authorization, head.api_key, head.target, head.fields)
+    return any(holds_service_key(each) for each in places)
 
 
 def read_secret(head: RequestHead) -> bytes:

@@ -21,6 +21,9 @@ HeaderName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]+$", max_length=100
 PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 
+USUAL_PROJECT = "default"  # the project whose models need neither a key nor a project in the URL
+
+
 class GatewayConfigError(ValueError):
     """Raised if the file or the value cannot be used. The text says where the fault is and what was
     expected.
@@ -120,6 +123,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     affinity: Affinity | None = None
     batch: BatchTerms | None = None
     canary: CanaryShare | None = None
+    project: Name = USUAL_PROJECT  # the names of models are unique only within a project
     # model names by which /v1/chat/completions and similar routes select the service
     models: tuple[str, ...] = ()
     # the places in which its replicas may be; requests that must stay elsewhere are refused. None:

@@ -20,7 +20,7 @@ from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH, HeadMemo, RequestHead
 from cavvy.gateway.inbound import InboundConnection, OpenRequest
 from cavvy.gateway.kept_counts import KeptCounts
-from cavvy.gateway.model_route import ModelRoutes, is_model_path
+from cavvy.gateway.model_route import ModelRoutes, read_model_path
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.redirects import misses_slash, write_redirect
@@ -51,7 +51,7 @@ class Door:
         self.cold: set[str] = set()  # services that need a replica and are not reported yet
         self.cold_told = asyncio.Event()
         self._routes: Routes[ServiceQueue] = Routes(())
-        self._models = self._make_models()
+        self._models = ModelRoutes(self._open_model, limits)
         self._connections: set[InboundConnection] = set()
         self._scheme = b"https" if secure else b"http"
         self._behind_proxy = behind_proxy
@@ -80,7 +80,7 @@ class Door:
                 new.adopt(old)
         gone, self.services = self.services, services
         self._routes = Routes((service.route, service) for service in services.values())
-        self._models = self._make_models()
+        self._models.set_services(services.values())
         for old in gone.values():
             old.close()
         self._kept.keep_only(services)
@@ -177,8 +177,8 @@ class Door:
         if service is None:
             return self._open_unrouted(connection, head, now)
         route = service.route
-        # a project named v1 must not get the requests, and the keys, that are for models
-        if route.prefix and is_model_path(head):
+        # a project or service named v1 must not get the requests, and the keys, that are for models
+        if route.prefix and read_model_path(head):
             return self._open_unrouted(connection, head, now)
         target = below = head.target
         if route.prefix:
@@ -190,14 +190,15 @@ class Door:
             target = below if route.strip_prefix else target
         return self._open(connection, service, head, target, below, now)
 
-    def _make_models(self) -> ModelRoutes:
-        return ModelRoutes(
-            self.services.values(),
-            lambda connection, service, head, now: self._open(
-                connection, service, head, head.target, head.target, now
-            ),
-            self.limits,
-        )
+    def _open_model(
+        self,
+        connection: InboundConnection,
+        service: ServiceQueue,
+        head: RequestHead,
+        target: bytes,
+        now: float,
+    ) -> OpenRequest | None:
+        return self._open(connection, service, head, target, target, now)
 
     def _open_unrouted(
         self, connection: InboundConnection, head: RequestHead, now: float

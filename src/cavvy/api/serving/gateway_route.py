@@ -46,7 +46,9 @@ def _check(service: StoredService, route: ServiceRoute) -> ServiceRoute:
     except msgspec.ValidationError as error:
         extra = {"service": service.name, "project": service.project}
         _log.error("the gateway cannot serve a service: %s", error, extra=extra)
-        return ServiceRoute(name=service.id, prefix=service.path, keyed=True)
+        return ServiceRoute(
+            name=service.id, project=service.project, prefix=service.path, keyed=True
+        )
 
 
 def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
@@ -58,6 +60,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
     keys = _make_keys(service, queue_key)
     return ServiceRoute(
         name=service.id,
+        project=service.project,
         hosts=spec.hosts,
         prefix="" if spec.hosts else service.path,
         concurrency=spec.concurrency,

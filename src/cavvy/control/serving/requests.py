@@ -135,8 +135,9 @@ class ServiceRequests:
 
     async def _check_names(self, task: TaskSpec) -> None:
         """Raise NameTaken if the service may not use one of its host names. Also raise NameTaken if
-        the service has no keys, and another service without keys has a model of the same name: for
-        a request with this model, the gateway could not choose between the two services.
+        the service has no keys, and another service of the project without keys has a model of the
+        same name: for a request with this model, the gateway could not choose between the two
+        services. Names of models in other projects do not matter, and are not disclosed.
         """
         spec = task.service
         hosts = frozenset() if spec is None else find_hosts(spec)
@@ -151,8 +152,8 @@ class ServiceRequests:
             if used := hosts & other.hosts:
                 message = f"another service already uses the host name {min(used)}"
                 raise NameTaken("hosts", message)
-            if used := models & other.open_models:
-                message = f"another service without keys already has the model {min(used)}"
+            if other.project == task.project and (used := models & other.open_models):
+                message = f"the service {other.name} already has the model {min(used)} without keys"
                 raise NameTaken("models", f"{message}; add `keys: true`, or rename the model")
 
     async def end(self, project: str, name: str) -> ServiceStatus:
