@@ -4,12 +4,14 @@ available; otherwise this module applies git's rules.
 
 import os
 import re
-import subprocess
+import stat
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cavvy.spec.repository import open_repository
 
 if TYPE_CHECKING:
     from pathspec.pattern import RegexPattern
@@ -18,7 +20,6 @@ OWN_FILE = ".cavvyignore"
 # Folders that are never copied: git's own files, and files that programs create again when they
 # need them.
 SKIPPED = frozenset({".git", ".venv", "__pycache__"})
-_GIT_TIMEOUT_S = 120
 
 
 def list_files(folder: Path) -> list[str]:
@@ -36,30 +37,20 @@ def _ask_git(folder: Path) -> list[str] | None:
     """Return the files that git tracks or would track. Returns None if git cannot list the files,
     for example because the folder is not in a repository.
     """
-    command = [
-        "git",
-        "-C",
-        str(folder),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment()
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return None
+    with open_repository(folder) as repository:
+        if repository is None:
+            return None
+        done = repository.run("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if done is None or done.returncode != 0:
+            return None
+        if not done.stdout:
+            ignored = repository.run("check-ignore", "--quiet", ".")
+            if ignored is not None and ignored.returncode == 0:
+                # An outer repository ignores this folder, so only the folder's own rules apply.
+                return None
     # git leaves out a folder that it cannot read, and only warns
     if b"could not open directory" in done.stderr and (error := _find_closed(folder)) is not None:
         raise error
-    if not done.stdout and _is_ignored(folder):
-        # An outer repository ignores this folder, so only the folder's own rules apply.
-        return None
     names = set(os.fsdecode(done.stdout).split("\0")) - {""}
     if "./" in names:
         # This folder is a submodule that is not checked out, so git lists only the folder itself.
@@ -84,22 +75,6 @@ def _find_closed(folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def _is_ignored(folder: Path) -> bool:
-    command = ["git", "-C", str(folder), "check-ignore", "--quiet", "."]
-    done = subprocess.run(
-        command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment()
-    )
-    return done.returncode == 0
-
-
-def git_environment() -> dict[str, str]:
-    """Return the environment for running git on a folder. The environment contains no variable that
-    would make git use another folder. Git takes no optional locks and asks for no input.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 # pairs of a folder with a pattern file and the patterns in it, outermost folder first
@@ -132,13 +107,23 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
     names = (".gitignore", OWN_FILE) if git_rules else (OWN_FILE,)
     found: list[tuple[str, list[RegexPattern]]] = []
     for name in names:
-        try:
-            content = (folder / inside / name).read_bytes()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        content = _read_rules(folder / inside / name)
+        if content is None:
             continue
         lines = content.removeprefix(BOM_UTF8).decode(errors="surrogateescape").split("\n")
         found.append((inside, [each for line in lines for each in _read_pattern(line)]))
     return tuple(found)
+
+
+def _read_rules(path: Path) -> bytes | None:
+    """Return the content of an ignore file. Returns None if there is no regular file of this name:
+    a pipe or device in its place has no end.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
 
 
 def _read_pattern(line: str) -> "Iterator[RegexPattern]":

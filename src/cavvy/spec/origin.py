@@ -2,28 +2,27 @@
 repeated and compared.
 """
 
-import os
 import platform
-import subprocess
 from pathlib import Path
 
 from cavvy import __version__
 from cavvy.domain.jobs import RunOrigin
-from cavvy.spec.ignore import git_environment
+from cavvy.spec.repository import GitFolder, open_repository
 
 MOST_DIFF_BYTES = 1 << 20
-_GIT_TIMEOUT_S = 60
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
     """Return the origin of a run whose working folder is `folder`. The folder need not be in a
     repository.
     """
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    with open_repository(folder) as repository:
+        commit = _ask(repository, "rev-parse", "--verify", "HEAD") if repository else None
+        diff = _diff(repository) if repository and commit else None
     return RunOrigin(
         task_text=task_text,
         commit=commit.decode().strip() if commit else None,
-        diff=_diff(folder) if commit else None,
+        diff=diff,
         snapshot=snapshot,
         versions={
             "cavvy": __version__,
@@ -33,12 +32,14 @@ def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -
     )
 
 
-def _diff(folder: Path) -> str | None:
-    """Return the uncommitted changes of tracked files in and below `folder`, or None if there are
+def _diff(repository: GitFolder) -> str | None:
+    """Return the uncommitted changes of tracked files in and below the folder, or None if there are
     none. A long diff is truncated.
     """
-    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--relative", "--find-renames")
-    diff = _git(folder, "diff", *options, "HEAD", "--", ".")
+    # For uncommitted changes in a submodule, git would run itself there with settings of the
+    # submodule.
+    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    diff = _ask(repository, "diff", *options, "--relative", "--find-renames", "HEAD", "--", ".")
     if not diff:
         return None
     if len(diff) <= MOST_DIFF_BYTES:
@@ -48,13 +49,7 @@ def _diff(folder: Path) -> str | None:
     return kept.decode(errors="replace") + note
 
 
-def _git(folder: Path, *arguments: str) -> bytes | None:
-    """Return the output of git, or None if git fails, is missing or takes too long."""
-    command = ["git", "-C", os.fspath(folder), *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment()
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+def _ask(repository: GitFolder, *arguments: str) -> bytes | None:
+    """Return the output of git, or None if git fails or takes too long."""
+    done = repository.run(*arguments)
+    return done.stdout if done is not None and done.returncode == 0 else None

@@ -1,6 +1,5 @@
 """Reads a task file and its --param options. Problems are reported with line and column."""
 
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -77,17 +76,15 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
     import yaml
 
     from cavvy.domain.values import replace
-    from cavvy.spec.ignore import git_environment
+    from cavvy.spec.repository import run_apart
 
-    command = ["git", "ls-remote", "--", url, ref, f"{ref}^{{}}"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, env=git_environment()
-        )
-        rows = [line.split("\t") for line in done.stdout.splitlines()]
-        reason = done.stderr.strip() or "the repository does not have this branch or tag"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        rows, reason = [], str(error)
+    done = run_apart("ls-remote", "--", url, ref, f"{ref}^{{}}")
+    if done is None:
+        rows, reason = [], "git is not installed, or it got no answer"
+    else:
+        rows = [line.split("\t") for line in done.stdout.decode(errors="replace").splitlines()]
+        said = done.stderr.decode(errors="replace").strip()
+        reason = said or "the repository does not have this branch or tag"
     if not rows:
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
     # If `ref` is an annotated tag, the line that ends with ^{} has its commit.
