@@ -369,3 +369,47 @@ def test_a_file_of_proc_is_not_copied_as_an_empty_file(uow: Scene) -> None:
     result = uow.copy("box:/proc/meminfo", str(uow.here / "info"))
     assert (result.exit_code, "states the size 0 but has content" in result.output) == (1, True)
     assert not (uow.here / "info").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [".git", ".GIT", ".g\u200cit", ".git. ", "git~1", ".envrc", ".vscode"]
+)
+def test_files_that_other_programs_obey_are_named(uow: Scene, name: str) -> None:
+    uow.tells([folder("a"), folder(f"a/{name}"), file(f"a/{name}/config")])
+    result = uow.copy()
+    assert result.exit_code == 0, result.output
+    assert f"a/{name.encode('unicode_escape').decode()}; Cavvy's own commands run none" in (
+        result.output
+    )
+    assert (uow.here / "sent/a" / name / "config").read_bytes() == EVIL
+
+
+def test_a_repository_without_a_git_folder_is_named(uow: Scene) -> None:
+    uow.tells([folder("a"), file("a/HEAD"), folder("a/objects"), folder("a/refs"), file("config")])
+    result = uow.copy()
+    assert result.exit_code == 0, result.output
+    assert "may run programs that these name: a; " in result.output
+
+
+@pytest.mark.parametrize("own", [folder(".git"), file(".git"), link(".git", "other")])
+def test_a_repository_here_is_not_changed(uow: Scene, own: tuple[str, Fields]) -> None:
+    (uow.here / "sent/.git").mkdir(parents=True)
+    (uow.here / "sent/.git/config").write_text("mine")
+    listing = [own, folder("other"), file("other/config"), file("z")]
+    if own[1]["mode"] == FOLDER:  # not beside its folder, as a node may order its list
+        listing += [folder(".git/hooks"), file(".git/config"), file(".git/hooks/pre-commit")]
+    uow.tells(listing)
+    result = uow.copy()
+    assert result.exit_code == 1
+    assert "exist here and were not replaced: .git;" in result.output
+    assert (uow.here / "sent/.git/config").read_text() == "mine"
+    assert [path.name for path in (uow.here / "sent/.git").iterdir()] == ["config"]
+    assert (uow.here / "sent/z").read_bytes() == EVIL
+
+
+def test_a_repository_that_the_user_names_is_not_changed(uow: Scene) -> None:
+    (uow.node.folder / ".git").mkdir()
+    (uow.here / ".git").mkdir()
+    uow.tells([file("config")])
+    result = uow.copy("box:.git")
+    assert (result.exit_code, list((uow.here / ".git").iterdir())) == (1, [])

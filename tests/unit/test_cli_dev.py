@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.cli import dev
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import ReadOptions
 
 FILE = """\
@@ -78,3 +79,10 @@ def test_a_session_has_a_limit_of_its_gpus(
     task = dev._read_session(str(path), {}, ReadOptions(overrides="{}"), "ssh", option).task
     assert task.limits.idle_gpu_percent == percent
     assert task.limits.idle == task.keep == timedelta(minutes=minutes)
+
+
+@pytest.mark.parametrize("said", [b"--install-extension=x\n", b"", b"work\n", b"/a\x1b[2J\n"])
+def test_a_node_passes_no_option_to_the_editor(said: bytes) -> None:
+    assert dev._read_folder(b"/home/me/my work\n") == "/home/me/my work"
+    with pytest.raises(CommandFailure, match="instead of the path"):
+        dev._read_folder(said)

@@ -17,9 +17,9 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
     A relative path on a node starts in the job's folder. Files from a node are written only below
-    TARGET: names outside TARGET are refused, links that lead out of the folder are skipped, and
-    setuid bits are dropped. A file gets its final name when it is complete; an interrupted copy
-    resumes if the part that was copied is unchanged.
+    TARGET: names outside TARGET are refused, links that lead out of the folder are skipped, a .git
+    that exists here is not changed, and setuid bits are dropped. A file gets its final name when it
+    is complete; an interrupted copy resumes if the part that was copied is unchanged.
     """
     from cavvy.cli.reach.copying import copy
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
@@ -123,7 +124,7 @@ def command(
         try:
             _wait(client, job)
             click.echo(say_machine(client.machine(project, name)), err=True)
-            folder = _output(client, job, ["pwd", "-P"]).decode().strip()
+            folder = _read_folder(_output(client, job, ["pwd", "-P"]))
             if ide == "jupyter" and _JUPYTER.strip() not in _task(job)["run"]:
                 _add_jupyter(client, job, folder)
             _connect(project, name, folder, ide, no_open=no_open)
@@ -204,6 +205,18 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
         f"`cavvy machines stop {there}` ends the session; "
         f"`cavvy dev --machine {there} --ide jupyter` then starts a session with Jupyter",
     )
+
+
+def _read_folder(said: bytes) -> str:
+    """Return the session's folder from a node's answer. Raises CommandFailure: a node must not be
+    able to pass an option to the editor.
+    """
+    folder = said.decode(errors="replace").strip()
+    if not folder.startswith("/") or not folder.isprintable():
+        raise CommandFailure(
+            f"the node sent {folder!r} instead of the path of the session's folder"
+        )
+    return folder
 
 
 def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
@@ -304,7 +317,7 @@ def _open_jupyter(project: str, name: str, folder: str) -> None:
 
     async def act(tunnel: "NodeTunnel") -> None:
         here = await listen_here(tunnel, "127.0.0.1", 0, "127.0.0.1", port)
-        click.echo(f"http://127.0.0.1:{here}/lab?token={token}")
+        click.echo(f"http://127.0.0.1:{here}/lab?token={quote(token, safe='')}")
         click.echo("Ctrl-C closes the tunnel; Jupyter continues")
         await tunnel.lost.wait()
 

@@ -18,6 +18,8 @@ from cavvy.cli.reach.received import (
     CopyItem,
     Landing,
     check_room,
+    find_obeyed,
+    is_git_name,
     name_part,
     read_item,
     read_listing,
@@ -123,10 +125,18 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         )
     elif not target.parent.is_dir():
         raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
+    items, kept = _keep_repositories(items, target)
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     with Landing(target.parent) as landing:
         await _receive(tunnel, path, landing, target.name, items, bar)
+    _tell_obeyed(items)
     _tell_skipped(items, unlisted)
+    if kept:
+        raise CommandFailure(
+            f"these exist here and were not replaced: {_name_some(kept)}; git would run the "
+            "programs that the node's settings and hooks name",
+            "all other files were copied; to copy them too, copy into a new folder",
+        )
     out = [
         f"{each.path} -> {each.link}"
         for each in items
@@ -136,6 +146,34 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         raise CommandFailure(
             f"these links may lead out of the folder and were skipped: {_name_some(out)}",
             "all other files were copied; to copy the links' targets too, give the targets' paths",
+        )
+
+
+def _keep_repositories(
+    items: "Iterable[CopyItem]", target: Path
+) -> tuple[list[CopyItem], list[str]]:
+    """Leave out each `.git` that exists here, with all that is in it. Returns the entries to copy,
+    and the paths that are left out.
+    """
+    chosen, kept, within = list[CopyItem](), list[str](), set[str]()
+    for item in items:
+        if item.path and item.path.rpartition("/")[0] in within:
+            within.add(item.path)
+        elif is_git_name(item.path or target.name) and os.path.lexists(target / item.path):
+            kept.append(item.path or target.name)
+            within.add(item.path)
+        else:
+            chosen.append(item)
+    return chosen, kept
+
+
+def _tell_obeyed(items: Sequence[CopyItem]) -> None:
+    """Tell the user which copied files can make programs on this machine run other programs."""
+    if obeyed := find_obeyed(items):
+        sys.stderr.write(
+            f"note: git, shells and editors here may run programs that these name: "
+            f"{_name_some(obeyed)}; Cavvy's own commands run none of them. Look at them before "
+            "you use such a tool in the copy\n"
         )
 
 

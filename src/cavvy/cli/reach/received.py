@@ -8,12 +8,13 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
+from unicodedata import category
 
 from msgspec import Meta, ValidationError, convert
 
@@ -27,6 +28,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # maximum timestamp in seconds since 1970, because file systems cannot store later times
 _LATEST_S = 1 << 40
+# files and folders that shells and editors obey: direnv, mise, VS Code, JetBrains, containers
+_OBEYED = {".envrc", ".mise.toml", "mise.toml", ".vscode", ".idea", ".devcontainer"}
+# what git expects in a repository without a `.git`
+_BARE = ("HEAD", "objects", "refs")
 _IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
 _T = TypeVar("_T")
 
@@ -137,6 +142,29 @@ def stays_inside(item: CopyItem) -> bool:
     ups = parts.count("..")
     inside = ups <= item.path.count("/") and ".." not in parts[ups:]
     return inside and not (item.link or "/").startswith("/")
+
+
+def is_git_name(path: str) -> bool:
+    """Return whether git uses a file of this name as the `.git` of a folder, on any file system:
+    some ignore upper and lower case, invisible characters, or dots and spaces at the end.
+    """
+    name = path.rpartition("/")[2]
+    seen = "".join(char for char in name if category(char) != "Cf")
+    return seen.rstrip(". ").casefold() in (".git", "git~1")
+
+
+def find_obeyed(items: Sequence[CopyItem]) -> list[str]:
+    """Return the entries by which a copied folder can make programs of its user run other programs:
+    repositories, and files that shells and editors obey when the user enters or opens the folder.
+    """
+    paths = {item.path for item in items}
+    return [
+        item.path or "."
+        for item in items
+        if is_git_name(item.path)
+        or item.path.rpartition("/")[2] in _OBEYED
+        or {f"{item.path}/{name}".lstrip("/") for name in _BARE} <= paths
+    ]
 
 
 class Landing:
