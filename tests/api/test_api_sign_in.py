@@ -4,6 +4,7 @@ import base64
 import json
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tests.api.api_state import Api, open_api
 from tests.issuer import (
     AUDIENCE,
@@ -182,6 +183,34 @@ async def test_wrong_claims_are_refused(api: Api, issuer: Issuer) -> None:
     ]
     for changes, reason in cases:
         assert reason in await refused(api, issuer.sign(**changes)), changes
+
+
+@in_both_stores
+async def test_an_older_id_token_is_refused_after_a_newer_one(api: Api, issuer: Issuer) -> None:
+    now = int(time.time())
+    was_admin = issuer.sign(**{**ADA, "groups": ["platform"]}, iat=now - 60)
+    left = (await sign_in(api, issuer.sign(**{**ADA, "groups": []}, iat=now))).json()
+    assert "a newer ID token of this person was used" in await refused(api, was_admin)
+    assert (await whoami(api, left["token"]))["roles"] == []
+    assert (await api.http.delete("/v1/accounts/ada@example.com")).status_code == 204
+    assert "a newer ID token" in await refused(api, was_admin)
+    again = issuer.sign(**{**ADA, "jti": "2"}, iat=now)  # two of the same second have no order
+    assert (await sign_in(api, again)).status_code == 201
+
+
+async def test_weak_keys_are_refused(api: Api, issuer: Issuer) -> None:
+    issuer.keys["short"] = rsa.generate_private_key(65537, 1024)
+    issuer.keys["p384"] = ec.generate_private_key(ec.SECP384R1())
+    issuer.keys["koblitz"] = ec.generate_private_key(ec.SECP256K1())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyJWT, about the short key
+        text = issuer.sign("short")
+    assert "an RSA key of 1,024 bits; at least 2,048 are needed" in await refused(api, text)
+    strong, other, unknown = (jwt.PyJWK(issuer.jwk(name)) for name in ("one", "p384", "koblitz"))
+    assert id_tokens.find_weakness(strong) == id_tokens.find_weakness(other) == ""
+    assert "secp256k1" in id_tokens.find_weakness(unknown)
+    other.algorithm_name = "ES256"  # as a version of PyJWT might permit
+    assert id_tokens.find_weakness(other) == "a key on the curve secp384r1 for ES256"
 
 
 async def test_forged_signatures_are_refused(api: Api, issuer: Issuer) -> None:

@@ -121,6 +121,40 @@ async def test_of_sign_ins_at_the_same_time_each_id_token_counts_once(store: Sto
     assert len(await store.roles()) == 1
 
 
+async def test_an_older_id_token_brings_no_groups_back(store: Store) -> None:
+    other = replace(TRUST, name="other", audience="other")  # of the same issuer
+    for trust in (TRUST, other):
+        await store.sign_ins.put_trust(trust)
+    old = replace(ADA, issued_at=NOW)
+    left = replace(old, issued_at=after(5), roles=())
+    await sign_in(store, left, "new", at_s=10)
+    for refused in (old, replace(old, trust=other)):
+        with pytest.raises(SignInConflict, match="a newer ID token"):
+            await sign_in(store, refused, "old", at_s=11)
+    assert await store.roles() == []
+    await store.remove_account("ada")  # an old token does not make the account again
+    with pytest.raises(SignInConflict, match="a newer ID token"):
+        await sign_in(store, old, "old", at_s=12)
+    await sign_in(store, replace(left, roles=(MEMBER,)), "same-second", at_s=13)
+    await sign_in(store, replace(old, subject="u-2", account="bob"), "of-bob", at_s=13)
+    assert len(await store.roles()) == 2
+
+
+async def test_of_id_tokens_at_the_same_time_the_newest_decides(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    every = [
+        replace(ADA, issued_at=after(number), roles=() if number == 5 else (MEMBER,))
+        for number in range(6)
+    ]
+    outcomes = await asyncio.gather(
+        *(sign_in(store, each, f"{number}") for number, each in enumerate(every)),
+        return_exceptions=True,
+    )
+    assert outcomes[5] is None
+    assert all(each is None or isinstance(each, SignInConflict) for each in outcomes)
+    assert await store.roles() == []
+
+
 async def test_a_project_with_roles_of_groups_is_in_use(store: Store) -> None:
     await store.sign_ins.put_trust(TRUST)
     await sign_in(store, ADA, "1")

@@ -28,6 +28,8 @@ ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
+_LEAST_RSA_BITS = 2048
+_CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}  # RFC 7518, 3.4
 LONGEST = 16_384  # maximum characters of an ID token
 _LONGEST_S = 86_400  # maximum validity of an ID token; used tokens are remembered for this time
 _LEEWAY_S = 60  # maximum difference of the clocks of issuer and server, in seconds
@@ -54,12 +56,13 @@ class IssuerSilent(Exception):
 
 
 class VerifiedToken(Struct, frozen=True, kw_only=True):
-    """The claims of a valid ID token, the trusts of its issuer and audience, and the time until
-    which the token can be used.
+    """The claims of a valid ID token, the trusts of its issuer and audience, the time at which the
+    token was issued, and the time until which the token can be used.
     """
 
     claims: Mapping[str, object]
     trusts: Sequence[IssuerTrust]
+    issued_at: datetime
     until: datetime
 
 
@@ -138,7 +141,33 @@ class IdTokenVerifier:
             key = jwt.PyJWK(dict(row), algorithm=row.get("alg", algorithm))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise IdTokenRefused("the issuer's key does not fit the token's algorithm") from error
+        if problem := find_weakness(key):
+            raise IdTokenRefused(f"the issuer's key is too weak: {problem}")
         return _decode(text, key, theirs)
+
+
+def find_weakness(key: "PyJWK") -> str:
+    """Return why a key must not be used to verify signatures, or "" if it may be used. RSA keys
+    need at least 2,048 bits (RFC 7518, sections 3.3 and 3.5); the algorithm of an elliptic curve
+    key determines its curve (section 3.4).
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+    public = key.key
+    if isinstance(public, rsa.RSAPublicKey):
+        if public.key_size < _LEAST_RSA_BITS:
+            return (
+                f"an RSA key of {public.key_size:,} bits; at least {_LEAST_RSA_BITS:,} are needed"
+            )
+        return ""
+    if isinstance(public, ec.EllipticCurvePublicKey):
+        wanted = _CURVES.get(key.algorithm_name)
+        if public.curve.name != wanted:
+            return f"a key on the curve {public.curve.name} for {key.algorithm_name}"
+        return ""
+    if isinstance(public, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+        return ""
+    return "a kind of key that this version does not know"
 
 
 def _check_header(header: Mapping[str, object]) -> tuple[str, str]:
@@ -176,6 +205,7 @@ def _decode(text: str, key: "PyJWK", trusts: Sequence[IssuerTrust]) -> VerifiedT
             raise IdTokenRefused("the token is valid for more than a day")
         if "events" in claims:  # OpenID Connect Back-Channel Logout 1.0, section 2.4
             raise IdTokenRefused("the token is a logout token, not an ID token")
+        issued_at = datetime.fromtimestamp(float(claims["iat"]), UTC)
         ends = datetime.fromtimestamp(until + _LEEWAY_S, UTC)
     except jwt.InvalidAudienceError as error:
         raise IdTokenRefused("the token is for another audience") from error
@@ -189,7 +219,10 @@ def _decode(text: str, key: "PyJWK", trusts: Sequence[IssuerTrust]) -> VerifiedT
         raise IdTokenRefused("the token's signature or form is wrong") from error
     audiences = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
     return VerifiedToken(
-        claims=claims, trusts=[each for each in trusts if each.audience in audiences], until=ends
+        claims=claims,
+        trusts=[each for each in trusts if each.audience in audiences],
+        issued_at=issued_at,
+        until=ends,
     )
 
 

@@ -7,7 +7,7 @@ account.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.accounts import Role
@@ -73,12 +73,14 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
 
 class SignIn(Struct, frozen=True, kw_only=True):
     """A verified sign-in. `subject` identifies a person at the issuer; it is "" for the account of
-    a CI system. `roles` are the roles from the person's groups.
+    a CI system. `roles` are the roles from the person's groups. `issued_at` is the time at which
+    the ID token was issued.
     """
 
     account: str
     trust: IssuerTrust
     subject: str = ""
+    issued_at: datetime = datetime.min.replace(tzinfo=UTC)
     roles: Sequence[GroupRole] = ()
 
 

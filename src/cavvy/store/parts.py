@@ -41,7 +41,8 @@ class SignInStore(Protocol):
         """Store the token of a sign-in under its hash `digest`. A person's account is created or
         linked at the first sign-in. The roles of the person's groups replace the roles from earlier
         sign-ins with this trust. `id_token` is the hash of the ID token, which is kept at least
-        until the time `until`. Raises SignInConflict.
+        until the time `until`. Raises SignInConflict, also if the person has signed in with an ID
+        token that was issued later.
         """
 
 

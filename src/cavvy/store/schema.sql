@@ -371,6 +371,16 @@ CREATE TABLE identities (
 );
 CREATE INDEX identities_account ON identities (account);
 
+-- When the newest ID token of each person was issued: older ones are not accepted after it. A row
+-- outlives the person's account, which a sign-in would make again.
+CREATE TABLE newest_id_tokens (
+    issuer TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    issued_at BIGINT NOT NULL,
+    PRIMARY KEY (issuer, subject)
+);
+CREATE INDEX newest_id_tokens_issued ON newest_id_tokens (issued_at);
+
 -- Sign-ins, by the SHA-256 of what their ID token signs: none is accepted twice. `until` is the time
 -- at which both the ID token and the token that it was exchanged for have expired.
 CREATE TABLE sign_ins (

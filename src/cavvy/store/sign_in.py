@@ -19,6 +19,12 @@ from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into
 
 _T = TypeVar("_T")
+_NEWEST = insert_into(
+    "newest_id_tokens",
+    ("issuer", "subject", "issued_at"),
+    "ON CONFLICT (issuer, subject) DO UPDATE SET issued_at = excluded.issued_at "
+    "WHERE newest_id_tokens.issued_at <= excluded.issued_at",
+)
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 # How long a token is kept after it cannot be used any more, so that lists and messages show it.
 _KEPT = timedelta(days=7)
@@ -106,6 +112,8 @@ def _sign_in(
     insert = insert_into("sign_ins", ("digest", "trust", "token", "until"), _OR_NOTHING)
     if session.run(insert, (used, trust.name, token.id, to_micros(until))).rowcount == 0:
         raise SignInConflict("the ID token was used before; get a new ID token")
+    if found.subject:
+        _note_newest(session, found)
     account = _open_account(session, found, now) if found.subject else found.account
     if account != token.account:
         raise SignInConflict("another sign-in of this person was faster; sign in again")
@@ -116,6 +124,18 @@ def _sign_in(
         raise SignInConflict(f"the account {account} is disabled")
     add_token(session, token, digest)
     _replace_roles(session, found, now)  # the token's account is `found.account`
+
+
+def _note_newest(session: DatabaseSession, found: SignIn) -> None:
+    """Note the time at which a person's ID token was issued. Raises SignInConflict if a newer token
+    was used: an older token could contain groups that the person has left since. Tokens of the same
+    second cannot be ordered, so both are accepted.
+    """
+    values = (found.trust.issuer, found.subject, to_micros(found.issued_at))
+    if session.run(_NEWEST, values).rowcount == 0:
+        raise SignInConflict(
+            "a newer ID token of this person was used before; sign in again to get a new ID token"
+        )
 
 
 def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> None:
@@ -136,6 +156,8 @@ def _forget(session: DatabaseSession, now: datetime) -> None:
     _delete_tokens(session, "SELECT token FROM sign_ins WHERE until < ?", old)
     session.run("DELETE FROM sign_ins WHERE until < ?", (old,))
     session.run("DELETE FROM group_roles WHERE until < ?", (old,))
+    # an ID token is valid for at most a day
+    session.run("DELETE FROM newest_id_tokens WHERE issued_at < ?", (old,))
 
 
 def _delete_tokens(session: DatabaseSession, first: str, value: object) -> None:

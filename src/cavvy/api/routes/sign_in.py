@@ -102,6 +102,7 @@ async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
         raise _refuse(request, f"the ID token is refused: {error}") from error
     except IssuerSilent as error:
         raise RetryLater("issuer-silent", str(error)) from error
+    found = replace(found, issued_at=verified.issued_at)
     trust = found.trust
     if found.subject and (known := await sign_ins.identity(trust.issuer, found.subject)):
         found = replace(found, account=known)
