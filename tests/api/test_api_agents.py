@@ -294,6 +294,27 @@ async def test_logs_go_on_over_attempts_and_wait(api: Api) -> None:
         assert answer["message"] == message
 
 
+async def test_readers_wait_for_the_log_of_an_attempt_that_has_not_begun(api: Api) -> None:
+    answer = await api.post_job("{name: t, run: 'true', schedule: 2050-01-01T00:00Z}")
+    assert answer.status_code == 201, answer.text
+    wants = {"attempt": 1, "wait_s": 0.05}
+    for _ in range(2):
+        waits = await api.http.get(JOB + "/logs", params=wants)
+        assert (waits.status_code, waits.headers["cavvy-log-over"]) == (200, "false")
+        assert waits.headers["cavvy-log-attempt"] == "1"
+    early = await api.http.get(JOB + "/logs", params={"attempt": 2, "wait_s": 0.05})
+    assert early.json()["code"] == "log-not-found"
+    waiting = asyncio.create_task(api.http.get(JOB + "/logs", params={"attempt": 1, "wait_s": 30}))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await api.http.post(JOB + "/stop")
+    assert (await waiting).headers["cavvy-log-over"] == "true"
+    over = await api.http.get(JOB + "/logs", params=wants)
+    assert over.headers["cavvy-log-over"] == "true"
+    alone = await api.http.get(JOB + "/logs", params={**wants, "only": True})
+    assert alone.json()["code"] == "log-not-found"
+
+
 async def test_a_long_batch_is_processed_in_parts(api: Api) -> None:
     gang = await start(api)
     await claim(api, gang)

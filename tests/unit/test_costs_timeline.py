@@ -213,3 +213,19 @@ def test_a_gang_beside_the_jobs_own_that_never_worked_is_no_part_of_its_life() -
         2 * (s.spell is TimeUse.QUEUED) for s in told.stretches
     }
     assert told.total(TimeUse.STARTING) == timedelta(minutes=10 + 20)
+
+
+def test_the_time_between_an_end_and_a_retry_is_not_queued() -> None:
+    first = make_attempt(1, 1, running=2, finished=5, ended=6, outcome=AttemptOutcome.EXIT)
+    second = make_attempt(2, 50, running=51, finished=60, ended=61)
+    spells = ((at(5), at(40)), (at(62), at(90)))  # the gang ended a minute after the job
+    job = replace(make_job(), ended_spells=spells)
+    assert minutes(job, [first, second], 100) == {
+        "queued": 1 + 10 + 1 + 10,
+        "starting": 2,
+        "running": 3 + 9,
+        "stopping": 2,
+        "ended": 34 + 28,
+    }
+    waiting = minutes(replace(job, ended_spells=spells[:1]), [first], 45)
+    assert waiting == {"queued": 1 + 5, "starting": 1, "running": 3, "stopping": 1, "ended": 34}

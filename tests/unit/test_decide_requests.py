@@ -171,6 +171,9 @@ def test_a_retry_starts_counting_anew_and_waits_for_no_time_that_is_over() -> No
     assert fresh is not None
     assert (fresh.phase, fresh.retries, fresh.avoid) == (JobPhase.QUEUED, {}, {})
     assert (fresh.not_before, fresh.held_until) == (None, None)
+    again = retry_job(replace(fresh, ended_at=NOW + HOUR), NOW + 2 * HOUR).job
+    assert again is not None
+    assert again.ended_spells == (*fresh.ended_spells, (NOW + HOUR, NOW + 2 * HOUR))
     repeats = retry_job(asking(schedule=HOURLY), NOW).job
     assert repeats is not None
     assert (repeats.not_before, repeats.held_until) == (FAR, NOW + HOUR)

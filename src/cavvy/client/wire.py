@@ -274,7 +274,7 @@ class ChargeView(Answer, frozen=True, kw_only=True):
 
 
 class StretchView(Answer, frozen=True, kw_only=True):
-    """A period of a job: queued, starting, running, lost or stopping."""
+    """A period of a job: queued, starting, running, lost, stopping or ended."""
 
     spell: str
     since: datetime
@@ -286,8 +286,8 @@ class CostView(Answer, frozen=True, kw_only=True):
     """A job's cost, and how its time since its submission was spent.
 
     `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
-    were lost. `unsure_micros` is the amount that the job may have cost in addition to
-    `total_micros`.
+    were lost. `ended_s` is the time between the job's end and a retry. `unsure_micros` is the
+    amount that the job may have cost in addition to `total_micros`.
     """
 
     job: str
@@ -299,6 +299,7 @@ class CostView(Answer, frozen=True, kw_only=True):
     running_s: float
     lost_s: float
     ending_s: float
+    ended_s: float = 0.0
     timeline: list[StretchView]
     traffic: list[TrafficView] = []
 

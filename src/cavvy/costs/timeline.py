@@ -1,5 +1,5 @@
 """Splits a job's time into the states that users see: at every moment, the job is queued, starting,
-running, lost or stopping.
+running, lost, stopping or, before the user retries it, ended.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +14,13 @@ from cavvy.domain.values import Struct
 class TimeUse(StrEnum):
     """What a job did in one period of its life."""
 
-    QUEUED = "queued"  # waiting for an offer, for a retry, or for its schedule
+    QUEUED = "queued"  # waiting for an offer, for an automatic retry, or for its schedule
     STARTING = "starting"  # from the placement until every rank works
     RUNNING = "running"  # working, without work that was lost later
     # work after the newest checkpoint that was lost with a node or by a preemption
     LOST = "lost"
     STOPPING = "stopping"  # from the end of the work until the gang has ended
+    ENDED = "ended"  # from the job's end until the user retried it
 
 
 class TimelineStretch(Struct, frozen=True, kw_only=True):
@@ -65,10 +66,8 @@ def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTime
     """Return the periods of `job` from its submission to its end, or to `now` if it has not ended.
 
     Lost work begins at the newest checkpoint or, if the job has no checkpoint, when the work began
-    to run. The period of lost work ends when the attempt stops working. If the user retries an
-    ended job, the time between the job's end and the retry counts as queued. If the machines'
-    clocks disagree, the recorded periods can differ from the real periods, but no time is counted
-    twice.
+    to run. The period of lost work ends when the attempt stops working. If the machines' clocks
+    disagree, the recorded periods can differ from the real periods, but no time is counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
@@ -83,10 +82,12 @@ def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTime
             *((s, min(t, over)) for s, t in _edges(attempt, end)),
         ]
         for spell, until in edges:
-            number = attempt.number - 1 if spell is TimeUse.QUEUED else attempt.number
-            _append(stretches, spell, cursor, until, number)
+            if spell is TimeUse.QUEUED:
+                _append_wait(stretches, job, cursor, until, attempt.number - 1)
+            else:
+                _append(stretches, spell, cursor, until, attempt.number)
             cursor = max(cursor, until)
-    _append(stretches, TimeUse.QUEUED, cursor, end, ordered[-1].number if ordered else 0)
+    _append_wait(stretches, job, cursor, end, ordered[-1].number if ordered else 0)
     return JobTimeline(stretches=tuple(stretches))
 
 
@@ -127,6 +128,21 @@ def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]
         else:
             yield TimeUse.RUNNING, worked
     yield TimeUse.STOPPING, gone
+
+
+def _append_wait(
+    stretches: list[TimelineStretch], job: JobRecord, since: datetime, until: datetime, attempt: int
+) -> None:
+    """Append a period without an attempt: the job was queued, or it had ended and was not yet
+    retried.
+    """
+    for ended, retried in job.ended_spells:
+        if since < retried and ended < until:
+            _append(stretches, TimeUse.QUEUED, since, ended, attempt)
+            since, over = max(since, ended), min(retried, until)
+            _append(stretches, TimeUse.ENDED, since, over, attempt)
+            since = over
+    _append(stretches, TimeUse.QUEUED, since, until, attempt)
 
 
 def _append(

@@ -240,6 +240,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     stop_cause: StopCause | None = None
     exit_code: int | None = None
     ended_at: datetime | None = None
+    # for each retry of the ended job: the times of the job's end and of the retry
+    ended_spells: tuple[tuple[datetime, datetime], ...] = ()
     consented: bool = False  # the user agreed to offers that cost money
     ceiling: Money | None = (
         None  # the maximum that the user agreed to spend; None if the budget is the only limit

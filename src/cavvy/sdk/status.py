@@ -87,7 +87,8 @@ class CostItem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
     """The cost of a job, and the time that the job spent in each phase. `final` is False while new
-    charges are possible. `lost` is running time whose work had to be repeated. If a provider did
+    charges are possible. `lost` is running time whose work had to be repeated. `ended` is the time
+    between the end of the job and a retry. If a provider did
     not report the start or the end of a node, the job may have cost up to `unsure_usd` more than
     `total_usd`.
     """
@@ -100,6 +101,7 @@ class JobCost:
     running: timedelta
     lost: timedelta
     stopping: timedelta
+    ended: timedelta
     items: tuple[CostItem, ...] = field(repr=False)
 
     def __str__(self) -> str:
@@ -177,6 +179,7 @@ def read_cost(job: "wire.JobDetail", cost: "wire.CostView") -> JobCost:
         running=timedelta(seconds=cost.running_s),
         lost=timedelta(seconds=cost.lost_s),
         stopping=timedelta(seconds=cost.ending_s),
+        ended=timedelta(seconds=cost.ended_s),
         items=items,
     )
 

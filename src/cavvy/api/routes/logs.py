@@ -65,7 +65,9 @@ async def logs(
 ) -> Response:
     app_state = app_state_of(request)
     job = await find_job(app_state, project, name)
-    _check_exists(job, rank, attempt)
+    # a reader that waits may also wait for an attempt that has not begun
+    most = job.last_number + 1 if wait_s and not (only and job.phase in JOB_ENDS) else job.attempt
+    _check_exists(job, rank, attempt, most)
     if since is not None:
         attempt, offset = await app_state.use_logs(
             False, _find_start, app_state, job, rank, attempt, since
@@ -120,12 +122,14 @@ def _with_times(
     return chunk, text
 
 
-def _check_exists(job: JobRecord, rank: int, attempt: int | None) -> None:
-    """Raise ApiProblem if the job does not have this rank or attempt."""
+def _check_exists(job: JobRecord, rank: int, attempt: int | None, most: int) -> None:
+    """Raise ApiProblem if the job does not have this rank, or if the attempt's number is above
+    `most`.
+    """
     if rank >= max(1, job.task.nodes):
-        most = job.task.nodes - 1
-        message = f"{job.name} has only " + (f"the ranks 0 to {most}" if most > 0 else "rank 0")
-    elif attempt is not None and attempt > job.attempt:
+        last = job.task.nodes - 1
+        message = f"{job.name} has only " + (f"the ranks 0 to {last}" if last > 0 else "rank 0")
+    elif attempt is not None and attempt > most:
         had = f"{job.attempt} attempt{'' if job.attempt == 1 else 's'}"
         message = f"{job.name} has had only {had}"
     else:
@@ -165,7 +169,7 @@ async def _piece(
     offset = piece.next
     if piece.data or not settled:
         return LogChunk(data=piece.data, attempt=number, offset=offset, over=False)
-    if only or number == job.attempt:
+    if only or number >= job.attempt:
         return LogChunk(data=b"", attempt=number, offset=offset, over=only or ended)
     return LogChunk(data=b"", attempt=number + 1, offset=0, over=False)
 

@@ -209,6 +209,7 @@ def cost_view(
         running_s=seconds[TimeUse.RUNNING],
         lost_s=seconds[TimeUse.LOST],
         ending_s=seconds[TimeUse.STOPPING],
+        ended_s=seconds[TimeUse.ENDED],
         timeline=[view(wire.StretchView, each) for each in timeline.stretches],
         traffic=[traffic_view(node, each) for node in nodes for each in node.sent],
     )

@@ -28,9 +28,8 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     import sys
 
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
-    length = formatting.show_seconds(
-        ((job.ended_at or job.since) - job.submitted_at).total_seconds()
-    )
+    lasted = ((job.ended_at or job.since) - job.submitted_at).total_seconds()
+    length = formatting.show_seconds(lasted - cost.ended_s)
     click.echo(
         f"\n{click.style(job.phase, fg=formatting.COLORS[job.phase], bold=True)} after "
         f"{length}{code}",
@@ -58,6 +57,7 @@ def time_text(cost: "CostView") -> str:
         ("running", cost.running_s),
         ("lost", cost.lost_s),
         ("stopping", cost.ending_s),
+        *([("ended", cost.ended_s)] if cost.ended_s else []),
     )
     return ", ".join(f"{name} {formatting.show_seconds(seconds)}" for name, seconds in spells)
 

@@ -99,6 +99,7 @@ def retry_job(job: JobRecord, now: datetime) -> RowChanges:
         released=False,
         exit_code=None,
         ended_at=None,
+        ended_spells=(*job.ended_spells, *([(job.ended_at, now)] if job.ended_at else [])),
         retries={},
         avoid={},
     )
