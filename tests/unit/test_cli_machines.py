@@ -39,8 +39,12 @@ def test_the_list_shows_state_price_and_cost(client: FakeClient) -> None:
 
 def test_stopping_a_busy_machine_needs_agreement(client: FakeClient) -> None:
     client.named = [make_machine(state="busy", waiting=2)]
-    refused = run("machines", "stop", "dev", given="n\n")
-    assert "stop 3 jobs of machine dev?" in refused.stdout
+    for command in ("stop", "rm"):
+        refused = run("machines", command, "dev")
+        assert (refused.exit_code, refused.stderr) == (
+            2,
+            "error: there is no terminal to ask for confirmation\nhint: add --yes\n",
+        )
     assert client.asked == []
     assert run("machines", "stop", "dev", "--yes").exit_code == 0
     assert client.asked == [("stop machine", "default", "dev")]

@@ -27,7 +27,7 @@ from tests.unit.test_console_team import answers as team_answers
 
 from cavvy.client import wire
 from cavvy.console.charts import timeline
-from cavvy.console.render import show_latency, show_measure
+from cavvy.console.render import show_latency
 
 CSS = (files("cavvy.console") / "static/console.css").read_text()
 TEMPLATES = {
@@ -229,19 +229,3 @@ def test_the_spending_can_be_read_without_seeing_it() -> None:
 )
 def test_short_times_are_shown_exactly(seconds: float | None, shown: str) -> None:
     assert show_latency(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("gpu_memory_mib", 71234.5, "gpu memory 69.6 GiB"),
-        ("done", 1234567.0, "done 1,234,567"),
-        ("loss", 2.34567891, "loss 2.3457"),
-        ("lr", 0.0003, "lr 0.0003"),
-        ("loss", float("nan"), "loss nan"),
-        ("eta", "soon", "eta soon"),
-        ("disk_mib", "none", "disk none"),
-    ],
-)
-def test_values_of_nodes_are_shown_with_units(name: str, value: float | str, shown: str) -> None:
-    assert show_measure(value, name) == shown

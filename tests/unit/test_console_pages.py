@@ -221,7 +221,7 @@ def test_a_job_is_shown_with_its_attempts_nodes_and_log() -> None:
         "preempted",
         "ran out of memory",
         "93 %",
-        "memory 2.0 GiB",
+        "memory 2 GiB",
         "epoch 3",
         "running 9m00s, attempt 2",
         "epoch 1&#13;epoch 2",

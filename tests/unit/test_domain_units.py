@@ -15,6 +15,7 @@ from cavvy.domain.units import (
     UnitError,
     count_decimals,
     format_duration,
+    format_measure,
     format_memory,
     format_usd,
     parse_duration,
@@ -152,3 +153,25 @@ def test_shown_to_people() -> None:
     shown = [format_duration(timedelta(seconds=each)) for each in lengths]
     assert shown == ["0.4s", "5s", "42s", "3m05s", "2h10m", "3d04h"]
     assert [format_memory(mib) for mib in (512, 1536, 81920)] == ["512 MiB", "1.5 GiB", "80 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("gpu_memory_mib", 7123.5, "GPU memory 7.0 GiB"),
+        ("memory_mib", 3.2, "memory 3 MiB"),
+        ("cpu_percent", 24.71, "CPU 24.7%"),
+        ("cpu_percent", 1590.2, "CPU 1590%"),
+        ("done", 1234567.0, "done 1,234,567"),
+        ("done", 4e7, "done 40,000,000"),
+        ("tokens_s", 512.0, "tokens s 512"),
+        ("loss", 2.34567891, "loss 2.34568"),
+        ("lr", 0.0003, "lr 0.0003"),
+        ("loss", float("nan"), "loss nan"),
+        ("loss", float("inf"), "loss inf"),
+        ("eta", "soon", "eta soon"),
+        ("disk_mib", "none", "disk none"),
+    ],
+)
+def test_values_of_nodes_are_shown_with_units(name: str, value: float | str, shown: str) -> None:
+    assert format_measure(name, value) == shown

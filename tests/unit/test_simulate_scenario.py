@@ -43,7 +43,8 @@ def test_the_guides_scenario(tmp_path: Path) -> None:
     assert (tmp_path / "p.svg").stat().st_size > 1000
     table = simulate(tmp_path, text)
     assert "train" in table.output
-    assert "gpu_use" in table.output.replace(" ", "_")
+    assert "GPU use" in table.output
+    assert "makespan_s" not in table.output
 
 
 def test_costs_are_those_of_a_calculation_by_hand(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import session
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ def command(
     Jobs get their grace period to save their work. The exit code is 1 if nodes or jobs are left
     after two minutes.
     """
-    import sys
-
     from msgspec.structs import replace
 
     if everything == (project is not None):
@@ -43,13 +41,7 @@ def command(
         found = client.down(project=project, dry_run=True)
         if found and not dry_run and not yes:
             found_out(found, "table", "")
-            if not sys.stdin.isatty():
-                raise CommandFailure(
-                    "there is no terminal to ask for confirmation",
-                    "add --yes, or use --dry-run to see what would be stopped and removed",
-                    exit_code=2,
-                )
-            click.confirm(f"remove these {len(found)} items?", abort=True)
+            confirm(f"remove these {len(found)} items?")
         if found and not dry_run:
             found = client.down(project=project)
             left = _wait(client, project, found) if wait else set()

@@ -9,6 +9,7 @@ import click
 from cavvy.cli.reach.arguments import machine_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.task.load import yes_option
+from cavvy.cli.view.failure import confirm
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -144,7 +145,7 @@ def _stop(client: "ApiClient", project: str, name: str, yes: bool) -> None:
     busy = found.state in ("busy", "starting")
     if (busy or found.waiting) and not yes:
         jobs = found.waiting + busy
-        click.confirm(f"stop {jobs} job{'' if jobs == 1 else 's'} of machine {name}?", abort=True)
+        confirm(f"stop {jobs} job{'' if jobs == 1 else 's'} of machine {name}?")
     client.stop_machine(project, name)
     told = time.monotonic() + _QUIET_S
     while True:

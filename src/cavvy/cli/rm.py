@@ -1,13 +1,12 @@
 """`cavvy rm`: removes ended jobs with their events, logs and checkpoints."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import list_jobs, project_option, session
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, show_size
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
         else:
             found = tuple(_find_ended(client, project, name) for name in names)
         if found and not yes:
-            if not sys.stdin.isatty():
-                raise CommandFailure("there is no terminal to ask for confirmation", "add --yes", 2)
-            click.confirm(f"remove {', '.join(found)}, with logs and checkpoints?", abort=True)
+            confirm(f"remove {', '.join(found)}, with logs and checkpoints?")
         for name in found:
             _remove(client, project, name, skip_busy=ended)
         if not found:

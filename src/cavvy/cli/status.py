@@ -12,7 +12,7 @@ from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
 from cavvy.client.metrics import TOTALS
-from cavvy.domain.units import format_duration
+from cavvy.domain.units import format_duration, format_measure
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -203,4 +203,4 @@ def _nodes_out(job: "JobDetail") -> None:
 
 def _use(telemetry: dict[str, float]) -> str:
     now = {name: value for name, value in telemetry.items() if name not in TOTALS}
-    return ", ".join(f"{name} {value:g}" for name, value in now.items()) or "-"
+    return ", ".join(format_measure(name, value) for name, value in now.items()) or "-"

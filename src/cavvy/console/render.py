@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from cavvy import __version__
 from cavvy.console.placements import read_placement
-from cavvy.domain.units import Money, format_duration, format_usd
+from cavvy.domain.units import Money, format_duration, format_measure, format_usd
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -39,7 +39,7 @@ def _environment() -> Environment:
         passed=show_passed,
         placement=read_placement,
         latency=show_latency,
-        measure=show_measure,
+        measure=format_measure,
     )
     return environment
 
@@ -59,16 +59,6 @@ def show_latency(seconds: float | None) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 59.95 else show_span(seconds)
-
-
-def show_measure(value: float | str, name: str) -> str:
-    """Return a value that a node reports, with its name, such as "memory 2.0 GiB"."""
-    title = name.removesuffix("_mib").replace("_", " ")
-    if isinstance(value, str):
-        return f"{title} {value}"
-    if name.endswith("_mib"):
-        return f"{title} {value / 1024:,.1f} GiB"
-    return f"{title} {value:,.0f}" if float(value).is_integer() else f"{title} {value:,.5g}"
 
 
 def show_log(text: str) -> Markup:

@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 from cavvy.domain.values import Struct
 
 MICROS_PER_USD = 1_000_000
+_LARGE, _LARGEST = 1e6, 1e15  # between these bounds, numbers are written out
 _HOUR_US = 3_600_000_000  # microseconds in an hour
 
 
@@ -197,3 +198,25 @@ def format_memory(mib: int) -> str:
         if mib >= 1024
         else f"{mib} MiB"
     )
+
+
+def format_measure(name: str, value: float | str) -> str:
+    """Return a value that a node reports, with its name, such as "memory 2.0 GiB", "CPU 25%" or
+    "loss 0.12". The ends `_mib` and `_percent` of a name are units.
+    """
+    what, _, unit = name.rpartition("_")
+    has_unit = bool(what) and unit in ("mib", "percent")
+    words = (what if has_unit else name).replace("_", " ")
+    words = re.sub(r"\b(cpu|gpu)\b", lambda found: found[0].upper(), words)
+    if not has_unit or isinstance(value, str):
+        return f"{words} {format_number(value)}"
+    if unit == "mib":
+        return f"{words} {format_memory(round(value))}"
+    return f"{words} {value:.0f}%" if value >= 100 else f"{words} {value:.3g}%"
+
+
+def format_number(value: float | str) -> str:
+    """Return a number in at most six digits. Large numbers are written out: 12,000,000."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if _LARGE <= abs(value) < _LARGEST else f"{value:g}"

@@ -40,6 +40,15 @@ class CommandFailure(click.ClickException):
                 )
 
 
+def confirm(question: str) -> None:
+    """Ask a question. Raises CommandFailure without a terminal, and click.Abort if the answer is
+    no.
+    """
+    if not sys.stdin.isatty():
+        raise CommandFailure("there is no terminal to ask for confirmation", "add --yes", 2)
+    click.confirm(question, abort=True)
+
+
 def explain(error: click.ClickException, called: str = "cavvy") -> CommandFailure:
     """Convert an error of the command-line parser to a CommandFailure. `called` is the command that
     was called, for errors of click that do not contain the command.

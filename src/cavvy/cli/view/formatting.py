@@ -5,7 +5,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cavvy.domain.units import Money, count_decimals, format_duration, format_usd
+from cavvy.domain.units import (
+    Money,
+    count_decimals,
+    format_duration,
+    format_number,
+    format_usd,
+)
 
 if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
@@ -86,8 +92,9 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
     parts = []
     if "done" in progress and "total" in progress:
         unit = progress.get("unit", "")
-        parts.append(f"{_number(progress['done'])}/{_number(progress['total'])} {unit}".strip())
-    parts += [f"{name} {_number(value)}" for name, value in figures(progress).items()]
+        done, total = format_number(progress["done"]), format_number(progress["total"])
+        parts.append(f"{done}/{total} {unit}".strip())
+    parts += [f"{name} {format_number(value)}" for name, value in figures(progress).items()]
     if isinstance(left := progress.get("left_s"), int | float) and 0 <= left < _LONGEST_S:
         parts.append(f"{show_seconds(round(left))} left")
     return "  ".join(parts)
@@ -112,7 +119,3 @@ def window_of(job: "JobDetail") -> str:
 
 def show_tags(tags: Mapping[str, str]) -> str:
     return "  ".join(f"{name}={text}" for name, text in tags.items())
-
-
-def _number(value: float | str) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else value

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cavvy.cli.view.formatting import show_seconds
 from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -173,7 +174,20 @@ def print_fleet(outcome: "QueueResult", output: str) -> None:
         case "csv":
             rows_out([name for name, _ in pairs], [[value for _, value in pairs]], "csv")
         case _:
-            pairs_out(pairs)
+            pairs_out([(_words(name), _shown(name, value)) for name, value in pairs])
+
+
+def _words(name: str) -> str:
+    """Return the name of a result without its unit, in words: `mean_wait_s` is "mean wait"."""
+    return name.removesuffix("_s").replace("_", " ").replace("gpu", "GPU")
+
+
+def _shown(name: str, value: object) -> object:
+    if not isinstance(value, int | float):
+        return value
+    if name.endswith("_s"):
+        return show_seconds(round(value))
+    return f"{value:.1%}" if name == "gpu_use" else f"{value:,}"
 
 
 def _fleet_pairs(outcome: "QueueResult") -> list[tuple[str, object]]:
