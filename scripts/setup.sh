@@ -59,7 +59,13 @@ pip install --no-deps --require-hashes --requirement "requirements/$lock.lock"
 wanted=$(IFS=,; echo "${extras[*]}")
 pip install --constraint constraints.txt --editable ".${wanted:+[$wanted]}"
 # PyTorch is not in the lock file: its builds differ by platform, and so do their hashes.
-if [ "$group" = dev ]; then pip install --constraint constraints.txt torch; fi
+if [ "$group" = dev ]; then
+    # Without a GPU, PyTorch for CPUs saves 5 GB of CUDA libraries.
+    ls /dev/nvidiactl /dev/kfd /dev/dxg 2>/dev/null | grep -q . ||
+        pip install --constraint constraints.txt --no-deps --retries 0 torch \
+            --index-url https://download.pytorch.org/whl/cpu 2>/dev/null || true
+    pip install --constraint constraints.txt torch
+fi
 .venv/bin/python -m compileall -q src  # so that the first start is as quick as the second; pip did the same for the rest
 # pytest rewrites the asserts of its plugins, 270 files, in each process that may not cache the result.
 if [ "$group" = dev ]; then env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest --version --version >/dev/null; fi

@@ -1,9 +1,13 @@
-"""The setups of the examples show what they install: users watch them for minutes."""
+"""The setups of the examples and templates show what they install, since users watch them for
+minutes, and install no CUDA libraries without a GPU.
+"""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import cavvy
 from cavvy.importers import parse_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -11,6 +15,7 @@ FILES = [
     EXAMPLES / "digits/task.yaml",
     EXAMPLES / "distributed/task.yaml",
     EXAMPLES / "distributed/ray.yaml",
+    *sorted((Path(cavvy.__file__).parent / "templates").glob("*/task.yaml")),
 ]
 
 
@@ -19,4 +24,11 @@ def test_the_packages_are_named_while_they_are_installed(file: Path) -> None:
     (task,) = parse_file(file.read_text()).tasks
     assert task.setup is not None
     assert "pip install" in task.setup
-    assert "--quiet" not in task.setup
+    assert not re.search(r"--quiet|-q\b", task.setup.replace("grep -q", ""))
+    (name,) = re.findall(r"-r (\S+)", task.setup)
+    wanted = (file.parent / name).read_text()
+    if re.search(r"^(torch|cavvy\[train\])", wanted, re.MULTILINE):
+        assert "/dev/nvidiactl" in task.setup
+        assert task.setup.index("https://download.pytorch.org/whl/cpu") < task.setup.index(
+            "pip install", task.setup.index("|| true")
+        )

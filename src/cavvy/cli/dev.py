@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _USUAL_NAME = "dev"
 _USUAL_IDLE = "30m"
 _HAS_JUPYTER = "jupyter lab --version > /dev/null 2>&1"
-_INSTALL = f"{_HAS_JUPYTER} || python3 -m pip install -q jupyterlab"
+_INSTALL = f"{_HAS_JUPYTER} || python3 -m pip install --progress-bar off jupyterlab"
 _JUPYTER = f"""\
 {_INSTALL}
 if [ "$(id -u)" = 0 ]; then set -- --allow-root; fi
@@ -251,21 +251,17 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
 
 
 def _wait(client: "ApiClient", job: "JobDetail") -> None:
-    """Print the session's events until the session is running. Raises CommandFailure if the session
-    ends."""
+    """Show the session's events and the output of its setup until the session is running. Raises
+    CommandFailure if the session ends.
+    """
     if job.phase == "running":
         return
-    from cavvy.cli.view.job_story import story_line
+    from cavvy.cli.reach.follow import follow_start
 
-    for event in client.follow(job.project, job.name):
-        click.echo(f"  {story_line(event)}", err=True)
-        if event.kind == "running" and event.rank is None:
-            return
-        if event.kind == "queued":
-            now = client.job(job.project, job.id)
-            if now.phase == "queued" and now.reason:
-                click.echo(f"  {'':10}  {now.reason}", err=True)
-    ended = client.job(job.project, job.name)
+    follow_start(client, job)
+    ended = client.job(job.project, job.id)
+    if ended.phase in UNFINISHED:
+        return
     raise CommandFailure(
         f"session {job.name}: {ended.phase}, {ended.reason}",
         f"`cavvy logs {named(job.project, job.name)}` shows the session's output",
@@ -274,8 +270,8 @@ def _wait(client: "ApiClient", job: "JobDetail") -> None:
 
 def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -> None:
     there = named(project, name)
-    if ide == "jupyter" and not no_open:
-        _open_jupyter(project, name, folder)
+    if ide == "jupyter":
+        _open_jupyter(project, name, folder, no_open=no_open)
     elif ide == "vscode":
         _open_editor(project, name, folder, no_open=no_open)
     elif ide == "ssh" and not no_open and sys.stdin.isatty() and sys.stdout.isatty():
@@ -307,13 +303,18 @@ def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None
         click.echo("note: VS Code's `code` command is not installed here", err=True)
 
 
-def _open_jupyter(project: str, name: str, folder: str) -> None:
+def _open_jupyter(project: str, name: str, folder: str, *, no_open: bool) -> None:
     """Forward a local port to the session's Jupyter until Ctrl-C, and print the address with its
-    token.
+    token. With `no_open`, only print the address on the node.
     """
     from cavvy.cli.forward import listen_here
 
     port, token = _find_jupyter(project, name, folder)
+    if no_open:
+        there = named(project, name)
+        click.echo(f"on the node: http://127.0.0.1:{port}/lab?token={token}")
+        click.echo(f"bring it here: cavvy dev --ide jupyter --machine {there}")
+        return
 
     async def act(tunnel: "NodeTunnel") -> None:
         here = await listen_here(tunnel, "127.0.0.1", 0, "127.0.0.1", port)

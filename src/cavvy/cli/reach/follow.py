@@ -55,6 +55,14 @@ def follow(
     sys.exit(exit_code(job))
 
 
+def follow_start(client: "ApiClient", job: "JobDetail") -> None:
+    """Show the job's log and events, such as the output of its setup, until it runs or ends."""
+    from cavvy.cli.view.screen import open_screen
+
+    with open_screen(job) as screen:
+        _show(client, job, screen, 0, None, only_start=True)
+
+
 @contextmanager
 def leave_running(project: str, name: str) -> Iterator[None]:
     """On Ctrl-C, print that the job continues and which command follows the job, and exit."""
@@ -94,9 +102,17 @@ def exit_code(job: "JobDetail") -> int:
 
 
 def _show(
-    client: "ApiClient", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
+    client: "ApiClient",
+    job: "JobDetail",
+    screen: "FollowScreen",
+    after: int,
+    first: int | None,
+    *,
+    only_start: bool = False,
 ) -> None:
-    """Show the log and the events as they arrive, until both have ended."""
+    """Show the log and the events as they arrive, until both have ended or, with `only_start`, the
+    job runs on all nodes.
+    """
     queue, open_sources = _read_ahead(client, job, after, first)
     looked, asked, told = 0.0, monotonic(), ""
     while open_sources:
@@ -120,6 +136,8 @@ def _show(
             case event:
                 screen.event(event)
                 looked = 0.0
+                if only_start and event.kind == "running" and event.rank is None:
+                    return
 
 
 def _tell_problem(client: "ApiClient", told: str) -> str:
