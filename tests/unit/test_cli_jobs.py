@@ -38,6 +38,7 @@ from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
+from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
 
@@ -741,6 +742,38 @@ def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
     }
     assert "working folder" in told.stderr
     assert "It costs $3.00 an hour" in told.stderr
+
+
+def test_the_folder_of_a_named_file_is_submitted(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[RunOrigin] = []
+
+    def submit(text: str, *, origin: RunOrigin, **how: object) -> wire.Submitted:
+        sent.append(origin)
+        return wire.Submitted(id="1", name="x", project="default", phase="queued")
+
+    monkeypatch.setattr(client, "submit", submit)
+    monkeypatch.setattr(client, "upload", lambda *args, **how: 100, raising=False)
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text("pass")
+    (folder / "task.yaml").write_text("run: python train.py\n")
+    for words in (["task.yaml"], ["--", "python", "train.py"]):
+        told = run("run", "-d", *words)
+        assert f"`run` names train.py, so the folder {folder} is submitted" in told.stderr
+        assert "in 2 files" in told.stderr
+        assert "empty folder" not in told.stderr
+        assert sent[-1].snapshot
+        assert sent[-1].overrides.strip() == "workdir: ."
+    told = run("run", "-d", "--", "python", "other.py")
+    assert "the command starts in an empty folder" in told.stderr
+    assert sent[-1].snapshot is None
+    explained = run("validate", "task.yaml").stdout
+    assert "folder       ., frozen when it is submitted" in explained
+    assert "note: `run` names train.py" in explained
 
 
 def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path: Path) -> None:

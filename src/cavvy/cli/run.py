@@ -63,6 +63,8 @@ def command(
     project = project or loaded.task.project
     with session() as client:
         if dry_run:
+            for note in loaded.source.notes:
+                click.echo(f"note: {note}", err=True)
             _show(client, loaded, file, params, project, name)
             return
         job = submit_loaded(client, loaded, file, params, project, name, yes)

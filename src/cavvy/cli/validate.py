@@ -112,6 +112,8 @@ def _explain(file: str, found: "Translation") -> None:
         pairs_out(describe_task(task))
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
+    for note in found.notes:
+        click.echo(f"note: {note}")
     if _serves(found) and found.refused:
         click.echo("`cavvy serve` would refuse this file.")
     elif _serves(found):
@@ -138,6 +140,7 @@ def _right(file: str, found: "Translation", refusal: CommandFailure | None) -> o
         "runs": not found.refused and not _serves(found) and refusal is None,
         "refusal": None if refusal is None else str(refusal),
         "kept": to_builtins(found.kept),
+        "notes": list(found.notes),
         "problems": [],
     }
 

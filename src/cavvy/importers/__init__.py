@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar, TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
 from cavvy.importers.detect import Dialect, find_by_path, find_dialect, names_no_tool
 from cavvy.importers.kept_keys import KeptKey, LocalPath, Translation
@@ -97,7 +97,7 @@ def load_task(
         text=text,
         folder=Path(path).resolve().parent,
         source=found,
-        overrides=options.overrides,
+        overrides=_add_folder(options.overrides) if found.own_folder else options.overrides,
     )
     check_uses(loaded.folder, task, str(path))
     return loaded
@@ -259,7 +259,53 @@ def _parse(
         if each.key not in gone
     )
     tasks = tuple(spread_task(apply_overrides(task, changed, now)) for task in found.tasks)
-    return replace(found, tasks=tasks, kept=tuple(kept))
+    found = replace(found, tasks=tasks, kept=tuple(kept))
+    if not isinstance(file, Path):
+        return found
+    return _find_own_folder(found, documents, file.absolute().parent)
+
+
+def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Path) -> Translation:
+    """If a task without a working folder names a file of `folder`, which contains the task file,
+    submit `folder`, or note why it is not submitted: other tools submit nothing. A key `workdir`
+    without a value means that no folder is submitted.
+    """
+    from cavvy.spec.own_folder import explain_unfit, find_named
+    from cavvy.spec.tree import MapNode
+
+    task, root = found.task, documents[0] if documents else None
+    if task is None or task.workdir is not None or found.local:
+        return found
+    if found.kind == Dialect.KUBERNETES or (found.kind != Dialect.CAVVY and task.image):
+        return found  # the files are in the image
+    if isinstance(root, MapNode) and root.get("workdir") is not None:
+        return found
+    if (named := find_named(task, folder)) is None:
+        return found
+    what = f"`{named[1]}` names {named[0]}"
+    if found.kind in (Dialect.SKYPILOT, Dialect.DSTACK):
+        note = (
+            f"{what}, but a {found.kind} file without a working folder starts in an empty one; "
+            "--workdir . submits this folder"
+        )
+    elif unfit := explain_unfit(folder):
+        note = (
+            f"{what}, but the work starts in an empty folder: {folder} is not submitted without "
+            f"`workdir`, because {unfit}"
+        )
+    else:
+        note = f"{what}, so the folder {folder} is submitted, as `workdir: .` says"
+        task = replace(task, workdir=Workdir(path="."))
+        found = replace(found, tasks=(task,), own_folder=True)
+    return replace(found, notes=(*found.notes, note))
+
+
+def _add_folder(overrides: str) -> str:
+    """Add the working folder `.` to the text of overrides."""
+    import yaml
+
+    table = yaml.safe_load(overrides) if overrides else {}
+    return str(yaml.safe_dump({**table, "workdir": "."}, sort_keys=False))
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:

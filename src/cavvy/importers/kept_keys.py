@@ -49,6 +49,9 @@ class Translation(Struct, frozen=True, kw_only=True):
     `tasks` is empty if the file describes no work (for example a fleet or a volume), and has
     several entries for a pipeline or a job group. The `run` and `setup` of a task contain the
     author's original text. Call `add_translation_header` to make the task ready to run.
+
+    `own_folder` means that the folder of the file is submitted although the file does not say so.
+    `notes` are remarks for the user about what is submitted.
     """
 
     kind: str  # the name of the tool
@@ -57,6 +60,8 @@ class Translation(Struct, frozen=True, kw_only=True):
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to insert before `run`
     local: tuple[LocalPath, ...] = ()
+    own_folder: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def task(self) -> TaskSpec | None:

@@ -102,7 +102,7 @@ def _make_origin(
     """Upload the task's files. Returns the origin of the run, and remarks about the files."""
     parts = find_parts(loaded.task, loaded.source, loaded.folder)
     origin = capture(parts.get("", loaded.folder), task_text=loaded.text)
-    notes: tuple[str, ...] = ()
+    notes = loaded.source.notes
     if parts:
         limit_mib = settings.load().whole("server.blob_mib")
         folder = Path(home or default_home())
@@ -110,5 +110,5 @@ def _make_origin(
             lambda: freeze_parts(loaded.task, parts, folder, limit_mib),
             lambda snapshot: connection.upload(project, snapshot.blobs()),
         )
-        origin, notes = replace(origin, snapshot=snapshot.hash), snapshot.notes
+        origin, notes = replace(origin, snapshot=snapshot.hash), (*notes, *snapshot.notes)
     return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides), notes

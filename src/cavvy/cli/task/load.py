@@ -116,6 +116,8 @@ def read_any_task(
         raise CommandFailure(str(error), exit_code=2) from error
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}", err=True)
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
     if found.task is None:
         count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
         raise CommandFailure(

@@ -176,7 +176,7 @@ def _read_options(
                 json.dumps({"run": line}),
                 "cavvy",
             )
-            if "workdir" not in overrides:
+            if "workdir" not in overrides and not _names_file(line):
                 note = (
                     "note: the command starts in an empty folder; --workdir . submits this folder"
                 )
@@ -193,6 +193,14 @@ def _read_options(
         raise CommandFailure(f"{file}: the file does not exist", hint, exit_code=2)
     told = json.dumps(overrides) if overrides else ""
     return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
+
+
+def _names_file(line: str) -> bool:
+    """Return whether a command names a file of the current folder, which is then submitted."""
+    from cavvy.domain.tasks import TaskSpec
+    from cavvy.spec.own_folder import find_named
+
+    return find_named(TaskSpec(name="", run=line), Path.cwd()) is not None
 
 
 def _looks_like_command(file: str) -> bool:

@@ -91,6 +91,8 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
     from cavvy.domain.values import replace
     from cavvy.spec.origin import capture
 
+    for note in loaded.source.notes:
+        click.echo(f"note: {note}", err=True)
     parts = _local_parts(loaded)
     origin = capture(parts.get("", loaded.folder), task_text=text)
     if parts:

@@ -1,0 +1,153 @@
+"""A task file without `workdir`: its folder is submitted if its commands name a file of it."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer, Workdir
+from cavvy.importers import ReadOptions, load_file, load_task, parse_task
+from cavvy.spec.own_folder import explain_unfit, find_named
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "project"
+    for name in ("train.py", "requirements.txt", "src/model.py", "pkg/__init__.py", "Makefile"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    (folder / "pyproject.toml").write_text("[project]\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "named"),
+    [
+        ("python train.py", "train.py"),
+        ("python3 ./train.py --lr=0.1", "train.py"),
+        ("torchrun --nproc_per_node=2 train.py", "train.py"),
+        ("cd src && python model.py", "src"),
+        ("accelerate launch src/model.py", "src/model.py"),
+        ('bash -c "python train.py"', "train.py"),
+        ("pip install -r requirements.txt", "requirements.txt"),
+        ("pip install --requirement=requirements.txt", "requirements.txt"),
+        ("pip install -e .", "pyproject.toml"),
+        ("pip install '.[dev]'", "pyproject.toml"),
+        ("uv sync", "pyproject.toml"),
+        ("python -m pkg", "pkg/__init__.py"),
+        ("python -m src.model", "src/model.py"),
+        ("uvicorn train:app --port 80", "train.py"),
+        ("pytest src/model.py::test_one", "src/model.py"),
+        ("make train", "Makefile"),
+        ("ls src/", "src"),
+        ("cat <<E\nx\nE\npython train.py", "train.py"),
+    ],
+)
+def test_commands_that_name_a_file(project: Path, run: str, named: str) -> None:
+    assert find_named(TaskSpec(name="x", run=run), project) == (named, "run")
+    assert find_named(TaskSpec(name="x", run="true", setup=run), project) == (named, "setup")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "nvidia-smi",
+        "python -c 'import src'",
+        "echo src",
+        "python other.py",
+        "python /app/train.py",
+        "python $HOME/train.py",
+        "python ../project/train.py",
+        "ls .",
+        "wget https://example.com/train.py",
+        "# python train.py",
+        "echo hi > train.py",
+        "uv pip install torch",
+        "",
+    ],
+)
+def test_commands_that_name_no_file(project: Path, run: str) -> None:
+    assert find_named(TaskSpec(name="x", run=run), project) is None
+
+
+def test_files_that_the_task_receives_or_creates_do_not_count(project: Path) -> None:
+    (project / "out").mkdir()
+    (project / "out" / "last.pt").write_text("")
+    task = TaskSpec(
+        name="x",
+        run="cat src/model.py out/last.pt",
+        inputs=(Transfer(source="s3://b/src", target="src"),),
+        checkpoint=CheckpointPolicy(path="./out"),
+    )
+    assert find_named(task, project) is None
+
+
+def read(project: Path, text: str, name: str = "task.yaml") -> tuple[str, str, list[str]]:
+    """The working folder, the overrides and the notes of a task file."""
+    (project / name).write_text(text)
+    loaded = load_task(project / name)
+    workdir = loaded.task.workdir
+    found = load_file(project / name)
+    assert found.notes == loaded.source.notes
+    return (workdir.path or "") if workdir else "", loaded.overrides, list(found.notes)
+
+
+def test_the_folder_of_the_file_is_submitted(project: Path) -> None:
+    folder, overrides, (note,) = read(project, "run: python train.py")
+    assert folder == "."
+    assert (
+        note == f"`run` names train.py, so the folder {project} is submitted, as `workdir: .` says"
+    )
+    # the server reads the text again, with the overrides
+    task = parse_task("run: python train.py", options=ReadOptions(overrides=overrides))
+    assert task.workdir == Workdir(path=".")
+    assert read(project, "run: nvidia-smi") == ("", "", [])
+    assert read(project, "run: python train.py\nworkdir:\n") == ("", "", [])
+    assert read(project, "run: python train.py\nworkdir: src\n") == ("src", "", [])
+
+
+def test_other_overrides_stay(project: Path) -> None:
+    (project / "task.yaml").write_text("run: python train.py")
+    options = ReadOptions(overrides='{"resources": {"gpu": ["H100:8"]}, "env": {"A": "1"}}')
+    overrides = yaml.safe_load(load_task(project / "task.yaml", options=options).overrides)
+    assert overrides == {"resources": {"gpu": ["H100:8"]}, "env": {"A": "1"}, "workdir": "."}
+    replaced = ReadOptions(overrides='{"run": "nvidia-smi"}')
+    assert load_task(project / "task.yaml", options=replaced).task.workdir is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("run: python train.py\nresources: {cpus: 1}\n", "SkyPilot"),
+        ("type: task\ncommands: [python train.py]\n", "dstack"),
+    ],
+)
+def test_files_of_other_tools_get_a_note(project: Path, text: str, kind: str) -> None:
+    folder, _, (note,) = read(project, text)
+    assert folder == ""
+    assert "names train.py" in note
+    assert f"a {kind} file" in note
+    assert "--workdir ." in note
+
+
+def test_a_home_or_a_shared_folder_is_not_submitted(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    folder, overrides, (note,) = read(project, "run: python train.py")
+    assert (folder, overrides) == ("", "")
+    assert "starts in an empty folder" in note
+    assert "your home folder; move" in note
+    assert "not the folder of one project" in explain_unfit(project.parent)
+    assert "not the folder of one project" in explain_unfit(Path("/"))
+    assert "not the folder of one project" in explain_unfit(Path("/tmp"))
+
+
+def test_a_large_folder_is_not_submitted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cavvy.spec.own_folder._MOST_FILES", 3)
+    folder, _, (note,) = read(project, "run: python train.py")
+    assert folder == ""
+    assert "more than the limit of 3" in note
+    assert "`workdir: .`" in note
