@@ -482,6 +482,11 @@ async def test_a_dangerous_trust_is_refused(api: Api) -> None:
         ({"issuer": GITHUB, "claims": {"repository": "acme*"}}, "one of repository,"),
         ({"issuer": GITHUB, "claims": {"sub": "*:acme/train"}}, "one of repository,"),
         (
+            {"issuer": "https://agent.buildkite.com", "claims": {"pipeline_slug": "train"}},
+            "one of organization_id, organization_slug, pipeline_id, sub to a fixed value",
+        ),
+        ({"claims": {"repository": "*/*"}}, "a pattern such as OWNER/*"),
+        (
             {"issuer": "https://accounts.google.com", "account": "", "account_claim": "email"}
             | {"claims": {}},
             "one of email, hd, sub",

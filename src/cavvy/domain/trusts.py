@@ -6,6 +6,7 @@ jobs, or by an identity provider for a person. The server exchanges the ID token
 account.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -13,18 +14,115 @@ from enum import StrEnum
 from cavvy.domain.accounts import Role
 from cavvy.domain.values import Struct, field
 
-# Issuers that sign tokens for all their users, and the claims that tell these users apart.
+# What the value of a claim must begin with, before its first `*`, so that it names an owner.
+_WHOLE = re.compile(r"[^*]+\Z")  # the whole value
+_PATH = re.compile(r"[^*]+\Z|[^*/]+/")  # the value, or OWNER/
+_PEOPLE: Mapping[str, re.Pattern[str]] = {"sub": _WHOLE}
+
+
+def _whole(*names: str) -> Mapping[str, re.Pattern[str]]:
+    return dict.fromkeys(names, _WHOLE)
+
+
+def _paths(*names: str) -> Mapping[str, re.Pattern[str]]:
+    return dict.fromkeys(names, _PATH)
+
+
+def _sub(owner: str) -> Mapping[str, re.Pattern[str]]:
+    """Return what the subject must begin with. In `owner`, OWNER stands for the owner's name."""
+    return {"sub": re.compile(owner.replace("OWNER", "[^*/:]+"))}
+
+
+# Issuers that sign tokens for all their users, and the claims that only the owner of a project, or
+# a person, has at the issuer. Not listed are claims that every user can choose, such as the name of
+# a branch or pipeline. Not listed are also issuers whose URL names the customer, such as
+# https://oidc.circleci.com/org/ID, https://oidc.vercel.com/TEAM or https://ACCOUNT.app.spacelift.io.
 # https://docs.github.com/en/actions/reference/security/oidc
 # https://docs.gitlab.com/ci/secrets/id_token_authentication/
 # https://developers.google.com/identity/openid-connect/openid-connect
-SHARED_ISSUERS: Mapping[str, frozenset[str]] = {
-    "https://token.actions.githubusercontent.com": frozenset(
-        {"sub", "repository", "repository_id", "repository_owner", "repository_owner_id"}
+# https://buildkite.com/docs/agent/v3/cli-oidc
+# https://developer.hashicorp.com/terraform/enterprise/dynamic-provider-credentials/workload-identity-tokens
+# https://vercel.com/docs/oidc/reference
+# https://github.com/sigstore/fulcio (Codefresh), https://modal.com/docs/guide/oidc-integration
+# https://depot.dev/docs/ci/oidc, https://www.pulumi.com/docs/esc/guides/configuring-oidc/
+# https://namespace.so/docs/federation, https://docs.envzero.com/guides/integrations/oidc-integrations
+# https://github.com/pypi/warehouse (ActiveState), https://docs.slack.dev/authentication/sign-in-with-slack
+SHARED_ISSUERS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
+    "https://token.actions.githubusercontent.com": {
+        **_sub("repo:OWNER/|repository_owner:OWNER(:|\\Z)|repository(_owner)?_id:OWNER(:|\\Z)"),
+        **_paths("repository"),
+        **_whole("repository_id", "repository_owner", "repository_owner_id"),
+    },
+    "https://gitlab.com": {
+        **_sub("project_path:OWNER/|[0-9]+\\Z"),
+        **_paths("project_path", "namespace_path"),
+        **_whole("project_id", "namespace_id", "email"),
+    },
+    "https://accounts.google.com": _whole("sub", "email", "hd"),
+    "https://agent.buildkite.com": {
+        **_sub("organization:OWNER:"),
+        **_whole("organization_slug", "organization_id", "pipeline_id"),
+    },
+    "https://app.terraform.io": {
+        **_sub("organization:OWNER:"),
+        "terraform_full_workspace": re.compile("organization:[^*:]+:"),
+        **_whole("terraform_organization_id", "terraform_organization_name"),
+        **_whole("terraform_project_id", "terraform_workspace_id"),
+    },
+    "https://oidc.vercel.com": {**_sub("owner:OWNER:"), **_whole("owner_id", "project_id")},
+    "https://oidc.codefresh.io": {**_sub("account:OWNER:"), **_whole("account_id", "pipeline_id")},
+    "https://oidc.modal.com": {**_sub("modal:workspace_id:OWNER:"), **_whole("workspace_id")},
+    "https://identity.depot.dev": {
+        **_paths("repository"),
+        **_whole("org_id", "repository_id", "repository_owner", "repository_owner_id"),
+    },
+    "https://api.pulumi.com/oidc": _sub("pulumi:(deploy|environments):org:OWNER:"),
+    "https://api.pulumi.com/oidc/v2": _whole("https://pulumi.com/org", "https://pulumi.com/org_id"),
+    "https://federation.namespaceapis.com": _whole("tenant_id"),
+    "https://platform.activestate.com/api/v1/oauth/oidc": {
+        **_sub("org:OWNER:"),
+        **_paths("project_path"),
+        **_whole("project_id"),
+    },
+    "https://scalr.io": _sub("account:OWNER:"),
+    "https://slack.com": _whole("sub", "https://slack.com/team_id"),
+    "https://login.salesforce.com": _sub("https://login[.]salesforce[.]com/id/OWNER/"),
+    **{  # the accounts of persons at Microsoft; `common` and `organizations` are all its customers
+        f"https://login.microsoftonline.com/{each}/v2.0": _whole("oid", "sub", "tid")
+        for each in ("common", "organizations", "consumers")
+    },
+    "https://login.microsoftonline.com/9188040d-6c67-4c5b-b112-36a304b66dad/v2.0": _whole(
+        "oid", "sub"
     ),
-    "https://gitlab.com": frozenset(
-        {"sub", "project_path", "project_id", "namespace_path", "namespace_id", "email"}
+    # issuers of which only the standard claim `sub` tells users apart
+    **dict.fromkeys(
+        (
+            "https://access.line.me",
+            "https://api.cursor.com",
+            "https://api.login.yahoo.com",
+            "https://api2.cursor.sh/cloud-agent/identity",
+            "https://app.devin.ai",
+            "https://app.warp.dev",
+            "https://appleid.apple.com",
+            "https://auth.atlassian.com",
+            "https://codeberg.org",
+            "https://cognito-identity.amazonaws.com",
+            "https://discord.com",
+            "https://github.com/login/oauth",
+            "https://huggingface.co",
+            "https://id.twitch.tv/oauth2",
+            "https://issuer.enforce.dev",
+            "https://kauth.kakao.com",
+            "https://login.app.env0.com",
+            "https://login.live.com",
+            "https://oauth2.sigstore.dev/auth",
+            "https://www.facebook.com",
+            "https://www.linkedin.com",
+            "https://www.linkedin.com/oauth",
+            "https://www.paypal.com",
+        ),
+        _PEOPLE,
     ),
-    "https://accounts.google.com": frozenset({"sub", "email", "hd"}),
 }
 
 
@@ -123,8 +221,10 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
         raise ClaimsRefused("the token has no claim sub")
     if not isinstance(name, str) or not name:
         raise ClaimsRefused(f"the token has no claim {trust.account_claim}")
-    # Some providers leave email_verified out; admins can require it as a claim of the trust.
-    if trust.account_claim == "email" and claims.get("email_verified", True) not in (True, "true"):
+    # Some providers of single organisations leave email_verified out; admins can require it as a
+    # claim of the trust.
+    verified = claims.get("email_verified", find_owner_claims(trust.issuer) is None)
+    if trust.account_claim == "email" and verified not in (True, "true"):
         raise ClaimsRefused("the token's issuer has not verified the email address")
     groups = claims.get(trust.groups_claim)
     member_of = groups if isinstance(groups, list) else []
@@ -137,28 +237,36 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
     )
 
 
+def find_owner_claims(issuer: str) -> Mapping[str, re.Pattern[str]] | None:
+    """Return the claims that identify the users of a shared issuer, or None if the issuer is not
+    known to be shared. Upper case letters in the host name make no difference.
+    """
+    scheme, mark, rest = issuer.rstrip("/").partition("://")
+    host, slash, path = rest.partition("/")
+    return SHARED_ISSUERS.get(f"{scheme.lower()}{mark}{host.lower()}{slash}{path}")
+
+
 def limits_users(trust: IssuerTrust) -> bool:
     """Return whether the claims limit a trust to certain users of its issuer. An issuer in
     SHARED_ISSUERS serves users of many organisations, and some claims tell them apart. For such an
-    issuer, at least one of these claims must have a fixed value, or a value that is fixed up to a
-    slash. For an issuer that is not in SHARED_ISSUERS, a trust is limited if any claim has a fixed
-    part.
+    issuer, at least one of these claims must have a fixed value, or a pattern whose beginning names
+    the owner. For an issuer that is not in SHARED_ISSUERS, a trust is limited if any claim has a
+    letter or digit.
     """
-    identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
-    if identifying is None:
-        return any(want.strip("*") for want in trust.claims.values())
-    return any(
-        name in identifying and ("*" not in want or "/" in want.partition("*")[0])
-        for name, want in trust.claims.items()
-    )
+    owners = find_owner_claims(trust.issuer)
+    if owners is None:
+        return any(any(map(str.isalnum, want)) for want in trust.claims.values())
+    return any(name in owners and owners[name].match(want) for name, want in trust.claims.items())
 
 
 def needs_limits(trust: IssuerTrust) -> bool:
     """Return whether a trust must be limited to certain users of its issuer. The limit is required
-    for CI systems, and for trusts that create accounts for the users of a SHARED_ISSUER.
+    for CI systems, for trusts that create accounts for the users of a SHARED_ISSUER, and for trusts
+    that find accounts by a name that users of a SHARED_ISSUER choose.
     """
-    shared = trust.issuer.rstrip("/") in SHARED_ISSUERS
-    return bool(trust.account) or (shared and trust.accounts is AccountRule.CREATE)
+    shared = find_owner_claims(trust.issuer) is not None
+    chosen = trust.accounts is AccountRule.CREATE or trust.account_claim not in ("email", "sub")
+    return bool(trust.account) or (shared and chosen)
 
 
 def _meets(value: object, want: str) -> bool:

@@ -19,10 +19,10 @@ from cavvy.api.wire import done, read, reply
 from cavvy.client import sign_in_wire as wire
 from cavvy.domain.accounts import AccountKind, Permission, Role
 from cavvy.domain.trusts import (
-    SHARED_ISSUERS,
     AccountRule,
     GroupRole,
     IssuerTrust,
+    find_owner_claims,
     limits_users,
     needs_limits,
 )
@@ -142,15 +142,15 @@ def _check_limits(trust: IssuerTrust) -> None:
     """Raises ApiProblem."""
     if not needs_limits(trust) or limits_users(trust):
         return
-    message = (
-        "`claims` must restrict the accepted users, because the issuer signs tokens for all its "
-        "users"
-    )
-    if shared := SHARED_ISSUERS.get(trust.issuer.rstrip("/")):
+    message = "`claims` must restrict the accepted users, because the issuer signs tokens for "
+    if owners := find_owner_claims(trust.issuer):
         message += (
-            f"; restrict one of {', '.join(sorted(shared))} to a fixed value or to a pattern such "
-            "as OWNER/*"
+            f"many organisations; restrict one of {', '.join(sorted(owners))} to a fixed value or, "
+            "for paths, to a pattern such as OWNER/*; any user of the issuer can choose the values "
+            "of other claims"
         )
+    else:
+        message += "all its users; give a claim a fixed value, or a pattern such as OWNER/*"
     raise ApiProblem("invalid-request", message)
 
 
