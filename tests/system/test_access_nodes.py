@@ -3,6 +3,7 @@ sftp; all of it real.
 """
 
 import fcntl
+import getpass
 import os
 import pty
 import re
@@ -116,8 +117,8 @@ def test_commands_have_input_errors_and_exit_codes_of_their_own(client: ApiClien
     assert [
         event.text for event in client.events("default", "box").events if event.kind == "access"
     ][:2] == [
-        "a user opened a session on this rank",
-        "a user opened a session on this rank",
+        f"{getpass.getuser()} opened a session on this rank with `cavvy ssh`",
+        f"{getpass.getuser()} opened a session on this rank with `cavvy ssh`",
     ]
 
 

@@ -20,6 +20,7 @@ from cavvy.cli.view.job_story import JobStory
 from cavvy.cli.view.output import TableColumn, rows_out
 from cavvy.cli.view.screen import open_screen
 from cavvy.cli.view.summary import summary_out
+from cavvy.client import wire
 from cavvy.domain.tasks import TaskSpec
 
 FACTS = {"submitted": "submitted", "exit code 0": "succeeded"}
@@ -131,7 +132,9 @@ def test_the_bar_shows_the_part_that_is_done() -> None:
 
 
 def test_the_bar_says_what_a_job_waits_for() -> None:
-    assert "queued  position 2 in the queue" in drawn(ProgressBar(make_job("digits", "queued")), 80)
+    assert "queued  position 2 in the queue; waits for CPUs" in drawn(
+        ProgressBar(make_job("digits", "queued")), 80
+    )
     assert "starting  as it should be" in drawn(
         ProgressBar(make_job("digits", "starting", attempts=[])), 80
     )
@@ -255,4 +258,22 @@ def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> 
         "failed  no place has as many",
         "        CPUs as that",
         "x       y",
+    ]
+
+
+def test_a_pipe_says_once_why_a_job_waits(capfd: pytest.CaptureFixture[str]) -> None:
+    def queued(reason: str) -> wire.JobDetail:
+        return make_job("x", "queued", reason=reason)
+
+    with open_screen(queued("submitted")) as screen:
+        screen.job(queued("submitted"))
+        screen.event(make_event(1, "queued", "submitted", fact="submitted"))
+        for reason in ("submitted", "waits for a", "waits for a", "waits for b", "waits for b"):
+            screen.job(queued(reason))
+        screen.job(make_job("x", "running"))
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert re.findall(r"\] (\w+ +.*)", shown.err) == [
+        "queued      waits for a",
+        "queued      waits for b",
     ]

@@ -68,3 +68,17 @@ def test_a_timeout_has_an_exit_code_of_its_own(client: FakeClient, clock: Clock)
     assert (found.exit_code, 90 <= clock.now < 93) == (124, True)
     assert "still running" in found.stderr
     assert run("now", "--timeout", "soon").exit_code == 2
+
+
+def test_a_wait_says_each_reason_once(
+    client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = iter(["submitted", "a", "a", "b"])
+
+    def job(project: str, name: str, *, session: bool) -> wire.JobDetail:
+        reason = next(reasons, None)
+        return make_job("now", "queued", reason=reason) if reason else make_job("now", "done")
+
+    monkeypatch.setattr(client, "job", job)
+    done = run("now")
+    assert (done.exit_code, done.stderr) == (0, "now: queued, a\nnow: queued, b\n")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import USUAL_PROJECT, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
@@ -105,7 +105,14 @@ def set_budget(
     )
     with session() as client:
         put_budget(client, name, ask)
-    click.echo(f"the budget {name} is set")
+    from cavvy.domain.units import Money, format_usd
+
+    kinds = ("project", "user", "tag", "service")
+    covered = [f"{kind} {texts[kind]}" for kind in kinds if texts.get(kind)]
+    of = f"the jobs of {' and '.join(covered)}" if covered else "all jobs of all projects"
+    click.echo(f"the budget {name} is set: {format_usd(Money(amount))} a month for {of}")
+    if not texts.get("project") and name == USUAL_PROJECT:
+        click.echo(f"note: {name} is only the budget's name; --project {name} limits the project")
 
 
 @command.command("list")

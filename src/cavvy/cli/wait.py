@@ -38,8 +38,8 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
-    """Wait for jobs. The exit code is the code of the first job that failed, or 0 if no job failed.
-    After the timeout, the exit code is 124.
+    """Wait for jobs, and say why a queued job waits. The exit code is the code of the first job
+    that failed, or 0 if no job failed. After the timeout, the exit code is 124.
     """
     from cavvy.domain.units import UnitError, parse_duration
 
@@ -61,7 +61,7 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
 def _wait(
     client: "ApiClient", project: str, name: str, reached: Collection[str], until: float | None
 ) -> "wire.JobDetail":
-    pause = _SHORTEST_S
+    pause, told = _SHORTEST_S, ""
     while (job := client.job(project, name, session=True)).phase not in reached:
         name = job.id  # The name of a session may later refer to the machine's next session.
         if until is not None and time.monotonic() >= until:
@@ -70,6 +70,9 @@ def _wait(
                 f"the job continues; `cavvy status {job.name}` shows its state",
                 exit_code=124,
             )
+        if pause > _SHORTEST_S and job.phase == "queued" and job.reason != told:
+            told = job.reason
+            click.echo(f"{job.name}: queued, {told}", err=True)
         time.sleep(pause)
         pause = min(_LONGEST_S, pause * 1.5)
     return job

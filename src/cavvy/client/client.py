@@ -3,6 +3,7 @@ The client repeats requests where that is safe, and uploads only blobs that the 
 have.
 """
 
+import getpass
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -319,7 +320,7 @@ class ApiClient:
         """
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
-        started = self.ask(base, wire.ExecStarted, ask, retry=False)
+        started = self.ask(base + query(user=_name_user()), wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
         try:
             while exit_code is None:
@@ -332,10 +333,13 @@ class ApiClient:
                 self.send("POST", f"{base}/{started.id}/input" + query(offset=0, end=True))
             raise
 
-    def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
-        """Open a remote session on a node and return its ID. Used by `client.tunnel`."""
+    def open_tunnel(self, project: str, name: str, rank: int = 0, program: str = "") -> str:
+        """Open a remote session on a node and return its ID. Used by `client.tunnel`. The job's
+        event names `program`, the command of Cavvy that opens the session.
+        """
         ask = wire.ExecAsk(rank=rank, session=True)
-        return self.ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
+        target = job_path(project, name) + "/exec" + query(user=_name_user(), program=program)
+        return self.ask(target, wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
         """Return the command's output from `offset` on. If there is no output yet, wait briefly."""
@@ -622,3 +626,11 @@ class ApiClient:
 def _read_times(text: str) -> list[tuple[int, float]]:
     pairs = (pair.partition(":") for pair in text.split(",") if pair)
     return [(int(offset), float(at)) for offset, _, at in pairs]
+
+
+def _name_user() -> str:
+    """Return the name of the user on this machine, or "" if the user has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

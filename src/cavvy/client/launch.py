@@ -112,7 +112,7 @@ def _listen(reader: int, deadline: float, patience: Patience) -> StartupReport |
         if left <= 0:
             return StartupReport(state="late")
         if not select.select([reader], [], [], min(left, QUIET_S))[0]:
-            patience.note_silence()
+            patience.note_start()
             continue
         part = os.read(reader, 65536)
         if not part:

@@ -23,12 +23,19 @@ class Patience:
         """Report that the server does not answer, or answers only that its database does not,
         unless this was reported already.
         """
+        self._note(f"{what}; still waiting (see `cavvy server logs`)")
+
+    def note_start(self) -> None:
+        """Report that the server, which this client has started, needs more time than usual."""
+        self._note("the server is starting, which can take a minute (`cavvy server logs`)")
+
+    def _note(self, text: str) -> None:
         if not self._silent and self._report is not None:
             self._silent = True
-            self._report(f"{what}; still waiting (see `cavvy server logs`)")
+            self._report(text)
 
     def note_answer(self) -> None:
-        """Report that the server answers again, after a report of `note_silence`."""
+        """Report that the server answers, after a report that it did not."""
         if self._silent and self._report is not None:
             self._silent = False
             self._report("the server answers now")

@@ -1,5 +1,6 @@
 """A submitted job."""
 
+import logging
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Until = Literal["end", "running"]
 TimeLimit = float | str | timedelta
+# Without other settings, Python prints the warnings of a logger to standard error.
+_log = logging.getLogger(__name__)
+_QUIET_S = 2.0  # seconds in the queue after which a wait says why the job waits
 _POLL_S = 1.5  # seconds that the server waits for the next event
 # bytes at the end of the log that are read, and number of lines in the message of JobFailed
 _TAIL_BYTES, _TAIL_LINES = 4000, 10
@@ -52,7 +56,9 @@ class Job:
         self, until: Until = "end", *, timeout: TimeLimit | None = None, check: bool = True
     ) -> JobStatus:
         """Wait until the job has ended or, with `until="running"`, until it is running or has
-        ended. Returns its state.
+        ended. Returns its state. If the job waits in the queue, a warning of the logger `cavvy.sdk`
+        gives the reason, and another warning each new reason. By default, Python prints warnings to
+        standard error.
 
         Raises JobFailed if the job has failed or was stopped, unless `check` is False. Raises
         WaitTimeout after `timeout`, which is a number of seconds, a text such as "2h", or a
@@ -184,6 +190,7 @@ class JobWaiter:
         self._timeout_s = None if timeout is None else read_seconds(timeout)
         self._began = time.monotonic()
         self._after = 0
+        self._told = ""  # the last reason of a wait that was logged
 
     def finish(self) -> JobStatus:
         """Call `look` repeatedly until the wait is over. Raises JobFailed, WaitTimeout."""
@@ -203,6 +210,7 @@ class JobWaiter:
             return status
         if self._running_is_enough and status.phase == "running":
             return status
+        self._tell(status)
         wait_s = _POLL_S
         if self._timeout_s is not None:
             wait_s = min(wait_s, self._began + self._timeout_s - time.monotonic())
@@ -212,6 +220,13 @@ class JobWaiter:
             page = connection.events(job.project, job.id, after=self._after, wait_s=wait_s)
         self._after = page.last
         return None
+
+    def _tell(self, status: JobStatus) -> None:
+        """Log why the job waits in the queue, if the reason is new."""
+        early = time.monotonic() - self._began < _QUIET_S
+        if status.phase == "queued" and not early and status.reason != self._told:
+            self._told = status.reason
+            _log.warning("the job %s is queued: %s", status.name, status.reason)
 
 
 def _make_failure(job: Job, status: JobStatus) -> JobFailed:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from cavvy.api.execs import JobExec
 from cavvy.api.notifier import ChangeListener
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
-from cavvy.api.rules import in_path
+from cavvy.api.rules import in_path, name_user
 from cavvy.api.wire import MIB, PositionQuery, read, read_bytes, reply
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
@@ -27,6 +27,7 @@ _INPUT_LIMIT = 2 * MIB
 # how many seconds a request with input waits until the node has accepted earlier input
 _ROOM_S = 20.0
 _ANNOUNCE_S = 2.0  # seconds between two announcements of a command that no agent has taken
+AccessQuery = Annotated[str, Query(max_length=64)]
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -41,9 +42,19 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
         errors=("job-not-found", "job-not-running", "agent-elsewhere"),
     ),
 )
-async def start(request: Request, project: ProjectPath, name: JobPath) -> Response:
+async def start(
+    request: Request,
+    project: ProjectPath,
+    name: JobPath,
+    user: AccessQuery = "",
+    program: AccessQuery = "",
+) -> Response:
+    """`user` and `program` are shown in the job's events: who opens a session, and with which
+    command of Cavvy. An account's name replaces `user`.
+    """
     app_state = app_state_of(request)
     ask = await read(request, wire.ExecAsk)
+    who = name_user(request, user) or "a user"
     if (
         bool(ask.command) is ask.session
         or ask.rank < 0
@@ -66,7 +77,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
             node = await app_state.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
                 _check_server(app_state, attempt, ask.rank)
-                exec_id = await _start(app_state, job, attempt, ask)
+                exec_id = await _start(app_state, job, attempt, ask, _say_access(ask, who, program))
                 return reply(wire.ExecStarted(id=exec_id), 201)
     told = f"rank {ask.rank} of {job.name} is not running: the job is {job.phase}"
     raise ApiProblem("job-not-running", told, say_what_to_do(job))
@@ -159,13 +170,15 @@ async def give(
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
 
 
-async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> str:
-    """Store a command for an agent, and make the agent request the command. Returns the command's
-    ID.
+async def _start(
+    app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk, access: str
+) -> str:
+    """Store a command for an agent, and make the agent request the command. `access` is the text of
+    the job's event. Returns the command's ID.
     """
     exec_id, gang = app_state.peers.make_id(), attempt.gang
     app_state.execs.start(exec_id, job.id, gang, ask.rank, ask.command, session=ask.session)
-    await _tell(app_state, job, attempt, ask)
+    await _tell(app_state, job, attempt, ask.rank, access)
     app_state.control_plane.agents.notify(gang)
     app_state.peers.announce(exec_id, gang, ask.rank)
     return exec_id
@@ -214,23 +227,26 @@ def _check_server(app_state: AppState, attempt: Attempt, rank: int) -> None:
         raise ApiProblem("agent-elsewhere", told)
 
 
-async def _tell(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> None:
+def _say_access(ask: wire.ExecAsk, who: str, program: str) -> str:
+    # The event contains only the program's name, because its arguments may contain secrets.
+    if not ask.session:
+        return f"{who} ran {ask.command[0][:80]} on this rank"
+    return f"{who} opened a session on this rank" + (f" with `cavvy {program}`" if program else "")
+
+
+async def _tell(
+    app_state: AppState, job: JobRecord, attempt: Attempt, rank: int, access: str
+) -> None:
     """Record the user's access to a node as an event of the job, so that everyone who follows the
     job sees it.
     """
-    # The event contains only the program's name, because its arguments may contain secrets.
-    what = (
-        "opened a session on this rank"
-        if ask.session
-        else f"ran {ask.command[0][:80]} on this rank"
-    )
     event = Event(
         project=job.project,
         job_id=job.id,
         attempt=attempt.number,
-        rank=ask.rank,
+        rank=rank,
         at=app_state.now(),
         kind="access",
-        text=f"a user {what}",
+        text=access,
     )
     await app_state.store.commit(AtomicWrite(events=[event]))

@@ -5,6 +5,8 @@ reports errors of the tunnel.
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import click
+
 from cavvy.cli.reach.session import named, session
 from cavvy.cli.view.failure import CommandFailure
 
@@ -35,9 +37,11 @@ def with_tunnel(
     from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost, open_by_api
 
     name, rank = read_target(target)
+    context = click.get_current_context(silent=True)
+    program = "" if context is None else context.info_name or ""
 
     async def run() -> _T:
-        async with NodeTunnel(open_by_api(client, project, name, rank)) as tunnel:
+        async with NodeTunnel(open_by_api(client, project, name, rank, program)) as tunnel:
             return await act(tunnel)
 
     with session() as client:

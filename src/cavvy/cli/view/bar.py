@@ -72,7 +72,8 @@ def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions
 
 def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
     if job.phase == "queued":
-        return f"position {job.queue_position} in the queue" if job.queue_position else job.reason
+        place = f"position {job.queue_position} in the queue" if job.queue_position else ""
+        return "; ".join(filter(None, (place, job.reason)))
     if job.phase in formatting.ENDED:  # The summary below the line gives the reason.
         return formatting.show_progress(
             {name: value for name, value in progress.items() if name != "left_s"}

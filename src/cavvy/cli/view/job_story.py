@@ -74,6 +74,11 @@ def story_line(event: "EventView") -> str:
     return _line(event.kind, event.rank, event.text)
 
 
+def wait_line(reason: str) -> str:
+    """Return why a job waits in the queue: "queued waits for free capacity at local/here"."""
+    return _line("queued", None, reason)
+
+
 def _line(kind: str, rank: int | None, text: str) -> str:
     text = escape_controls(text)  # The text may contain output of a node.
     return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

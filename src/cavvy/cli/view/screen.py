@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from cavvy.cli.view.bar import ProgressBar
 from cavvy.cli.view.formatting import show_clock
-from cavvy.cli.view.job_story import JobStory
+from cavvy.cli.view.job_story import JobStory, wait_line
 from cavvy.cli.view.redrawn import RedrawnLines
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class _Plain:
     def __init__(self, several: bool) -> None:
         self._lines = _LineJoiner() if several else None
         self._story = JobStory(several)
+        self._told = ""  # the last reason of a wait, or the text of the last event
 
     def log(self, rank: int, data: bytes) -> None:
         out = sys.stdout.buffer
@@ -102,11 +104,18 @@ class _Plain:
             sys.stdout.buffer.write(_with_rank(rank, [line]))
 
     def event(self, event: "EventView") -> None:
+        self._told = event.text
         for step in self._story.tell(event):
             click.echo(f"[cavvy {show_clock(step.at)}] {self._story.text(step)}", err=True)
 
     def job(self, job: "JobDetail") -> None:
-        """Do nothing, because only the live screen shows progress."""
+        """Say why a queued job waits, when the wait begins and when its reason changes. Progress is
+        only on the live screen.
+        """
+        begun = bool(self._told)  # the reason before the first event is this event's text
+        if job.phase == "queued" and begun and job.reason not in ("", self._told):
+            self._told = job.reason
+            click.echo(f"[cavvy {show_clock(datetime.now(UTC))}] {wait_line(job.reason)}", err=True)
 
 
 def _open_console() -> "Console":

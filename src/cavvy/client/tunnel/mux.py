@@ -183,14 +183,17 @@ class TunnelCarrier(Protocol):
 OpenCarrier = Callable[[Callable[[bytes], None], Callable[[str], None]], Awaitable[TunnelCarrier]]
 
 
-def open_by_api(client: ApiClient, project: str, name: str, rank: int) -> OpenCarrier:
-    """Return a tunnel to this rank of a job; the tunnel's data is sent in requests to the
-    server."""
+def open_by_api(
+    client: ApiClient, project: str, name: str, rank: int, program: str = ""
+) -> OpenCarrier:
+    """Return a tunnel to this rank of a job; the tunnel's data is sent in requests to the server.
+    The job's event names `program`, the command that opens the tunnel.
+    """
 
     async def open_carrier(
         heard: Callable[[bytes], None], over: Callable[[str], None]
     ) -> TunnelCarrier:
-        started = await asyncio.to_thread(client.open_tunnel, project, name, rank)
+        started = await asyncio.to_thread(client.open_tunnel, project, name, rank, program)
         return TunnelStreams(client, project, name, started, heard=heard, over=over)
 
     return open_carrier
