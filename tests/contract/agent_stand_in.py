@@ -15,7 +15,8 @@ import time
 
 deliver = "--deliver" in sys.argv
 with open(sys.argv[-1], encoding="utf-8") as file:
-    home = json.load(file)["home"]
+    config = json.load(file)
+home = config.get("private") or config["home"]
 lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 with open(home + "/starts", "a", encoding="utf-8") as file:

@@ -52,7 +52,7 @@ class LocalPlace:
         for provider in self.providers:
             for gang in await provider.gangs():
                 up = [
-                    (self.home / "gangs" / gang.name / str(node.rank) / "lock").exists()
+                    (self.home / "agents" / gang.name / str(node.rank) / "lock").exists()
                     for node in gang.nodes
                 ]
                 if gang.state is not GangState.ENDED and (gang.reason or not all(up)):
@@ -60,7 +60,7 @@ class LocalPlace:
         return True
 
     async def end(self, gang: str) -> None:
-        for rank in (self.home / "gangs" / gang).iterdir():
+        for rank in (self.home / "agents" / gang).iterdir():
             if rank.is_dir():
                 (rank / "finish").touch()
         async with patience():
@@ -88,7 +88,7 @@ class TestLocal(ProviderContract):
         self, harness: ContractHarness, tmp_path: Path
     ) -> None:
         """A server that is killed during a launch leaves one, with a token in it."""
-        (tmp_path / "gangs" / ".new-earlier" / "0").mkdir(parents=True)
+        (tmp_path / "agents" / ".new-earlier" / "0").mkdir(parents=True)
         gang = await harness.spec("unfinished")
         await harness.launch(gang)
-        assert [each.name for each in (tmp_path / "gangs").iterdir()] == [gang.name]
+        assert [each.name for each in (tmp_path / "agents").iterdir()] == [gang.name]

@@ -459,7 +459,9 @@ def fail_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, An
     pipe, (channel, writer) = tmp_path / "in" / "pipe", os.pipe()
     stream.make_pipe(AllowedFolders([str(tmp_path)]), str(pipe))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    config: Any = SimpleNamespace(folder=str(tmp_path), home=str(tmp_path), placed=[])
+    config: Any = SimpleNamespace(
+        folder=str(tmp_path), home=str(tmp_path), private=str(tmp_path), placed=[]
+    )
     try:
         with pytest.raises(Ended):
             stream.stream_inputs(config, [(0, "s3://x/y", str(pipe))], writer)
@@ -642,7 +644,9 @@ def test_a_silent_storage_is_no_failure_of_the_task(
             outputs=[],
             image=None,
         )
-        config: Any = SimpleNamespace(folder=str(tmp_path), home=str(tmp_path), placed=[])
+        config: Any = SimpleNamespace(
+            folder=str(tmp_path), home=str(tmp_path), private=str(tmp_path), placed=[]
+        )
         bring_inputs: Any = prepare.bring_inputs
         monkeypatch.setattr(
             prepare,

@@ -180,7 +180,7 @@ def wait_for_next(home: Path, number: int) -> None:
                 f"{each.kind}: {each.text}" for each in client.events("default", "trainer").events
             ][-12:]
         attempts = [(each.number, each.phase, each.reason) for each in job.attempts][-2:]
-        logs = sorted((home / "providers/local/gangs").glob("*/0/agent.log"))
+        logs = sorted((home / "providers/local/agents").glob("*/0/agent.log"))
         said = "\n".join(path.read_text()[-500:] for path in logs)
         raise AssertionError(
             f"no checkpoint after {number}: {job.phase} {job.reason} {attempts} {told} {said}"
@@ -221,7 +221,7 @@ def load(home: Path) -> int:
 def kill_agent(home: Path) -> None:
     """Kill the agent of the newest attempt, if one lives."""
     found = sorted(
-        (home / "providers/local/gangs").glob("*/0/agent.json"),
+        (home / "providers/local/agents").glob("*/0/agent.json"),
         key=lambda path: path.stat().st_mtime,
     )
     if found:

@@ -191,10 +191,10 @@ def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_pat
             await provider.launch(spec)
             await control.hears("running")
             control.deaf = True
-            home = tmp_path / "providers" / "local" / "gangs" / spec.name / "0"
-            (home / "go").touch()
+            local = tmp_path / "providers" / "local"
+            (local / "gangs" / spec.name / "0" / "go").touch()
             async with patience():
-                while not (home / "exit.json").exists():
+                while not (local / "agents" / spec.name / "0" / "exit.json").exists():
                     await asyncio.sleep(0.01)
             (seen,) = await provider.gangs(spec.name)
             os.kill(int(seen.nodes[0].engine_id), signal.SIGKILL)

@@ -3,6 +3,7 @@ full books.
 """
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -28,11 +29,14 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.machine import this_machine
+from cavvy.providers.hosts.records import write
 from cavvy.providers.local import MANIFEST, processes
 from cavvy.providers.local.processes import LocalProcess
 from cavvy.providers.local.provider import LocalProvider
+from cavvy.providers.local.records import LocalIntent
 
 pytestmark = [
     pytest.mark.system,
@@ -74,7 +78,7 @@ class Machine:
         )
 
     def rank(self, gang: str, number: int = 0) -> Path:
-        return self.home / "gangs" / gang / str(number)
+        return self.home / "agents" / gang / str(number)
 
     def work(self, script: str) -> None:
         """What every agent runs beside itself from now on."""
@@ -195,7 +199,8 @@ def test_the_container_of_a_killed_agent_is_removed(tmp_path: Path) -> None:
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-13"))
             agent = await agent_of(machine, provider, "rm-a-13")
-            (machine.rank("rm-a-13") / "entry.sh").touch()  # as the agent writes it for a container
+            # as the agent writes it for a container
+            (tmp_path / "gangs/rm-a-13/0/entry.sh").touch()
             os.kill(agent.pid, signal.SIGKILL)
             await until(provider, "rm-a-13", ended)
             assert (tmp_path / "engine.log").read_text() == "rm -f rm-a-13-0\n"
@@ -270,7 +275,7 @@ def test_an_agent_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
             with pytest.raises(Refused, match="cannot be started"):
                 await provider.launch(await machine.spec(provider, "rm-a-6", nodes=2))
             assert await provider.gangs() == []
-            assert list((tmp_path / "gangs").iterdir()) == []
+            assert [*(tmp_path / "agents").iterdir(), *(tmp_path / "gangs").iterdir()] == []
 
     asyncio.run(scenario())
 
@@ -361,7 +366,7 @@ def test_a_disk_without_room_is_a_passing_fault_that_leaves_nothing(
                 with pytest.raises(TryAgain, match="No space left"):
                     await provider.launch(spec)
             assert os.replace is real
-            assert list((tmp_path / "gangs").iterdir()) == []
+            assert [*(tmp_path / "agents").iterdir(), *(tmp_path / "gangs").iterdir()] == []
             await provider.launch(spec)
             await until(provider, "rm-a-11", lambda seen: seen.state is GangState.RUNNING)
 
@@ -385,10 +390,63 @@ def test_long_ended_gangs_are_forgotten_and_their_folders_go(tmp_path: Path) -> 
             machine.later = timedelta(hours=3)
             assert await provider.gangs() == []
             await provider.close()
-            assert [list((tmp_path / name).iterdir()) for name in ("gangs", "ended", "trash")] == [
-                [],
-                [],
-                [],
-            ]
+            for name in ("agents", "gangs", "ended", "trash"):
+                assert list((tmp_path / name).iterdir()) == []
 
     asyncio.run(scenario())
+
+
+def test_gangs_of_an_earlier_version_are_taken_over_and_never_started_again(
+    tmp_path: Path,
+) -> None:
+    """The earlier version kept all records in the work's folder, where the work could change them:
+    here it has changed the one of the second gang, and removed the marks of its start.
+    """
+
+    async def scenario() -> None:
+        async with machine_at(tmp_path) as machine:
+            agents = []
+            for name in ("rm-a-20", "rm-a-21"):
+                agents.append(start_as_earlier(machine, name))
+                await appears(tmp_path / "gangs" / name / "0" / "starts")
+            kept, ended_one = agents
+            forged = tmp_path / "gangs/rm-a-21/0"
+            intent = {"name": "rm-a-21", "installation": "ours", "nodes": 5, "grace_s": 1e200}
+            intent |= {"launched_at": "2999-01-01T00:00:00"}
+            (forged.parent / "gang.json").write_text(json.dumps(intent))
+            for mark in ("started.json", "lock", "starts"):
+                (forged / mark).unlink()
+            processes.send(ended_one, signal.SIGKILL)
+            processes.reap(ended_one)
+            provider = machine.start()
+            seen = await until(provider, "rm-a-21", ended)
+            assert [node.rank for node in seen.nodes] == [0]
+            assert not (forged / "starts").exists()
+            (seen,) = await provider.gangs("rm-a-20")
+            assert seen.state is GangState.RUNNING
+            assert seen.nodes[0].engine_id == str(kept.pid)
+            (tmp_path / "gangs/rm-a-20/0/finish").touch()
+            await until(machine.start(), "rm-a-20", ended)
+            assert [*(tmp_path / "agents").iterdir(), *(tmp_path / "gangs").iterdir()] == []
+
+    asyncio.run(scenario())
+
+
+def start_as_earlier(machine: Machine, name: str) -> LocalProcess:
+    """Start a gang as the version before the folder `agents` did."""
+    rank = machine.home / "gangs" / name / "0"
+    rank.mkdir(parents=True)
+    intent = LocalIntent(
+        name=name, installation="ours", nodes=1, launched_at=datetime.now(UTC), grace_s=1.0
+    )
+    config = HostAgentConfig(
+        gang=name, rank=0, address="unix:/nonexistent", token="t", home=str(rank), cache="/c",
+        lease_s=3600.0, grace_s=1.0,
+    )  # fmt: skip
+    write(rank.parent / "gang.json", intent)
+    write(rank / "config.json", config)
+    environ = {**os.environ, "CAVVY_GANG": name, "CAVVY_RANK": "0"}
+    command = [*machine.command, str(rank / "config.json")]
+    process = processes.start(command, environ, rank / "agent.log")
+    write(rank / "started.json", process)
+    return process

@@ -87,7 +87,7 @@ def test_a_killed_rank_takes_the_gang_along_and_all_begin_again(user: User) -> N
         f"echo $NODE_RANK.$CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; "
         "do sleep 0.05; done"
     )
-    name = user.submit(f"name: hurt\nnodes: 3\n{SMALL}\nrun: '{run}'")
+    name = user.submit(f"name: hurt\nnodes: 3\nretry: {{exit: 1}}\n{SMALL}\nrun: '{run}'")
     wait_until(
         lambda: (
             (user.root / "starts").exists() and len((user.root / "starts").read_text().split()) == 3
@@ -100,7 +100,7 @@ def test_a_killed_rank_takes_the_gang_along_and_all_begin_again(user: User) -> N
     user.wait(name, lambda job: job.attempt == 2 and job.phase == "running")
     (user.root / "go").touch()
     job = user.ended(name)
-    assert (job.phase, job.attempt, job.attempts[0].outcome) == ("done", 2, "node")
+    assert (job.phase, job.attempt, job.attempts[0].outcome) == ("done", 2, "exit")
     starts = sorted((user.root / "starts").read_text().split())
     assert starts == ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2"]
     check_clean(user)

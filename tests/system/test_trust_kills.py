@@ -101,13 +101,13 @@ def there(user: User, pattern: str) -> bool:
 INSTANTS: dict[str, Callable[[User], object]] = {
     "job stored": lambda user: rows(user, "jobs"),
     "intent stored": lambda user: rows(user, "attempts"),
-    "gang written": lambda user: there(user, "gangs/rm-*/gang.json"),
-    "agent started": lambda user: there(user, "gangs/rm-*/0/lock"),
-    "agent recorded": lambda user: there(user, "gangs/rm-*/0/started.json"),
-    "claim made": lambda user: there(user, "gangs/rm-*/0/claim"),
-    "work granted": lambda user: there(user, "gangs/rm-*/0/started"),
+    "gang written": lambda user: there(user, "agents/rm-*/gang.json"),
+    "agent started": lambda user: there(user, "agents/rm-*/0/lock"),
+    "agent recorded": lambda user: there(user, "agents/rm-*/0/started.json"),
+    "claim made": lambda user: there(user, "agents/rm-*/0/claim"),
+    "work granted": lambda user: there(user, "agents/rm-*/0/started"),
     "work began": lambda user: starts(user, "job"),
-    "work over": lambda user: there(user, "gangs/rm-*/0/exit.json"),
+    "work over": lambda user: there(user, "agents/rm-*/0/exit.json"),
     "gang over": lambda user: there(user, "ended/rm-*.json"),
 }
 
@@ -171,14 +171,15 @@ def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
 
 
 def test_a_killed_agent_leaves_nothing_and_the_next_attempt_resumes(user: User) -> None:
-    name = user.submit(steps(user, "job", held=True), "--yes")
+    task = steps(user, "job", held=True) + "retry: {exit: 1}\n"
+    name = user.submit(task, "--yes")
     wait_until(lambda: "step 3" in user.said(name))
     for pid in user.agents():  # the reaper too: nobody is left who could tidy up
         kill(pid)
     let_go(user, name)
     job = user.ended(name)
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 2)
-    assert job.attempts[0].outcome == "node"
+    assert (job.attempts[0].outcome, job.attempts[0].exit_code) == ("exit", 137)
     first, second = (user.log(name, "--attempt", number).splitlines() for number in ("1", "2"))
     assert "step 1" in first
     assert "step 1" not in second
@@ -269,7 +270,8 @@ def play_round(user: User, dice: random.Random, name: str) -> None:
     job = user.ended(name)
     pipes.join(60)
     assert not pipes.is_alive(), told
-    assert job.exit_code == 7 or ("task" in victims and job.exit_code == 137), told
+    killed = {"task", "agent"} & {*victims}
+    assert job.exit_code == 7 or (killed and job.exit_code == 137), told
     assert command.returncode in (
         job.exit_code,
         -signal.SIGKILL if "cli" in victims else job.exit_code,

@@ -151,7 +151,7 @@ def test_the_image_file_of_running_work_is_in_use_as_its_setup_is(tmp_path: Path
     for work in (need(image="docker.io/alpine"), need(setup="make", setup_key="key")):
         steps = StepRunner.__new__(StepRunner)
         steps._touched = float("-inf")
-        steps._config = need(cache=str(tmp_path / "cache"), home=str(tmp_path))
+        steps._config = need(cache=str(tmp_path / "cache"), private=str(tmp_path))
         steps._work = work
         steps._use_cache()
     assert [time.time() - os.stat(path).st_mtime < DAY_S for path in (sif, kept)] == [True, True]

@@ -33,6 +33,7 @@ def make_config(tmp_path: Path, folder: Path | None = None) -> Any:
         rank=0,
         gang="g",
         home=str(tmp_path / "home"),
+        private=str(tmp_path / "home"),
         folder=str(folder or tmp_path),
         address="unix:/nowhere",
         token="t",
@@ -120,7 +121,9 @@ def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(
     folder = tmp_path / "ckpt"
     folder.mkdir()
     (folder / "a").write_text("one")
-    config: Any = SimpleNamespace(home=str(tmp_path), folder=str(tmp_path), placed=[])
+    config: Any = SimpleNamespace(
+        home=str(tmp_path), private=str(tmp_path), folder=str(tmp_path), placed=[]
+    )
     entries = checkpoint_upload.list_folder(str(folder))
     saving = checkpoint_upload.CheckpointUpload(config, str(folder), entries)
     try:

@@ -31,6 +31,7 @@ def make_config(tmp_path: Path, rank: int = 0) -> Any:
         rank=rank,
         gang="g",
         home=str(tmp_path / "home"),
+        private=str(tmp_path / "home"),
         folder=str(tmp_path),
         address="unix:/nowhere",
         token="t",

@@ -15,7 +15,9 @@ from cavvy.agent.outbox import MessageOutbox
 
 
 def make_results(home: Path, log: LogSpool) -> Results:
-    config = SimpleNamespace(gang="g", rank=0, home=str(home), folder=str(home / "work"), placed=[])
+    config = SimpleNamespace(
+        gang="g", rank=0, home=str(home), private=str(home), folder=str(home / "work"), placed=[]
+    )
     return Results(cast(Any, config), cast(Any, None), ['{"seq": 1}'], log, "", [])
 
 

@@ -26,6 +26,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def configure(gang: Path, rank: int) -> AgentConfig:
     config = AgentConfig.__new__(AgentConfig)
     config.home = str(gang / str(rank))
+    config.private = config.home
     config.folder = config.home + "/work"
     config.separates = False
     for name in ("phase_file", "setup_script", "run_script", "entry_script", "enter_script"):

@@ -34,7 +34,10 @@ class Looks(OutputSync):
         self.said: list[str] = []
         self.stills: list[float] = []
         self.ended = 0
-        config, work = SimpleNamespace(home="/home"), SimpleNamespace(mirrored={0: 60.0, 1: 30.0})
+        config, work = (
+            SimpleNamespace(home="/home", private="/home"),
+            SimpleNamespace(mirrored={0: 60.0, 1: 30.0}),
+        )
 
         def send(config: object, work: object, still_s: float, *, quiet: bool) -> int:
             self.stills.append(still_s)
@@ -188,7 +191,9 @@ def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
 
 def make_config(tmp_path: Path) -> Any:
     (tmp_path / "work").mkdir()
-    return SimpleNamespace(home=str(tmp_path), folder=str(tmp_path / "work"), placed=[])
+    return SimpleNamespace(
+        home=str(tmp_path), private=str(tmp_path), folder=str(tmp_path / "work"), placed=[]
+    )
 
 
 def test_what_was_brought_from_the_very_place_is_known_to_be_there(tmp_path: Path) -> None:

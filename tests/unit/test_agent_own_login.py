@@ -225,6 +225,7 @@ class Node:
         @dataclass
         class Settings:
             home: str = str(self.home)
+            private: str = str(self.home)
             cache: str = str(self.home / "cache")
 
         @dataclass

@@ -49,6 +49,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
         taken=SimpleNamespace(unless=None, seconds=1.0, warning_s=1.0, source="test"),
         grace_s=1.0,
         home=str(tmp_path),
+        private=str(tmp_path),
         exit_file=str(tmp_path / "exit"),
         notice_file=str(tmp_path / "notice"),
     )

@@ -204,12 +204,12 @@ class ExecConfig(ConfigRecord):
 
 
 class RankPaths:
-    """The paths of one rank's files and folders. All paths are in the rank's home folder."""
+    """The paths of one rank's files and folders: files that the work uses are in the rank's home
+    folder, the agent's own records are in its private folder.
+    """
 
-    def __init__(self, home: str) -> None:
+    def __init__(self, home: str, private: str) -> None:
         self.folder = home + "/work"
-        self.log_folder = home + "/log"
-        self.outbox_file = home + "/outbox"
         self.notice_file = home + "/notice.json"
         self.advice_file = home + "/advice.json"
         self.progress_file = home + "/progress.json"
@@ -220,17 +220,20 @@ class RankPaths:
         self.setup_script = home + "/setup.sh"
         self.entry_script = home + "/entry.sh"
         self.enter_script = home + "/enter.sh"
-        self.started_file = home + "/started"
-        self.status_file = home + "/status"
-        self.exit_file = home + "/exit.json"
-        # this file exists while messages are undelivered
-        self.undelivered_file = home + "/undelivered"
         self.phase_file = home + "/phase"  # contains the phase of a container: setup, failed or run
+        self.log_folder = private + "/log"
+        self.outbox_file = private + "/outbox"
+        self.started_file = private + "/started"
+        self.status_file = private + "/status"
+        self.exit_file = private + "/exit.json"
+        # this file exists while messages are undelivered
+        self.undelivered_file = private + "/undelivered"
 
 
 class AgentConfig(ConfigRecord, RankPaths):
     """The configuration of one agent: its rank, the control plane's address, and the part of the
-    machine that it may use. `home` is the rank's own folder.
+    machine that it may use. `home` is the rank's own folder, which the work can change. `private`
+    holds the agent's records, and is hidden from the work where the agent can hide folders.
     """
 
     protocol: int = 1  # lowest protocol version that can read this file
@@ -239,6 +242,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     address: str
     token: str
     home: str
+    private: str = ""  # "" means `home`
     pin: str = ""  # SHA-256 of the control plane's certificate, if it is self-signed
     cache: str = ""
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
@@ -266,14 +270,15 @@ class AgentConfig(ConfigRecord, RankPaths):
 
     def __init__(self, fields: ConfigFields) -> None:
         super().__init__(fields)
-        RankPaths.__init__(self, self.home)
+        self.private = self.private or self.home
+        RankPaths.__init__(self, self.home, self.private)
         if self.protocol > PROTOCOL:
             raise BadConfig(
                 f"configuration: `protocol` is {self.protocol}; this agent supports at "
                 f"most {PROTOCOL}"
             )
         # The token that came with the claim replaces the configured one.
-        self.token = read_text(self.home + "/token") or self.token
+        self.token = read_text(self.private + "/token") or self.token
         self.pin, self.vendor = self.pin.lower(), self.vendor.lower()
         self.cache = self.cache or self.home + "/cache"
         self.shown: list[str] = []  # the folders below `hides` that the work sees

@@ -163,7 +163,7 @@ class ControlPlaneClient:
         self._bytes = RetryingConnection(self, self.pump)
         self._orders = RetryingConnection(self, self.listen)
         self._go: Callable[[ConfigFields], None] | None = None
-        self._tunnel = TunnelOffer(config.home)
+        self._tunnel = TunnelOffer(config.private)
         self.query = f"?gang={config.gang}&rank={config.rank}"
 
     def claim(self, go: Callable[[ConfigFields], None]) -> None:
@@ -207,7 +207,7 @@ class ControlPlaneClient:
         """
         if token is None:
             return
-        write_whole(self._config.home + "/token", token)
+        write_whole(self._config.private + "/token", token)
         self._config.token = token
         self.headers = make_headers(self._config)
         for channel in (self._messages, self._bytes, self._orders):

@@ -14,6 +14,7 @@ from .config import AgentConfig, BadConfig, read_config
 from .control_client import complain
 from .disk import open_private, read_process, read_text, write_whole
 from .loop import EventLoop
+from .loss import blame_node
 from .runner import RankRunner
 from .tunnel import close_tunnel
 
@@ -25,7 +26,7 @@ KEPT = (
     "config.json",
     "token",
     "cache",
-)  # files of a node's home folder that are kept for its next work
+)  # files of a rank's folders that are kept for the node's next work
 USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG, or --separates FOLDER SHOWN"
 
 
@@ -56,11 +57,13 @@ def main(arguments: list[str]) -> int:
         complain(str(error))
         return 2
     try:
-        os.makedirs(config.home, mode=0o700, exist_ok=True)
-        lock = take_lock(config.home)
+        for folder in (config.home, config.private):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        lock = take_lock(config.private)
         return 0 if lock is None else serve(config, lock, deliver)
     except (OSError, ValueError, KeyError) as error:
         complain(f"cannot continue: {error}")
+        blame_node(config)
         return 1
 
 
@@ -82,10 +85,11 @@ def clear(config: AgentConfig) -> None:
     """
     from .work.trees import remove_tree
 
-    with os.scandir(config.home) as found:
-        entries = [entry for entry in found if entry.name not in KEPT or entry.is_symlink()]
-    for entry in sorted(entries, key=lambda entry: entry.name != "claim"):
-        remove_tree(entry.path)
+    for folder in dict.fromkeys((config.private, config.home)):
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if entry.name not in KEPT or entry.is_symlink()]
+        for entry in sorted(entries, key=lambda entry: entry.name != "claim"):
+            remove_tree(entry.path)
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
@@ -97,7 +101,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     agent waits for it.
     """
     loop = EventLoop(lock)
-    runner = RankRunner(loop, config, take_nonce(config.home))
+    runner = RankRunner(loop, config, take_nonce(config.private))
     for number in ENDS:
         loop.on_signal(number, runner.terminated)
     if config.taken is not None and config.taken.signal is not None:
@@ -129,35 +133,35 @@ def mark_debt(config: AgentConfig, owes: bool) -> None:
         os.unlink(config.undelivered_file)
 
 
-def take_lock(home: str) -> int | None:
-    """Lock this rank's home folder and return the open file, or None if another agent holds the
+def take_lock(folder: str) -> int | None:
+    """Lock this rank's private folder and return the open file, or None if another agent holds the
     lock.
 
     Wait for a while if necessary, because the reaper of a killed agent holds the lock until the
     work has ended.
     """
-    lock = open_private(home + "/lock")
+    lock = open_private(folder + "/lock")
     until = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if time.monotonic() > until or agent_lives(home):
+            if time.monotonic() > until or agent_lives(folder):
                 return None
             select.select([], [], [], 0.05)
     write_whole(
-        home + "/agent.json", json.dumps({"pid": os.getpid(), "start": start_time(os.getpid())})
+        folder + "/agent.json", json.dumps({"pid": os.getpid(), "start": start_time(os.getpid())})
     )
     return lock
 
 
-def agent_lives(home: str) -> bool:
+def agent_lives(folder: str) -> bool:
     """Return whether the agent that wrote agent.json is still alive. A later process with the same
     process ID is not regarded as this agent.
     """
     try:
-        with open(home + "/agent.json", encoding="utf-8") as file:
+        with open(folder + "/agent.json", encoding="utf-8") as file:
             agent = json.load(file)
         os.kill(agent["pid"], 0)
     except (OSError, ValueError, KeyError):
@@ -173,11 +177,11 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] != b"Z" else None
 
 
-def take_nonce(home: str) -> str:
+def take_nonce(folder: str) -> str:
     """Return the random value (nonce) that identifies this agent's claim. The nonce is stored, so
     that the agent can repeat the same claim after a restart or a lost response.
     """
-    path = home + "/claim"
+    path = folder + "/claim"
     nonce = read_text(path)
     if not nonce:
         nonce = os.urandom(16).hex()

@@ -11,9 +11,10 @@ import time
 from .access.execs import RankExecs
 from .config import BadConfig, WorkConfig
 from .control_client import LOST, ControlPlaneClient, complain
-from .disk import open_own, write_whole
+from .disk import open_own, read_text, write_whole
 from .ends import EX_TEMPFAIL, describe_notice, judge, may_leave, serve_on
 from .log import LogSpool
+from .loss import describe_start, judge_lost
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox
 from .redact import Redactor, make_redactor
@@ -278,8 +279,8 @@ class RankRunner:
     def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
-            write_whole(self._config.started_file, "")
             work = self._work = WorkConfig(fields)
+            write_whole(self._config.started_file, describe_start(self._config, work))
             self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot start its work: {error}")
@@ -480,7 +481,7 @@ class RankRunner:
         self.execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, reason)
-        if os.path.exists(self._config.home + "/links"):
+        if os.path.exists(self._config.private + "/links"):
             from .data.mounts import remove_links
 
             remove_links(self._config)
@@ -529,7 +530,7 @@ class RankRunner:
             )
             return judge(code, ending if interrupted else None)
         except (FileNotFoundError, ValueError):
-            return "node", None, "the agent was killed together with its work"
+            return judge_lost(read_text(self._config.started_file))
 
     def _write_notice(self, seconds: float, reason: str) -> None:
         notice = describe_notice(seconds, reason)

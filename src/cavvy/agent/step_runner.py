@@ -315,7 +315,9 @@ class StepRunner:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            touch(read_text(self._config.home + "/sif"))  # the file `sif` exists only for Apptainer
+            touch(
+                read_text(self._config.private + "/sif")
+            )  # the file `sif` exists only for Apptainer
 
     def _measure_gpus(self) -> None:
         """Measure the GPUs in a separate process, so that a hanging driver blocks nothing else."""

@@ -45,8 +45,8 @@ class TunnelOffer:
     rank.
     """
 
-    def __init__(self, home: str) -> None:
-        self._home = home
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._facts: dict[str, str] | None = None
 
     def facts(self) -> dict[str, str]:
@@ -62,7 +62,7 @@ class TunnelOffer:
         return self._facts
 
     def _make_key(self) -> str:
-        path = _key_path(self._home)
+        path = _key_path(self._folder)
         if not os.path.exists(path):
             write_whole(path, _run(["wg", "genkey"]))
         with open(path, encoding="ascii") as file:
@@ -98,9 +98,9 @@ def open_tunnel(config: AgentConfig, tunnel: TunnelConfig) -> str:
             return f"`encrypt: true` needs WireGuard on each node; on rank {rank}, {missing}"
     name = name_interface(config)
     try:
-        write_whole(config.home + "/tunnel.conf", _make_file(config, tunnel))
+        write_whole(config.private + "/tunnel.conf", _make_file(config, tunnel))
         _add_interface(name)
-        _run(["wg", "setconf", name, config.home + "/tunnel.conf"])
+        _run(["wg", "setconf", name, config.private + "/tunnel.conf"])
         address = tunnel.peers[config.rank].address
         _run(["ip", "address", "add", f"{address}/{tunnel.prefix}", "dev", name])
         _run(["ip", "link", "set", name, "up"])
@@ -112,7 +112,7 @@ def open_tunnel(config: AgentConfig, tunnel: TunnelConfig) -> str:
 
 def close_tunnel(config: AgentConfig) -> None:
     """Remove the interface, if it exists."""
-    path = config.home + "/tunnel.conf"
+    path = config.private + "/tunnel.conf"
     if os.path.exists(path):
         with suppress(TunnelFailed, OSError):  # the interface was not made, or was removed already
             _run(["ip", "link", "delete", name_interface(config)])
@@ -163,7 +163,7 @@ def _add_interface(name: str) -> None:
 
 
 def _make_file(config: AgentConfig, tunnel: TunnelConfig) -> str:
-    with open(_key_path(config.home), encoding="ascii") as file:
+    with open(_key_path(config.private), encoding="ascii") as file:
         private = file.read().strip()
     port = tunnel.peers[config.rank].endpoint.rpartition(":")[2]
     lines = ["[Interface]", f"PrivateKey = {private}", f"ListenPort = {port}"]
@@ -174,8 +174,8 @@ def _make_file(config: AgentConfig, tunnel: TunnelConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _key_path(home: str) -> str:
-    return home + "/tunnel.key"
+def _key_path(folder: str) -> str:
+    return folder + "/tunnel.key"
 
 
 def _run(command: list[str], text: str = "") -> str:

@@ -188,7 +188,7 @@ class Results:
         manifest = {
             "gang": self._config.gang,
             "rank": self._config.rank,
-            "nonce": read_text(self._config.home + "/claim"),
+            "nonce": read_text(self._config.private + "/claim"),
             "messages": [json.loads(line) for line in self._messages],
             "checkpoint": self._checkpoint,
             "part_bytes": part_bytes,

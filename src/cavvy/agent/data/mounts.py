@@ -209,7 +209,7 @@ def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
     if config.hides:  # the setup may have left a program that changes the links above `path`
         place = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
         check_seen(config, place, follow=False)
-    listed = f"{config.home}/links"
+    listed = f"{config.private}/links"
     with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
         file.write(path + "\n")
     if os.path.islink(place) and (
@@ -240,12 +240,13 @@ def remove_links(config: AgentConfig) -> None:
     gang = os.path.dirname(config.home)
     try:
         others = [name for name in os.listdir(gang) if name.isdigit()]
-        listed = f"{config.home}/links"
+        listed = f"{config.private}/links"
         with open(listed, encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
             paths = file.read().splitlines()
     except OSError:  # no links were made
         return
-    if not all(os.path.exists(f"{gang}/{name}/exit.json") for name in others):
+    records = os.path.dirname(config.private)
+    if not all(os.path.exists(f"{records}/{name}/exit.json") for name in others):
         return
     for path in paths:
         try:

@@ -55,7 +55,7 @@ def find_output(
     has, as path -> [size, mtime in ns]. Raises CannotBuild.
     """
     path, brought = _find_output(config, work, work.outputs[output])
-    return path, {**brought, **read_known(f"{config.home}/sent-{output}.json")}
+    return path, {**brought, **read_known(f"{config.private}/sent-{output}.json")}
 
 
 def _find_output(
@@ -66,7 +66,7 @@ def _find_output(
         if each.target == source and (is_full(source) or each.source == target):
             known = {}
             if each.source == target:
-                known = read_known(f"{config.home}/brought-{index}.json")
+                known = read_known(f"{config.private}/brought-{index}.json")
             full = _find_full(config, index, source)
             return full if is_full(source) else inside(config.folder, source), known
     for volume in work.volumes:
@@ -134,9 +134,9 @@ def remember(config: AgentConfig, index: int, path: str) -> None:
                 seen.st_size,
                 seen.st_mtime_ns,
             ]
-    write_whole(f"{config.home}/brought-{index}.json", json.dumps(found))
+    write_whole(f"{config.private}/brought-{index}.json", json.dumps(found))
 
 
 def remember_sent(config: AgentConfig, output: int, known: dict[str, list[int]]) -> None:
     """Record the files sent while the work runs, so that they are not sent again at the end."""
-    write_whole(f"{config.home}/sent-{output}.json", json.dumps(known))
+    write_whole(f"{config.private}/sent-{output}.json", json.dumps(known))

@@ -87,7 +87,7 @@ def pull(
 
 def pull_as(login: str, engine: str, config: AgentConfig, image: str, env: dict[str, str]) -> int:
     """Pull an image with the login USER:PASSWORD; return the engine's exit code."""
-    folder = config.home + "/login"
+    folder = config.private + "/login"
     try:
         write_login(folder, image, login)
         argv = (

@@ -176,7 +176,7 @@ def _send_checkpoint(saving: CheckpointUpload, *, copy_first: bool) -> dict[str,
 
 def copies_of(config: AgentConfig) -> str:
     """Return the folder that holds copies of files during the upload."""
-    return config.home + "/copies"
+    return config.private + "/copies"
 
 
 def tell_waiting(text: str) -> None:
@@ -205,7 +205,7 @@ class CheckpointUpload:
         self._entries = entries
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
-        self._known_path = config.home + "/hashes.json"
+        self._known_path = config.private + "/hashes.json"
         self._known = read_known(self._known_path)  # path -> [size, time, inode, hash]
         self._copies = copies_of(config)
         check_names(entries)
@@ -339,7 +339,7 @@ class CheckpointUpload:
         return {"made_at": time_text(newest(self._entries) / 1e9), "files": files}
 
     def _commit(self) -> bytes:
-        nonce = read_text(self._config.home + "/claim")
+        nonce = read_text(self._config.private + "/claim")
         who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": nonce}
         return json.dumps(dict(who, **self.describe())).encode()
 

@@ -114,7 +114,9 @@ def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
     """Return the command line that runs `command` in the work's container."""
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
-        return make_argv(engine, read_text(config.home + "/sif"), config, [config.home]) + command
+        return (
+            make_argv(engine, read_text(config.private + "/sif"), config, [config.home]) + command
+        )
     within = [engine, "exec", "--workdir", config.folder, make_name(config)]
     return [*within, "sh", config.enter_script, *command]
 
@@ -225,7 +227,7 @@ def run_sif(
     os.makedirs(config.folder, exist_ok=True)
     sif = bring_sif(program, config, work, command.env)
     mounts = list_mounts(config, work)
-    write_whole(config.home + "/sif", sif)
+    write_whole(config.private + "/sif", sif)
     os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
     argv = [*make_argv(program, sif, config, mounts), "sh", config.entry_script]
     return wait(argv, inner_environment(command.env, env))

@@ -20,6 +20,7 @@ class HostAgentConfig:
     pin: str | None = None  # SHA-256 of the server's certificate, if the address is https
     token: str = field(repr=False)
     home: str
+    private: str = ""
     cache: str
     hides: str = ""
     covers: bool = False

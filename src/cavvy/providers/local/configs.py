@@ -43,6 +43,7 @@ def make_configs(
     allocations = {allocation.rank: allocation for allocation in gang.allocations}
     route = AgentRoute(address=gang.agent_endpoint.address, token=gang.agent_endpoint.token)
     folder, cache = home / "gangs" / gang.name, str(home / "cache")
+    private = home / "agents" / gang.name
     return [
         replace(
             make_config(
@@ -52,6 +53,7 @@ def make_configs(
                 str(folder / str(rank)),
                 cache,
             ),
+            private=str(private / str(rank)),
             hides=hides,
             covers=covers,
             separates=separates,

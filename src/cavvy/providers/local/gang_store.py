@@ -33,6 +33,7 @@ from cavvy.providers.local.records import (
     LocalRemoval,
     RankDeath,
 )
+from cavvy.providers.local.takeover import EARLIER, take_over
 from cavvy.providers.local.trash import delete_folder
 
 REMEMBERED = timedelta(
@@ -117,7 +118,7 @@ class LocalGangStore(Struct):
             if self._over(spec.name) is not None:
                 return None
             folder = self._folder(spec.name)
-            intent = read(folder / "gang.json", LocalIntent)
+            intent = self._intent(spec.name)
             resumed = intent is not None
             if intent is None:
                 self._check_free(spec, configs)
@@ -140,11 +141,7 @@ class LocalGangStore(Struct):
             if name is not None:
                 gang = self._over(name) or self._look(name)
                 return [] if gang is None else [gang]
-            living = [
-                self._look(path.name)
-                for path in self._scan("gangs")
-                if self._over(path.name) is None
-            ]
+            living = [self._look(each) for each in self._names() if self._over(each) is None]
             return [
                 *(gang for gang in living if isinstance(gang, LivingGang)),
                 *self._remembered().values(),
@@ -155,11 +152,7 @@ class LocalGangStore(Struct):
         was started without separation stays without separation. Raises TryAgain.
         """
         with self._alone(), _as_try_again():
-            intents = [
-                read(path / "gang.json", LocalIntent)
-                for path in self._scan("gangs")
-                if self._over(path.name) is None
-            ]
+            intents = [self._intent(each) for each in self._names() if self._over(each) is None]
             return all(each.separates for each in intents if each is not None)
 
     def remove(self, name: str) -> timedelta | None:
@@ -168,7 +161,7 @@ class LocalGangStore(Struct):
         """
         with self._alone(), _as_try_again():
             folder = self._folder(name)
-            intent = read(folder / "gang.json", LocalIntent) if _NAME.fullmatch(name) else None
+            intent = self._intent(name) if _NAME.fullmatch(name) else None
             if intent is None or intent.installation != self.installation:
                 return None
             if self._over(name) is not None:
@@ -215,8 +208,8 @@ class LocalGangStore(Struct):
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
             return
-        for path in self._scan("gangs"):
-            other = read(path / "gang.json", LocalIntent)
+        for each in self._names():
+            other = self._intent(each)
             if other is None or other.name == spec.name or not wanted & set(other.devices):
                 continue
             gang = self._over(other.name) or self._look(other.name)
@@ -239,7 +232,7 @@ class LocalGangStore(Struct):
             devices=[device for config in configs for device in config.devices],
             separates=all(config.separates for config in configs),
         )
-        for unfinished in self.home.glob("gangs/.new-*"):  # of servers that were killed
+        for unfinished in self.home.glob("agents/.new-*"):  # of servers that were killed
             shutil.rmtree(unfinished, ignore_errors=True)
         fresh = self._folder(f".new-{spec.name}")
         try:
@@ -256,6 +249,11 @@ class LocalGangStore(Struct):
         return intent
 
     def _start_missing(self, intent: LocalIntent, resumed: bool) -> None:
+        """Start the agents that were never started. The homes of all ranks exist before the first
+        work can run, so that no work can put something else in their place.
+        """
+        for number in range(intent.nodes):
+            self._home(intent.name, number).mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in range(intent.nodes):
             folder = self._folder(intent.name) / str(number)
             if resumed and (self._process(folder) is not None or _was_started(folder)):
@@ -284,13 +282,12 @@ class LocalGangStore(Struct):
         for number in range(intent.nodes):
             for process in processes.list_marked(intent.name, number):
                 processes.send(process, signal.SIGKILL)
-        self._discard(self._folder(intent.name))
+        self._discard(intent.name)
 
     # Polling
 
     def _look(self, name: str) -> LivingGang | LocalGangEnd | None:
-        folder = self._folder(name)
-        intent = read(folder / "gang.json", LocalIntent)
+        intent = self._intent(name)
         if intent is None or intent.installation != self.installation:
             return None
         gang = self._living(intent)
@@ -321,11 +318,12 @@ class LocalGangStore(Struct):
                 return found
             death = found
             note(folder / "dead.json", death)
-        left = read(folder / "exit.json", AgentExit)
+        files = self._agent_files(intent.name, number)
+        left = read(files / "exit.json", AgentExit)
         rank = LocalRank(
             number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left
         )
-        owes = not death.in_order or (folder / "undelivered").exists()
+        owes = not death.in_order or (files / "undelivered").exists()
         if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
             return replace(
                 rank, courier=courier, waits_for="the agent's last messages are being delivered"
@@ -356,7 +354,8 @@ class LocalGangStore(Struct):
         if not in_order and (remover := self._remove_container(intent.name, number)) is not None:
             reason = "the container of the dead agent is being removed"
             return replace(rank, courier=remover, waits_for=reason)
-        return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
+        files = self._agent_files(intent.name, number)
+        return RankDeath(at=self._died_at(intent, files, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
         """Return how long processes of a rank have run since their agent died, or None if no
@@ -380,7 +379,8 @@ class LocalGangStore(Struct):
         container engine's process that removes the container, or None if no removal is running.
         """
         folder = self._folder(gang) / str(number)
-        engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None
+        boxed = (self._home(gang, number) / CONTAINER_ENTRY).exists()
+        engine = self.engine() if boxed else None
         if engine is None:
             return None
         remover = read(folder / "remover.json", LocalProcess)
@@ -414,7 +414,7 @@ class LocalGangStore(Struct):
         if (
             (last is not None and last.done)
             or removal is not None
-            or not (folder / "started").exists()
+            or not (self._agent_files(gang, number) / "started").exists()
         ):
             return None
         tries = last.tries if last is not None else 0
@@ -477,7 +477,7 @@ class LocalGangStore(Struct):
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
         if recorded:
-            self._discard(self._folder(ended.name))
+            self._discard(ended.name)
         else:
             self._discard_work(gang)
         return ended
@@ -509,10 +509,10 @@ class LocalGangStore(Struct):
     def _forget(self) -> None:
         """Write delayed records, and delete the records of gangs that ended long ago."""
         if settle():
-            for path in self._scan("gangs"):
+            for each in self._names():
                 # the end of this gang was recorded while the disk was full
-                if self._over(path.name) is not None:
-                    self._discard(path)
+                if self._over(each) is not None:
+                    self._discard(each)
         self._learn_ends()
         oldest = self.now() - REMEMBERED
         for name, ended in list(self._remembered().items()):
@@ -520,13 +520,14 @@ class LocalGangStore(Struct):
                 (self.home / "ended" / f"{name}.json").unlink(missing_ok=True)
                 del self._remembered()[name]
 
-    def _discard(self, folder: Path) -> None:
-        """Move a folder to the trash; `empty_trash` deletes the folder later."""
+    def _discard(self, gang: str) -> None:
+        """Move a gang's folders to the trash; `empty_trash` deletes them later."""
         trash = self.home / "trash"
         trash.mkdir(mode=0o700, exist_ok=True)
         self.has_trash = True
-        with suppress(FileNotFoundError):
-            os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
+        for folder in (self.home / "gangs" / gang, self._folder(gang)):
+            with suppress(FileNotFoundError):
+                os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _discard_work(self, gang: LivingGang) -> None:
         """Let `empty_trash` delete the working folders of a gang whose end cannot be recorded,
@@ -535,8 +536,8 @@ class LocalGangStore(Struct):
         The gang's folder is kept, because a later server finds the gang only by this folder. The
         working folders are deleted in place, because a move to the trash needs space.
         """
-        folder = self._folder(gang.intent.name)
-        self._left += [folder / str(rank.number) / "work" for rank in gang.ranks]
+        homes = [self._home(gang.intent.name, rank.number) for rank in gang.ranks]
+        self._left += [home / "work" for home in homes]
         self.has_trash = True
 
     def _over(self, name: str) -> LocalGangEnd | None:
@@ -572,13 +573,36 @@ class LocalGangStore(Struct):
         except FileNotFoundError:
             return []
 
+    def _names(self) -> Sequence[str]:
+        """Return the names of all gangs that have files here."""
+        return sorted({path.name for folder in ("agents", "gangs") for path in self._scan(folder)})
+
     def _folder(self, gang: str) -> Path:
-        return self.home / "gangs" / gang
+        """Return the folder of a gang's records, which the work does not see."""
+        return self.home / "agents" / gang
+
+    def _home(self, gang: str, number: int) -> Path:
+        """Return the home folder of a rank, in which the work can change everything."""
+        return self.home / "gangs" / gang / str(number)
+
+    def _agent_files(self, gang: str, number: int) -> Path:
+        """Return the folder in which the agent of a rank keeps its records."""
+        folder = self._folder(gang) / str(number)
+        return self._home(gang, number) if (folder / EARLIER).exists() else folder
+
+    def _intent(self, gang: str) -> LocalIntent | None:
+        """Return the intent of a gang, or None if the gang does not exist. A gang that an earlier
+        version of the server started is taken over first.
+        """
+        found = read(self._folder(gang) / "gang.json", LocalIntent)
+        if found is not None or not (self.home / "gangs" / gang / "gang.json").exists():
+            return found
+        return take_over(self.home, gang, self.installation, self.now())
 
 
 def _was_started(folder: Path) -> bool:
     """Return whether an agent ran in this folder, even if its process was not recorded."""
-    return any((folder / name).exists() for name in ("lock", "exit.json"))
+    return any((folder / name).exists() for name in ("lock", "exit.json", EARLIER))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cavvy.domain.values import Struct
 from cavvy.providers.hosts.supervisor import processes as supervised
+from cavvy.providers.hosts.supervisor.files import read_text
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 
 _HAS_PROC = Path("/proc/self/stat").exists()
@@ -128,6 +129,15 @@ def find_command(argument: str) -> LocalProcess | None:
     else:
         found = _list_by_ps(lambda command: argument in command)
     return next(iter(found), None)
+
+
+def list_arguments(process: LocalProcess) -> Sequence[str]:
+    """Return the arguments of a running process, or nothing if the process has ended or the system
+    has no /proc.
+    """
+    if not _HAS_PROC or not lives(process):
+        return ()
+    return read_text(f"/proc/{process.pid}/cmdline").split("\0")
 
 
 def _find_all(pids: Iterable[int]) -> Sequence[LocalProcess]:

@@ -1,12 +1,16 @@
 """The files that record gangs. The files are small JSON files, which are written atomically.
 
-gangs/NAME/gang.json          the intent, written before anything is started
-gangs/NAME/removing.json      exists during removal; contains the time of the kill
-gangs/NAME/RANK/config.json   the agent's configuration (docs/concepts/agent-protocol.md)
-gangs/NAME/RANK/started.json  the agent's process
-gangs/NAME/RANK/dead.json     when the agent was first found dead; never changes
-gangs/NAME/RANK/...           the agent's files: lock, exit.json, agent.log, work, outbox
-ended/NAME.json               the record of an ended gang
+gangs/NAME/RANK/...            the work's files, which the work can change
+agents/NAME/gang.json          the intent, written before anything is started
+agents/NAME/removing.json      exists during removal; contains the time of the kill
+agents/NAME/RANK/config.json   the agent's configuration (docs/concepts/agent-protocol.md)
+agents/NAME/RANK/started.json  the agent's process
+agents/NAME/RANK/dead.json     when the agent was first found dead; never changes
+agents/NAME/RANK/...           the agent's files: lock, claim, exit.json, agent.log, log, outbox
+ended/NAME.json                the record of an ended gang
+
+The work sees only its own gang's folder in `gangs`. The server and the agents obey only records in
+`agents` and `ended`, because a job could change any other file.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,219 @@
+"""A hostile task that tries to decide how its own agent is started. It puts its own texts in the
+place of every record that a server or an agent might obey, ends its agent, and waits to be started
+again. WAY says how; it prints ESCAPED if it sees a file of the server.
+"""
+
+import glob
+import json
+import os
+import re
+import signal
+import sys
+import time
+
+WAY = os.environ["WAY"]
+HOME = os.path.dirname(os.environ["CAVVY_PROGRESS_FILE"])
+GANG = os.path.dirname(HOME)
+PLACE = GANG.split("/gangs/")[0]  # the provider's folder on this machine
+NAME, RANK = os.path.basename(GANG), os.path.basename(HOME)
+FOLDERS = [HOME, GANG, f"{PLACE}/agents/{NAME}/{RANK}", f"{PLACE}/agents/{NAME}"]
+RECORDS = [
+    "config.json",
+    "started.json",
+    "agent.json",
+    "exit.json",
+    "dead.json",
+    "deliver.json",
+    "remover.json",
+    "gang.json",
+    "removing.json",
+    "run.json",
+    "left",
+    "lock",
+    "claim",
+    "token",
+    "started",
+    "status",
+    "outbox",
+    "undelivered",
+    "links",
+    "sif",
+    "earlier",
+    "agent.log",
+    "log",
+    "tunnel.key",
+    "hashes.json",
+    "notice.json",
+    "advice.json",
+    "progress.json",
+    "every",
+    "hosts",
+    "run.sh",
+    "phase",
+    "notice.sock",
+    "inputs",
+]
+EXIT = {"outcome": "succeeded", "exit_code": 0, "reason": "", "log_bytes": 0}
+CONFIG = {"protocol": 1, "gang": NAME, "rank": int(RANK), "home": HOME, "private": HOME}
+INTENT = {"name": NAME, "installation": "", "nodes": 9, "launched_at": "2000-01-01T00:00:00"}
+
+
+def main() -> None:
+    print("attempt", os.environ["CAVVY_ATTEMPT"], flush=True)
+    look_around()
+    WAYS[WAY]()
+    print("tried", flush=True)
+    sys.exit(3)
+
+
+def look_around() -> None:
+    for name in ("token", "key", "agents.key", "cavvy.db"):
+        path = PLACE.split("/providers/")[0] + "/" + name
+        if os.path.exists(path) and os.access(path, os.R_OK):
+            print("ESCAPED", path, flush=True)
+    for folder in FOLDERS:
+        for name in ("claim", "token", "config.json", "tunnel.key"):
+            try:
+                with open(f"{folder}/{name}") as file:
+                    print("READ", name, len(file.read()), flush=True)
+            except OSError:
+                continue
+
+
+def remove_marks() -> None:
+    for folder in FOLDERS:
+        for name in RECORDS:
+            try:
+                os.unlink(f"{folder}/{name}")
+            except OSError:
+                continue
+
+
+def rewrite() -> None:
+    """Forge every record: without the hiding, and with an end that was a success."""
+    for folder in FOLDERS:
+        for name in RECORDS:
+            path = f"{folder}/{name}"
+            try:
+                with open(path) as file:
+                    value = json.load(file)
+            except (OSError, ValueError):
+                value = {"config": CONFIG, "exit": EXIT, "gang": INTENT}.get(name[:-5], {})
+            for field in ("hides", "covers", "separates", "private"):
+                value.pop(field, None)
+            try:
+                with open(path, "w") as file:
+                    json.dump(value, file)
+            except OSError:
+                continue
+
+
+def end_agent() -> None:
+    """End the agent and the reaper, which are the processes above this one."""
+    above, pid = [], os.getppid()
+    while pid > 1:
+        with open(f"/proc/{pid}/cmdline") as command, open(f"/proc/{pid}/status") as status:
+            if "agent/__main__" in command.read() or "agent.pyz" in command.read():
+                above.append(pid)
+            pid = int(re.search(r"PPid:\s+(\d+)", status.read())[1])  # type: ignore[index]
+    for pid in above:
+        os.kill(pid, signal.SIGSTOP)  # neither of the two may clean up
+    for pid in above:
+        os.kill(pid, signal.SIGKILL)
+
+
+def stay() -> bool:
+    """Continue in a process that nobody finds by marks, parents or sessions."""
+    if os.fork():
+        time.sleep(600)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.closerange(3, 100)
+    return True
+
+
+def rewrite_and_end() -> None:
+    rewrite()
+    remove_marks()
+    rewrite()
+    end_agent()
+    time.sleep(600)
+
+
+def end_and_rewrite() -> None:
+    if os.environ.get("STAYS") is None:
+        command = [sys.executable, os.path.abspath(__file__)]
+        if os.fork() == 0:
+            os.setsid()
+            keep = {"WAY": "stay", "STAYS": "1", "CAVVY_ATTEMPT": "0"}
+            names = ("CAVVY_PROGRESS_FILE", "PATH")
+            os.execve(command[0], command, keep | {name: os.environ[name] for name in names})
+        time.sleep(1)
+    end_agent()
+    time.sleep(600)
+
+
+def write_for_long() -> None:
+    """The process that `end_and_rewrite` leaves: rewrite and remove while the server looks."""
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        remove_marks()
+        rewrite()
+
+
+def remove_in_a_loop() -> None:
+    if os.fork() == 0:
+        while True:
+            remove_marks()
+    time.sleep(1)
+    end_agent()
+    time.sleep(600)
+
+
+def remove_log() -> None:
+    print("x" * 200_000, flush=True)
+    for folder in FOLDERS:
+        for path in glob.glob(f"{folder}/log/*"):
+            os.unlink(path)
+    time.sleep(1)
+    print("y" * 200_000, flush=True)
+
+
+def replace(make: "object") -> None:
+    """Put something else in the place of each record, with the agent alive."""
+    for folder in FOLDERS:
+        for name in RECORDS:
+            path = f"{folder}/{name}"
+            try:
+                if os.path.lexists(path) and os.path.isdir(path):
+                    os.rename(path, f"{path}.old")
+                elif os.path.lexists(path):
+                    os.unlink(path)
+                make(path)  # type: ignore[operator]
+            except OSError:
+                continue
+    time.sleep(3)  # the agent and the server look meanwhile
+
+
+def make_large(path: str) -> None:
+    with open(path, "w") as file:
+        file.truncate(1 << 40)
+
+
+WAYS = {
+    "rewrite, then end the agent": rewrite_and_end,
+    "end the agent, then rewrite": end_and_rewrite,
+    "stay": write_for_long,
+    "remove marks in a loop": remove_in_a_loop,
+    "remove the log": remove_log,
+    "links": lambda: replace(lambda path: os.symlink("/etc/passwd", path)),
+    "links to nothing": lambda: replace(lambda path: os.symlink("/nowhere/x", path)),
+    "pipes": lambda: replace(os.mkfifo),
+    "folders": lambda: replace(os.mkdir),
+    "large files": lambda: replace(make_large),
+    "rewrite": lambda: (rewrite(), time.sleep(3)),
+}
+
+if __name__ == "__main__":
+    main()
