@@ -15,6 +15,7 @@ from .disk import open_own, read_text, write_whole
 from .ends import EX_TEMPFAIL, describe_notice, judge, may_leave, serve_on
 from .log import LogSpool
 from .loss import describe_start, judge_lost
+from .notices.clues import FailureClues
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox
 from .redact import Redactor, make_redactor
@@ -65,6 +66,7 @@ class RankRunner:
         self._exit_stored = False
         self._steps = StepRunner(loop, config, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
+        self._clues = FailureClues()
         self._notification_socket: NotificationSocket | None = None
         # The task may end because it has read a notice there, before SIGTERM reaches it.
         self._heard_notice = False
@@ -352,6 +354,7 @@ class RankRunner:
     def wrote(self, data: bytes) -> None:
         """Handle output of the work."""
         self._faults.feed(data)
+        self._clues.feed(data)
         self._log.write(self._redactor.feed(data))
         self.link.pump()
 
@@ -388,7 +391,7 @@ class RankRunner:
         elif self._ending is not None:
             self._conclude(self._ending[0], code, self._ending[1])
         else:
-            self._conclude(outcome, code, reason)
+            self._conclude(outcome, code, self._add_clue(outcome, reason))
 
     def ran(self, code: int, oom_kills: int) -> None:
         """Report the exit: all processes of the work have ended."""
@@ -419,7 +422,14 @@ class RankRunner:
             outcome, reason = GPU, f"{fault} (exit code {code})"
         elif outcome == "exit" and self.reports.failure:
             reason = f"{self.reports.failure}; {reason}"
-        return outcome, code, reason
+        return outcome, code, self._add_clue(outcome, reason)
+
+    def _add_clue(self, outcome: str, reason: str) -> str:
+        """Add to the reason of a failure what the task probably lacks."""
+        if self._work is None or outcome not in ("exit", "setup"):
+            return reason
+        clue = self._clues.explain(self._work, self._env.get("PATH", ""))
+        return f"{reason}; {clue}" if clue else reason
 
     def _foresee(self) -> Ended | None:
         """Return the ended work's exit message and unsent files, or None while the work runs."""

@@ -1,0 +1,78 @@
+"""What the agent says about common failures: missing files, packages and commands."""
+
+from pathlib import Path
+
+import pytest
+
+from cavvy.agent.config import ConfigFields, WorkConfig
+from cavvy.agent.notices.clues import FailureClues
+
+
+def explain(output: str, path: str = "/nowhere", **fields: object) -> str:
+    work = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true", **fields}
+    clues = FailureClues()
+    clues.feed(b"a line\n" * 9999)
+    for piece in output.encode().splitlines(keepends=True):
+        clues.feed(piece)
+    return clues.explain(WorkConfig(ConfigFields(work, "work")), path)
+
+
+MISSING_FILES = [
+    "/usr/bin/python3: can't open file '/a/work/train.py': [Errno 2] No such file or directory\n",
+    "bash: train.sh: No such file or directory\n",
+    "sh: 0: cannot open train.sh: No such file\n",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'config.yaml'\n",
+    "ERROR: Could not open requirements file: [Errno 2]\n",
+    "Error: Cannot find module '/a/work/train.js'\n",
+    "make: *** No rule to make target 'train'.  Stop.\n",
+    "make: *** No targets specified and no makefile found.  Stop.\n",
+    "ERROR: file or directory not found: tests\n",
+    "ERROR: . does not appear to be a Python project\n",
+]
+
+
+@pytest.mark.parametrize("output", MISSING_FILES)
+def test_a_missing_file_of_an_empty_folder(output: str) -> None:
+    told = explain(output)
+    assert "started in an empty folder" in told
+    assert "`workdir: .`" in told
+    assert explain(output, workdir={"snapshot": "0"}) == ""
+    assert explain(output, git={"url": "https://x/y", "commit": "0"}) == ""
+
+
+def test_a_missing_module_names_the_python_that_ran(tmp_path: Path) -> None:
+    for name in ("python", "python3"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    error = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch.nn'\n"
+    told = explain(error, str(tmp_path), run="python3 train.py")
+    assert told.startswith(f"the task's `python3`, {tmp_path}/python3, has no module torch: ")
+    assert "`pip install PACKAGE` in `setup`" in told
+    assert "if torch is a file of yours" in told
+    assert "a file of yours" not in explain(error, workdir={"snapshot": "0"})
+    assert f"{tmp_path}/python," in explain(error, str(tmp_path), run="python train.py")
+    assert "which `setup` fills, has no module torch" in explain(error, setup="true")
+    assert "the image pytorch/pytorch has no" in explain(error, image="pytorch/pytorch")
+    assert "has no module pkg" in explain("/usr/bin/python3: No module named pkg.train\n")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "/a/run.sh: line 1: python: command not found\n",
+        "/a/run.sh: 1: python: not found\n",
+        "/usr/bin/env: 'python': No such file or directory\n",
+        "bash: line 1: exec: python: not found\n",
+    ],
+)
+def test_a_missing_python(tmp_path: Path, output: str) -> None:
+    assert explain(output) == "the task's PATH has no `python`: /nowhere"
+    (tmp_path / "python3").write_text("")
+    (tmp_path / "python3").chmod(0o755)
+    assert explain(output, str(tmp_path)) == "the task's PATH has `python3`, but no `python`"
+    assert explain(output, image="alpine") == "the image alpine has no python"
+
+
+def test_other_failures_get_no_clue() -> None:
+    assert explain("RuntimeError: CUDA out of memory\n") == ""
+    assert explain("") == ""
