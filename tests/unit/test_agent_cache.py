@@ -145,13 +145,13 @@ def test_what_came_into_use_while_the_rest_was_measured_stays(
 
 
 def test_the_image_file_of_running_work_is_in_use_as_its_setup_is(tmp_path: Path) -> None:
-    sif = put(tmp_path / "cache" / "sif" / "a.sif", 30)
+    sif, cache = put(tmp_path / "cache" / "sif" / "a.sif", 30), str(tmp_path / "cache")
     (tmp_path / "sif").write_text(str(sif))
     kept = setup(tmp_path / "cache", f"key@{os.uname().nodename}", 30)
     for work in (need(image="docker.io/alpine"), need(setup="make", setup_key="key")):
         steps = StepRunner.__new__(StepRunner)
         steps._touched = float("-inf")
-        steps._config = need(cache=str(tmp_path / "cache"), private=str(tmp_path))
+        steps._config = need(cache=cache, caches=cache, private=str(tmp_path))
         steps._work = work
         steps._use_cache()
     assert [time.time() - os.stat(path).st_mtime < DAY_S for path in (sif, kept)] == [True, True]

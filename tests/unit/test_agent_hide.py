@@ -143,7 +143,6 @@ def test_work_cannot_replace_the_home_of_its_agent(folder: Path) -> None:
     assert config.shown == [
         f"{folder}/gangs/g",
         f"{folder}/gangs/g/0",
-        f"{folder}/cache/mounts",
         f"{kept}/dir",
         f"{kept}/venv",
         f"{folder}/storage/job",

@@ -227,6 +227,7 @@ class Node:
             home: str = str(self.home)
             private: str = str(self.home)
             cache: str = str(self.home / "cache")
+            caches: str = str(self.home / "cache")
 
         @dataclass
         class Work:

@@ -245,8 +245,14 @@ class AgentConfig(ConfigRecord, RankPaths):
     private: str = ""  # "" means `home`
     pin: str = ""  # SHA-256 of the control plane's certificate, if it is self-signed
     cache: str = ""
+    # The names of folders in `cache`: `own_cache` belongs to the work's project; work of other
+    # projects has never seen `fresh_cache`, which is used if this machine cannot hide `hides`. If
+    # a name is "", the work uses `cache` itself, or `own_cache` in place of `fresh_cache`.
+    own_cache: str = ""
+    fresh_cache: str = ""
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
-    covers: bool  # whether namespaces can hide the folder `hides` on this machine
+    # whether namespaces can hide the folder `hides` on this machine; None: the agent tests it
+    covers: bool | None
     # whether the work is also separated from all other processes of this user
     separates: bool
     lease_s: float = 21600
@@ -281,6 +287,7 @@ class AgentConfig(ConfigRecord, RankPaths):
         self.token = read_text(self.private + "/token") or self.token
         self.pin, self.vendor = self.pin.lower(), self.vendor.lower()
         self.cache = self.cache or self.home + "/cache"
+        self.caches = self.cache  # the folder that contains the caches of all projects
         self.shown: list[str] = []  # the folders below `hides` that the work sees
 
 

@@ -65,6 +65,7 @@ class RankRunner:
         self._exit: dict[str, object] = {}
         self._exit_stored = False
         self._steps = StepRunner(loop, config, self)
+        self._cache_use: int | None = None  # see `own_cache`
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._clues = FailureClues()
         self._notification_socket: NotificationSocket | None = None
@@ -294,8 +295,15 @@ class RankRunner:
             work.checkpoint.storage = (
                 f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
             )
-        if self._config.hides:
+        if self._config.hides or self._config.own_cache:
+            from .work.own_cache import open_cache
             from .work.view import list_shown
+
+            try:
+                self._cache_use = open_cache(self._config)
+            except OSError as error:
+                self._conclude("node", None, f"the node's cache cannot be used: {error}")
+                return
 
             self._config.shown = list_shown(self._config, work)
         self._open_channels(work)

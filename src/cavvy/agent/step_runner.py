@@ -290,10 +290,10 @@ class StepRunner:
         from .work.cache import is_due, sweep
 
         try:
-            if not is_due(self._config.cache):
+            if not is_due(self._config.caches):
                 return
             command = ChildCommand(
-                [], {}, self._config.home, lambda channel: sweep(self._config.cache)
+                [], {}, self._config.home, lambda channel: sweep(self._config.caches)
             )
             self._sweeper = WorkProcess(self._loop, command, wrote=log_failure)
         except OSError as error:

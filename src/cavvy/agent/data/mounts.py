@@ -83,16 +83,21 @@ def find_mounted(export: str) -> str | None:
     return None
 
 
+def find_mount(config: AgentConfig, volume: VolumeConfig) -> str:
+    """Return the folder where `mount_nfs` mounts the export."""
+    name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
+    return os.path.join(config.caches, "mounts", name)
+
+
 def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
-    """Mount the export below the cache that all agents of this machine share. Raises CannotBuild,
+    """Mount the export below the folder that all agents of this machine share. Raises CannotBuild,
     OSError."""
     if os.getuid():
         raise CannotBuild(
             f"the NFS export {volume.source} is not mounted on this node, and only root can mount "
             "it: mount it on the node first, or set the volume's `host` to a folder of the node"
         )
-    name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
-    folder = os.path.join(config.cache, "mounts", name)
+    folder = find_mount(config, volume)
     os.makedirs(folder, exist_ok=True)
     if os.path.ismount(folder):
         return folder

@@ -38,7 +38,7 @@ def must_ask(config: AgentConfig, *names: str) -> bool:
 
 
 def _folder(config: AgentConfig) -> str:
-    return config.cache + "/private_images"
+    return config.caches + "/private_images"  # all projects share the engine's images
 
 
 def _path(config: AgentConfig, name: str) -> str:

@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 
+from ..allowed_folders import check_regular
 from ..disk import name_part
 from ..http_client import CHUNK, FAULTS, BlockingClient, TransferFailed
 from .cache import touch
-from .trees import remove_tree
+from .trees import copy_open, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ PACK = 2048
 
 class BlobCache:
     """The cache of one machine, shared by its agents: immutable files named by the SHA-256 of their
-    content.
+    content. Every use compares the content with the name, because on some machines the work of
+    another job can change the cache.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -34,14 +36,19 @@ class BlobCache:
         self._folder = config.cache + "/blobs"
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
-    def fetch(self, digest: str) -> str:
-        """Return the path of the blob in the cache, and download the blob if necessary. Waits while
-        the control plane is unavailable. Raises TransferFailed, OSError.
+    def copy(self, digest: str, target: str, mode: int) -> None:
+        """Copy the blob to a new file, and download the blob if the cache does not contain it.
+        Waits while the control plane is unavailable. Raises TransferFailed, OSError.
         """
         path = self._path(digest)
-        if not touch(path):
-            fetch_to(self._line, digest, path)
-        return path
+        if touch(path) and _copy_checked(path, target, mode, digest):
+            return
+        remove_tree(path)  # the content is not the blob's
+        fetch_to(self._line, digest, path)
+        if not _copy_checked(path, target, mode, digest):
+            raise TransferFailed(
+                f"another process changed the file {path} of Cavvy's cache while it was copied"
+            )
 
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch packs of many small blobs, and store the blobs in the cache. Raises TransferFailed,
@@ -95,6 +102,29 @@ class BlobCache:
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise TransferFailed(f"{digest!r} is not the hash of a file in a working folder")
         return os.path.join(self._folder, digest)
+
+
+def _copy_checked(path: str, target: str, mode: int, digest: str) -> bool:
+    """Copy a file to the new file `target`, and return whether the copy's content has the hash
+    `digest`; otherwise, remove the copy. The copy is compared, because the original can change.
+    """
+    try:
+        source = check_regular(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), path)
+    except OSError:
+        return False
+    try:
+        copy_open(source, target, mode=0o600)
+    finally:
+        os.close(source)
+    found = hashlib.sha256()
+    with open(target, "rb") as file:
+        while data := file.read(CHUNK):
+            found.update(data)
+    if found.hexdigest() != digest:
+        os.unlink(target)
+        return False
+    os.chmod(target, mode)
+    return True
 
 
 def fetch_to(line: BlockingClient, digest: str, path: str) -> None:

@@ -1,6 +1,7 @@
-"""Cleans the cache that the agents of one machine share. The cleaning removes entries that were not
-used for a long time and, if the cache is too large, also the least recently used entries. Agents
-mark the entries that they use, so that an entry in use is never removed.
+"""Cleans the caches that the agents of one machine share: the folder `cache` and, below it, the
+caches of projects (see `own_cache`). The cleaning removes entries that were not used for a long
+time and, if the caches are too large, also the least recently used entries. Agents mark the entries
+that they use, so that an entry in use is never removed.
 """
 
 from __future__ import annotations
@@ -57,13 +58,8 @@ def sweep(cache: str, *, limit: float | None = None) -> int:
     touch(cache + "/swept", make=True)
     room = os.statvfs(cache)
     most = SHARE * room.f_blocks * room.f_frsize if limit is None else limit
-    parts = sorted(
-        [
-            *_list_files(cache + "/blobs"),
-            *_list_files(cache + "/sif"),
-            *_list_setups(cache + "/setups"),
-        ]
-    )
+    own = [entry.path for entry in _scan(cache) if entry.is_dir(follow_symlinks=False)]
+    parts = sorted(part for each in [cache, *own] for part in _list_parts(each))
     total, now = sum(size for _, size, _ in parts), time.time()
     for used, size, path in parts:
         idle = now - used
@@ -72,6 +68,14 @@ def sweep(cache: str, *, limit: float | None = None) -> int:
         if _remove(path, used):
             total -= size
     return 0
+
+
+def _list_parts(cache: str) -> list[Part]:
+    return [
+        *_list_files(cache + "/blobs"),
+        *_list_files(cache + "/sif"),
+        *_list_setups(cache + "/setups"),
+    ]
 
 
 def _list_files(folder: str) -> list[Part]:

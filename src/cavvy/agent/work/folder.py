@@ -15,7 +15,7 @@ from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
 from .hide import is_hidden
 from .reaper import exit_code
-from .trees import copy_below, copy_file, copy_open, copy_tree, remove_below, remove_tree
+from .trees import copy_below, copy_open, copy_tree, remove_below, remove_tree
 from .view import make_view
 
 TYPE_CHECKING = False
@@ -60,13 +60,18 @@ def unpack(blobs: BlobCache, snapshot: str, folder: str, only: list[str] | None 
     """Copy the files of the snapshot's manifest into the folder. Raises TransferFailed,
     CannotBuild, OSError.
     """
-    with open(blobs.fetch(snapshot), encoding="utf-8") as file:
+    manifest = f"{folder}.snapshot"
+    remove_tree(manifest)
+    blobs.copy(snapshot, manifest, 0o600)
+    with open(manifest, encoding="utf-8") as file:
         try:
             entries = json.load(file)["files"]
         except (ValueError, KeyError, TypeError) as error:
             raise CannotBuild(
                 f"the snapshot {snapshot} of the working folder is damaged: {error}"
             ) from error
+        finally:
+            os.unlink(manifest)
     if only is not None:
         entries = [entry for entry in entries if is_used(entry["path"], only)]
     blobs.bring(
@@ -80,7 +85,7 @@ def unpack(blobs: BlobCache, snapshot: str, folder: str, only: list[str] | None 
         if "link" in entry:
             os.symlink(entry["link"], path)
         else:
-            copy_file(blobs.fetch(entry["sha256"]), path, int(entry.get("mode") or 0o644) & 0o777)
+            blobs.copy(entry["sha256"], path, int(entry.get("mode") or 0o644) & 0o777)
 
 
 def reduce(folder: str, only: list[str]) -> None:

@@ -14,20 +14,25 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
+_MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 0x400, 0x800, 0x200000
+# as in the result of statvfs, whose other flags have the same numbers as those of mount
+_ST_RELATIME = 0x1000
 ALL_IDS = "0 0 4294967295"
 ENTER_S = 10.0  # maximum seconds to wait until a process of the work has hidden the folder
 
 
-def hide(folder: str, shown: list[str]) -> None:
+def hide(folder: str, shown: list[str], programs: Iterable[str] = ()) -> None:
     """Hide `folder`, except the existing folders in `shown`, from this process and the process's
-    later children.
+    later children. The files and folders in `programs` stay visible, but cannot be changed.
 
     The process must have only one thread. Raises OSError; after an error, parts of the folder may
     still be visible.
@@ -35,7 +40,7 @@ def hide(folder: str, shown: list[str]) -> None:
     shown = [path for path in shown if os.path.isdir(path)]
     if os.geteuid() == 0:  # mount first: the new user namespace then cannot remove the mount
         call("unshare", CLONE_NEWNS)
-        _cover(folder, shown)
+        _cover(folder, shown, programs)
         _enter_user_namespace()
     else:  # the work has no capabilities in the new namespace, since it is not root there
         uid, gid = os.geteuid(), os.getegid()
@@ -43,7 +48,20 @@ def hide(folder: str, shown: list[str]) -> None:
         write("self/setgroups", "deny")
         write("self/uid_map", f"{uid} {uid} 1")
         write("self/gid_map", f"{gid} {gid} 1")
-        _cover(folder, shown)
+        _cover(folder, shown, programs)
+
+
+def can_hide(folder: str, shown: str) -> bool:
+    """Return whether this machine can hide the folder from work. A child process tries it. The
+    process must have only one thread."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = main(folder, shown)
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def enter(folder: str, find: Callable[[], int]) -> None:
@@ -101,18 +119,47 @@ def _contains(folder: str, path: str) -> bool:
     return os.path.commonpath([folder, path]) == folder
 
 
-def _cover(folder: str, shown: list[str]) -> None:
-    """Mount an empty file system over the folder, and mount the folders of `shown` into this file
-    system.
+def _cover(folder: str, shown: list[str], programs: Iterable[str]) -> None:
+    """Mount an empty file system over the folder, and mount the folders of `shown` and the programs
+    in the folder into this file system.
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
+    real = os.path.realpath(folder)
+    inside = [path for path in programs if _contains(real, path) and path != real]
     opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in shown]
+    opened += [(path, os.open(path, os.O_RDONLY)) for path in inside]
     mount("tmpfs", folder, "tmpfs", 0)
     for path, fd in opened:
-        os.makedirs(path, exist_ok=True)
+        make_place(path, fd)
         mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
         os.close(fd)
+    for path in inside:
+        protect(path)
     mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+
+
+def make_place(path: str, fd: int) -> None:
+    """Create the folder or empty file on which the open file is mounted, unless the path exists."""
+    if os.path.exists(path):
+        return
+    is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
+    if not is_folder:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def protect(path: str) -> None:
+    """Make the mount at the path read-only."""
+    mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | _read_flags(path))
+
+
+def _read_flags(path: str) -> int:
+    """Return the flags of the mount at `path`. A new mount there, in a user namespace, must have
+    the same flags.
+    """
+    flags = os.statvfs(path).f_flag
+    same = MS_NOSUID | MS_NODEV | MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME
+    return (flags & same) | (_MS_RELATIME if flags & _ST_RELATIME else 0)
 
 
 def _enter_user_namespace() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 from glob import glob
 
@@ -31,10 +30,6 @@ else:  # this file runs as a program
     import hide  # type: ignore[import-not-found,no-redef]
 
 CLONE_NEWIPC, CLONE_NEWPID = 0x8000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
-_MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 0x400, 0x800, 0x200000
-# as in the result of statvfs, whose other flags have the same numbers as those of mount
-_ST_RELATIME = 0x1000
 _SOCKETS = (
     "/run/docker.sock",
     "/run/podman/podman.sock",
@@ -70,7 +65,7 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
         os.close(writer)
         _wait_for(reader)
     os.close(reader)
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    flags = hide.MS_NOSUID | hide.MS_NODEV | hide.MS_NOEXEC
     hide.mount("proc", "/proc", "proc", flags)
     program = os.fork()
     if program:
@@ -132,30 +127,20 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
     opened = [(path, os.open(path, os.O_RDONLY)) for path in kept]
     for cover in covers:
         os.makedirs(cover, exist_ok=True)
-        hide.mount("tmpfs", cover, "tmpfs", MS_NOSUID | MS_NODEV)
+        hide.mount("tmpfs", cover, "tmpfs", hide.MS_NOSUID | hide.MS_NODEV)
         if cover in _MEETING_PLACES:
             os.chmod(cover, 0o1777)
     for path, fd in opened:
-        _make_place(path, fd)
+        hide.make_place(path, fd)
         hide.mount(f"/proc/self/fd/{fd}", path, None, hide.MS_BIND | hide.MS_REC)
         os.close(fd)
     for path in programs:
-        _protect(path)
-    closed = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | MS_NOSUID | MS_NODEV
+        hide.protect(path)
+    closed = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | hide.MS_NOSUID | hide.MS_NODEV
     hide.mount("none", folder, None, closed)
     for path in (*_SOCKETS, *devices):
         if os.path.exists(path):
             hide.mount("/dev/null", os.path.realpath(path), None, hide.MS_BIND)
-
-
-def _make_place(path: str, fd: int) -> None:
-    """Create the folder or empty file on which the open file is mounted, unless the path exists."""
-    if os.path.exists(path):
-        return
-    is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
-    if not is_folder:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def list_other_gpus(own: list[str] | None) -> list[str]:
@@ -175,21 +160,6 @@ def list_other_gpus(own: list[str] | None) -> list[str]:
         if named.get("GPU UUID") not in own:
             found.append(f"/dev/nvidia{named.get('Device Minor', '')}")
     return [each for each in found if each != "/dev/nvidia"]
-
-
-def _protect(path: str) -> None:
-    """Make the mount at the path read-only."""
-    flags = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | _read_flags(path)
-    hide.mount("none", path, None, flags)
-
-
-def _read_flags(path: str) -> int:
-    """Return the flags of the mount at `path`. A new mount there, in a user namespace, must have
-    the same flags.
-    """
-    flags = os.statvfs(path).f_flag
-    same = MS_NOSUID | MS_NODEV | MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME
-    return (flags & same) | (_MS_RELATIME if flags & _ST_RELATIME else 0)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -34,7 +34,7 @@ class WorkView:
         if self._separated:
             separate.separate(self._folder, self._shown, self._devices)
         else:
-            hide.hide(self._folder, self._shown)
+            hide.hide(self._folder, self._shown, separate.list_programs())
 
     def join(self, find: Callable[[], int]) -> None:
         """Give this process the same view of files as another process, whose ID `find` returns.
@@ -63,7 +63,11 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     # Show each rank's home folder separately, because the work cannot replace a mounted folder with
     # a link.
     ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
-    shown = [gang, *ranks, config.cache + "/mounts"]
+    shown = [gang, *ranks]
+    if any(each.kind == "nfs" for each in work.volumes):
+        from ..data.mounts import find_mount
+
+        shown += [find_mount(config, each) for each in work.volumes if each.kind == "nfs"]
     if work.setup is not None:  # do not show `tree`, because the agent copies from it later
         from .setup_folder import find_setup
 

@@ -22,8 +22,10 @@ class HostAgentConfig:
     home: str
     private: str = ""
     cache: str
+    own_cache: str = ""
+    fresh_cache: str = ""
     hides: str = ""
-    covers: bool = False
+    covers: bool | None = False  # None: the agent tests it
     separates: bool = False
     lease_s: float
     grace_s: float

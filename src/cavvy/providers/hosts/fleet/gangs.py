@@ -13,6 +13,8 @@ other hosts.
 """
 
 import asyncio
+import hashlib
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -33,7 +35,7 @@ from cavvy.providers.hosts.changed_gangs import ChangedGangs
 from cavvy.providers.hosts.connection import CannotConnect, LoginRefused
 from cavvy.providers.hosts.fleet.host_link import HostLink, HostSetup
 from cavvy.providers.hosts.fleet.isolation import FleetIsolation
-from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
+from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger, HostCaches
 from cavvy.providers.hosts.fleet.machines import (
     HostEntry,
     KnownHost,
@@ -181,9 +183,21 @@ class HostFleet:
                 separates=await self.isolation.admit(
                     hosts, project, list(self._ledger.intents.values())
                 ),
+                caches={host: await self._take_caches(host, project) for host in sorted(hosts)},
             )
             await self._ledger.put(intent)
         return intent
+
+    async def _take_caches(self, host: str, project: str) -> HostCaches:
+        """Name the caches of a project's new gang on a host. Raises TryAgain."""
+        tenant = await self._ledger.take_host(host, project)
+        place = _digest(self._installation, self._provider, host)[:12]
+        if not self.isolation.hides:
+            return HostCaches(own=f"{place}-{_digest(tenant.secret, 'open', project)[:20]}")
+        return HostCaches(
+            own=f"{place}-{_digest(tenant.secret, 'hidden', project)[:20]}",
+            fresh=f"{place}-{tenant.fresh}",
+        )
 
     async def _launch_on(
         self, gang: GangSpec, intent: FleetIntent, host: str, ranks: Sequence[PlacedRank]
@@ -194,7 +208,7 @@ class HostFleet:
         setup = await link.connect()
         if not setup.agent:
             raise Refused("no agent can be started on hosts: the server has no agent command")
-        hidden = setup.folder if intent.separates else ""
+        caches = intent.caches.get(host) or HostCaches(own="")
         asked = [
             {
                 "rank": each.rank,
@@ -207,8 +221,10 @@ class HostFleet:
                         f"{setup.root}/gangs/{gang.name}/{each.rank}",
                         setup.cache,
                     ),
-                    hides=hidden,
-                    covers=intent.separates,
+                    own_cache=caches.own,
+                    fresh_cache=caches.fresh,
+                    hides=setup.folder if self.isolation.hides else "",
+                    covers=(intent.separates or None) if self.isolation.hides else False,
                     separates=intent.separates,
                 ),
             }
@@ -474,3 +490,7 @@ class HostFleet:
         if link is None:
             raise NoCapacity(f"{host} is not in the inventory")
         return link
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

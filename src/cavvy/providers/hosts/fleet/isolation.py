@@ -45,6 +45,11 @@ class FleetIsolation:
         """Whether the setting requires hosts to separate jobs."""
         return self._mode is HostIsolation.NAMESPACES
 
+    @property
+    def hides(self) -> bool:
+        """Whether hosts hide Cavvy's folder from jobs, as far as they can."""
+        return self._mode is not HostIsolation.NONE
+
     async def refresh(self) -> None:
         """Query the connected hosts whose last answer is outdated."""
         if not self.asks:

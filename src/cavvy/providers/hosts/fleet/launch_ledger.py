@@ -1,9 +1,10 @@
 """The launch ledger of gangs on hosts: records requested launches and ended gangs."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import NodeSeen
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
@@ -11,6 +12,24 @@ from cavvy.providers.state import ProviderState
 REMEMBERED = timedelta(
     hours=2
 )  # how long records of ended gangs are kept; the provider interface requires one hour
+
+
+class HostCaches(Struct, frozen=True, kw_only=True):
+    """The names of a gang's caches on one host; see `agent.work.own_cache`."""
+
+    own: str  # the cache of the gang's project
+    fresh: str = ""  # a cache that no other project has seen
+
+
+class HostTenant(Struct, frozen=True, kw_only=True):
+    """The project that ran last on the host `name`, the name of its cache there, and the host's
+    secret, from which the names of all projects' caches are computed. Jobs cannot guess the names,
+    so no job can create a cache before its project does."""
+
+    name: str
+    secret: str
+    project: str
+    fresh: str
 
 
 class FleetIntent(Struct, frozen=True, kw_only=True):
@@ -28,6 +47,7 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
     given_up: str = ""
     project: str = ""  # "" if it is unknown, as in records of earlier versions
     separates: bool = False  # True: the work is separated from that of other projects
+    caches: Mapping[str, HostCaches] = field(default_factory=dict)  # by host
 
     @property
     def used(self) -> Sequence[str]:
@@ -57,6 +77,7 @@ class FleetLedger:
     def __init__(self, state: ProviderState, now: Callable[[], datetime]) -> None:
         self._intents = LaunchLedger(state, FleetIntent)
         self._ended = LaunchLedger(state, FleetGangEnd, "ended")
+        self._tenants = LaunchLedger(state, HostTenant, "tenants")
         self._now = now
 
     @property
@@ -85,6 +106,20 @@ class FleetLedger:
     async def drop(self, name: str) -> None:
         """Delete an intent. Raises TryAgain."""
         await self._intents.drop(name)
+
+    async def take_host(self, host: str, project: str) -> HostTenant:
+        """Record that the project now runs on the host. Raises TryAgain."""
+        await self._tenants.refresh(host)
+        known = self._tenants.get(host)
+        if known is None or known.project != project:
+            known = HostTenant(
+                name=host,
+                secret=os.urandom(16).hex() if known is None else known.secret,
+                project=project,
+                fresh=os.urandom(10).hex(),
+            )
+            await self._tenants.put(known)
+        return known
 
     async def end(self, ended: FleetGangEnd) -> None:
         """Record that a gang has ended. Raises TryAgain."""

@@ -1,0 +1,114 @@
+"""What one project prepared on a host is neither read nor changed by the jobs of another project:
+finished setups, working folders and the caches' own folders. As root and as another user, and on a
+host without namespaces, which brings no Python either.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.hosts import Lab, LabHost, lab_at
+from tests.system.trust import User, user_at
+
+pytestmark = pytest.mark.system
+FOLDER = ".cavvy-agent"
+# A user of the host's own: the host has its own mounts.
+WORKER = """
+cp /etc/passwd {folder}/passwd
+echo "worker:x:4242:4242::/home/worker:/bin/sh" >> {folder}/passwd
+mount --bind {folder}/passwd /etc/passwd
+mount -t tmpfs none /home
+mkdir -p /home/worker/.ssh
+cp {lab}/id.pub /home/worker/.ssh/authorized_keys
+chown -R 4242:4242 /home/worker
+"""
+# the words of A are split in the tasks of B, so that B finds them only in what A left
+OWN = """
+name: {name}
+workdir: private
+setup: |
+  echo SETUP-OF-A > marker
+  echo DIR-OF-A > $CAVVY_SETUP_DIR/made
+run: cat code.sh marker $CAVVY_SETUP_DIR/made; sh code.sh; {more}
+resources: {{cpu: 0.1}}
+"""
+SEARCH = """
+cd
+echo "found $(find .cavvy-agent -type f 2>/dev/null | xargs grep -l 'OF''-A' 2>/dev/null | wc -l)"
+"""
+POISON = """
+for each in $(find .cavvy-agent/cache -type d); do
+  for name in marker code.sh made; do echo 'echo POISONED' > $each/$name; done
+  echo 'import sys; sys.stderr.write("POISONED")' > $each/evil.pth
+done
+for each in $(find .cavvy-agent/cache -type f ! -name lock); do echo 'echo POISONED' > $each; done
+true
+"""
+LINKS = """
+mkdir -p elsewhere
+for each in $(find .cavvy-agent/cache -depth); do rm -rf $each; ln -s $HOME/elsewhere $each; done
+rm -rf .cavvy-agent/cache || true
+ln -s $HOME/elsewhere .cavvy-agent/cache || true
+true
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_at(tmp_path_factory.mktemp("lab")) as lab, lab.entered():
+        yield lab
+
+
+@pytest.fixture(params=["root", "worker", "bare"])
+def host(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabHost]:
+    """A host whose jobs run as root or as another user, or that offers jobs no namespaces."""
+    if request.param == "worker":
+        folder = lab.root / f"h{lab.count() + 1}"
+        script = WORKER.format(folder=folder, lab=lab.root)
+        host = lab.add(script=script)
+        lab.ssh_config.write_text(lab.ssh_config.read_text().replace("User root", "User worker"))
+    else:
+        host = lab.add(bare=request.param == "bare")
+    yield host
+    lab.remove(host)
+
+
+@pytest.fixture(params=["", "namespaces"])
+def user(lab: Lab, host: LabHost, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        user.settings(
+            "[providers.local]\nenabled = false\n"
+            f'[providers.ssh]\nhosts = "{host.name}"\nssh_config = "{lab.ssh_config}"\n'
+            f'isolation = "{request.param}"\n'
+        )
+        private = user.work / "private"
+        private.mkdir()
+        (private / "code.sh").write_text("echo CODE-OF-A\n")
+        yield user
+        user.cli("down", "--all", "--yes")
+
+
+def run(user: User, project: str, text: str) -> str:
+    """Run a task of the project to its end; what the command and the task say."""
+    return user.cli("run", "-p", project, user.task(text))
+
+
+def hostile(name: str, script: str) -> str:
+    lines = "".join(f"  {line}\n" for line in (SEARCH + script).strip().splitlines())
+    return f"name: {name}\nresources: {{cpu: 0.1}}\nrun: |\n{lines}"
+
+
+@pytest.mark.parametrize("attack", [POISON, LINKS], ids=["files", "links"])
+def test_no_job_reads_or_changes_what_another_project_prepared(user: User, attack: str) -> None:
+    for project in ("pa", "pb"):
+        user.cli("project", "create", project)
+    first = run(user, "pa", OWN.format(name="first", more="true"))
+    hostile_said = run(user, "pb", hostile("hostile", attack))
+    second = run(user, "pa", OWN.format(name="second", more="python3 -c 1 || true"))
+
+    assert "found 0" in hostile_said
+    for said in (first, second):
+        assert "CODE-OF-A" in said
+        assert "SETUP-OF-A" in said
+        assert "DIR-OF-A" in said
+        assert "POISONED" not in said
