@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from cavvy.cli.init import TEMPLATES
 from cavvy.cli.main import cli
-from cavvy.cli.task.wheel import make_wheel
 from cavvy.importers import parse_task
+from cavvy.spec.wheel import NAME, make_wheel, write_wheel
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -107,15 +107,16 @@ def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> 
 
 @pytest.mark.system
 def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
-    """This Cavvy was installed from a folder: what a template's program imports of it is in the
-    template's.
-    """
+    """This Cavvy was installed from a folder: submissions add what a template's program imports."""
     folder = tmp_path / "it"
     assert (
         CliRunner().invoke(cli, ["init", "--template", "gpt-pretrain", str(folder)]).exit_code == 0
     )
-    (wheel,) = folder.glob("*.whl")
-    assert f"uses: [requirements.txt, {wheel.name}]" in (folder / "task.yaml").read_text()
+    assert list(folder.glob("*.whl")) == []
+    assert f"uses: [requirements.txt, {NAME}]" in (folder / "task.yaml").read_text()
+    found = CliRunner().invoke(cli, ["validate", str(folder / "task.yaml")])
+    assert found.exit_code == 0, found.output
+    write_wheel(folder)
     pip = [
         sys.executable,
         "-m",

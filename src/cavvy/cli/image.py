@@ -112,7 +112,9 @@ def _recipe(task: "TaskSpec", base: str) -> "DockerfileRecipe":
 
 def _freeze(task: "TaskSpec", beside: Path) -> "FolderSnapshot":
     from cavvy.client.state import default_home
-    from cavvy.spec.workdir import FreezeError, freeze
+    from cavvy.sdk.files import find_wheel
+    from cavvy.spec.wheel import NAME
+    from cavvy.spec.workdir import FreezeError, combine, freeze
 
     if task.workdir is None or task.workdir.path is None:
         raise CommandFailure(
@@ -120,7 +122,11 @@ def _freeze(task: "TaskSpec", beside: Path) -> "FolderSnapshot":
             "clone the repository and build in the clone with `workdir: .`",
         )
     try:
-        return freeze(beside / task.workdir.path, state=Path(default_home()))
+        folder, home = beside / task.workdir.path, Path(default_home())
+        own = freeze(folder, state=home)
+        if wheel := find_wheel(task, folder).get(NAME):
+            return combine({"": own, NAME: freeze(wheel.parent, only=NAME)})
+        return own
     except FreezeError as error:
         raise CommandFailure(str(error), exit_code=2) from error
 

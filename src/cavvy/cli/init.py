@@ -113,27 +113,26 @@ def _next_steps(file: str) -> None:
 
 def _read_template(folder: Path) -> dict[str, bytes]:
     """Return the template's files by name. If this version of Cavvy cannot be installed from a
-    package index, the files include a wheel of the modules that training programs import.
+    package index, the setup uses a wheel that each submission adds.
     """
     from importlib.metadata import distribution
 
-    from cavvy.cli.task.wheel import NAME, make_wheel
+    from cavvy.spec.wheel import NAME, make_wheel
 
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     if (
         b"cavvy[train]" in files["requirements.txt"]
-        and (wheel := make_wheel(distribution("cavvy"))) is not None
+        and make_wheel(distribution("cavvy")) is not None
     ):
         for name, old, new in (
             (
                 "requirements.txt",
                 "cavvy[train]",
-                f"./{NAME}[train]  # omit this line where the cavvy command is installed",
+                f"./{NAME}[train]  # `cavvy run` adds this file; omit the line elsewhere",
             ),
             ("task.yaml", "uses: [requirements.txt]", f"uses: [requirements.txt, {NAME}]"),
         ):
             files[name] = files[name].replace(old.encode(), new.encode())
-        files[NAME] = wheel
     return files
 
 

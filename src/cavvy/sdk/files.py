@@ -49,7 +49,19 @@ def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, 
             raise FreezeError(missing, hint)
     if source.kind != Dialect.CAVVY and "" in parts:
         parts |= _find_ignored(task, parts[""])
-    return parts
+    return parts | find_wheel(task, parts.get(""))
+
+
+def find_wheel(task: TaskSpec, workdir: Path | None) -> dict[str, Path]:
+    """Find the wheel of Cavvy that the setup uses, unless the working folder has the wheel."""
+    if not task.setup_uses or workdir is None:
+        return {}
+    from cavvy.client.state import default_home
+    from cavvy.spec import wheel
+
+    if not wheel.is_added(task.setup_uses, workdir):
+        return {}
+    return {wheel.NAME: wheel.write_wheel(Path(default_home()) / "cache" / "wheels")}
 
 
 def _find_ignored(task: TaskSpec, folder: Path) -> dict[str, Path]:

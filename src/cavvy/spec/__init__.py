@@ -54,6 +54,7 @@ def check_uses(home: Path, task: TaskSpec, file: str) -> None:
         return
     from cavvy.spec.ignore import list_files
     from cavvy.spec.uses import explain_unused
+    from cavvy.spec.wheel import NAME, is_added
 
     folder = home / task.workdir.path
     try:
@@ -62,6 +63,8 @@ def check_uses(home: Path, task: TaskSpec, file: str) -> None:
         paths = None
     if paths is None:
         return  # This problem is reported later, when the snapshot is made.
+    if is_added(task.setup_uses, folder):
+        paths.add(NAME)
     problems = [
         SpecProblem(file=file, line=0, column=0, message=message, suggestion=hint)
         for message, hint in explain_unused(paths, task.setup_uses)

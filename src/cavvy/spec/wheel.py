@@ -1,18 +1,42 @@
-"""Builds a wheel of the modules that training scripts import. Template folders contain this wheel,
-so nodes can install it without a package index.
+"""Builds a wheel of the modules that training scripts import. A task whose `setup.uses` names this
+wheel gets it with its working folder, so nodes can install it without a package index.
 """
 
 import base64
 import hashlib
 import io
+import os
 import zipfile
-from importlib.metadata import Distribution
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import cavvy
 
 MODULES = ("train", "readers")  # these modules import no other module of Cavvy
 NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
+
+
+def is_added(uses: Sequence[str] | None, folder: Path) -> bool:
+    """Return whether submissions of this folder get the wheel: `uses` names it, the folder has no
+    such file, and this Cavvy was installed from a folder.
+    """
+    if NAME not in (uses or ()) or (folder / NAME).exists():
+        return False
+    return make_wheel(distribution("cavvy")) is not None
+
+
+def write_wheel(cache: Path) -> Path:
+    """Write the wheel into a folder, and return its path. Raises OSError."""
+    wheel = make_wheel(distribution("cavvy"))
+    assert wheel is not None  # `is_added` was asked first
+    path = cache / NAME
+    if not path.exists() or path.read_bytes() != wheel:
+        cache.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{NAME}.{os.getpid()}")
+        part.write_bytes(wheel)
+        part.replace(path)
+    return path
 
 
 def make_wheel(about: Distribution) -> bytes | None:
