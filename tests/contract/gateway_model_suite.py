@@ -139,12 +139,13 @@ class ModelSuite:
             assert ANY not in plain.headers, "no page sent the request"
             assert talk.ask("OPTIONS", "/echo", host="keyed.example").status == 401
 
-    def test_a_service_without_keys_answers_pages_itself(
+    def test_a_service_without_keys_answers_its_own_pages_itself(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:
         replicas[0].reset()
         plane.set_replicas("svc", replicas[:1])
-        for method, fields in (("OPTIONS", PREFLIGHT), ("GET", PAGE)):
+        own = {"origin": "https://svc.example"}
+        for method, fields in (("OPTIONS", {**PREFLIGHT, **own}), ("GET", own)):
             reply = ask(plane.port, method, "/echo", **fields)
             assert (reply.status, reply.json["method"]) == (200, method)
             assert ANY not in reply.headers

@@ -12,9 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.tied import start_tied
 from tests.waits import PATIENCE_S, START_S
+
+from cavvy.gateway.own_values import describe_owner
+
+OWNER_TOKEN = "-9Zx" + "kT3wQ" * 7 + "w_8k"  # of the owner: 43 characters
 
 
 class GatewayProcess:
@@ -26,6 +31,8 @@ class GatewayProcess:
             "control": str(self.folder / "control"),
             "state": str(self.folder / "state"),
             "counts": str(self.folder / "counts"),
+            "names": ["any.example"],
+            "owner": msgspec.to_builtins(describe_owner(OWNER_TOKEN)),
             **config,
         }
         self.start()

@@ -4,18 +4,24 @@
 sets its replicas. A plane that lacks an ability says so in `lacks`.
 """
 
+import base64
 import hashlib
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
-from tests.contract.gateway_process import wait_for
+from tests.contract.gateway_process import OWNER_TOKEN, wait_for
 from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
+from cavvy.gateway.client_keys import SERVICE_KEY
+
 KEY = "a-random-key-of-a-test"
+MADE = f"{SERVICE_KEY}of-the-keyed-service"  # as Cavvy makes its keys
 SERVICE = {
     "name": "svc",
     "hosts": ["svc.example"],
@@ -29,9 +35,11 @@ KEYED = {
     "keys": [
         {"id": "fast", "sha256": hashlib.sha256(KEY.encode()).hexdigest()},
         {"id": "slow", "sha256": hashlib.sha256(b"slow").hexdigest(), "per_s": 0.01, "burst": 2},
+        {"id": "made", "sha256": hashlib.sha256(MADE.encode()).hexdigest()},
         {"id": "eu", "sha256": hashlib.sha256(b"eu").hexdigest(), "residency": "eu"},
     ],
 }
+OPEN = {"name": "open", "hosts": ["open.example"], "origins": ["https://app.example"]}
 RATED = {
     "name": "rated",
     "hosts": ["rated.example"],
@@ -98,7 +106,137 @@ def replicas() -> Iterator[list[ReplicaStandIn]]:
 
 # what the gateway itself tells a replica
 _GIVEN = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Request-Id")
-_CLAIMS = ("Forwarded", "X-Real-IP", "X-Forwarded-Prefix", "X-Forwarded-Port", "X-Original-URL")
+_CLAIMS = (
+    *("Forwarded", "X-Real-IP", "X-Forwarded-Prefix", "X-Forwarded-Port", "X-Original-URL"),
+    *("X-Client-IP", "True-Client-IP", "CF-Connecting-IP", "Fastly-Client-IP"),
+    *("X-Cluster-Client-IP", "X-Remote-User", "Remote-User", "X-Forwarded-User", "X-Rewrite-Url"),
+    *("X-Original-Host", "X-SSL-Client-Verify", "X-Client-Cert", "SSL-Client-Cert", "Proxy"),
+    *("X-Forwarded-Client-Cert", "X-Auth-Request-Email", "X-WebAuth-User", "Client-IP"),
+)
+
+# values of Cavvy's own, as programs and browsers send them
+ACCOUNT = "cavvy_" + "aB3-_" * 8 + "xyz"
+_CONSOLE = "cavvy-console-8520=the-session"
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _list_secret_places(secret: str) -> dict[str, tuple[str, list[str]]]:
+    """Name of the place -> target and fields of a request that has the secret there."""
+    encoded = "".join(f"%{ord(each):02x}" for each in secret)
+    coded = "%25" + f"{ord(secret[0]):02X}" + secret[1:]
+    fields = {
+        **{
+            name: f"{name}: {secret}"
+            for name in ("X-Api-Key", "Api-Key", "api_key", "X-Goog-Api-Key", "X-Auth-Token")
+        },
+        "authorization": f"Authorization: Bearer {secret}",
+        "another scheme": f"authorization: Token token={secret}",
+        "no scheme": f"AUTHORIZATION:{secret}",
+        "a password": f"Authorization: {_basic('user', secret)}",
+        "a user": f"Authorization: {_basic(secret, '')}",
+        "another user": f"Authorization: {_basic('u1', secret)}",
+        "a proxy's": f"Proxy-Authorization: Bearer {secret}",
+        "any field": f"X-Some-Thing: a={secret}; b=2",
+        "base64 in any field": f"X-Some-Thing: {_basic('xy', secret)}",
+        "a name": f"{secret}: 1",
+        "a cookie": f"Cookie: a=1; token={secret}; b=2",
+        "an encoded cookie": f"Cookie: token={encoded}",
+        "the page": f"Referer: https://svc.example/x?key={secret}&a=1",
+        "a protocol": f"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{secret}",
+        "a coded protocol": "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io."
+        + base64.urlsafe_b64encode(secret.encode()).decode().rstrip("="),
+        "the address": f"X-Forwarded-For: {secret}",
+        "a user agent": f"User-Agent: program/{secret}",
+        "forwarded names": f"X_Api_Key: {secret}",
+    }
+    targets = {
+        "key": f"/echo?key={secret}",
+        "api_key": f"/echo?a=1&api_key={secret}&b=2",
+        "an encoded parameter": f"/echo?token={encoded}",
+        "a twice encoded one": f"/echo?token={coded}",
+        "an encoded name": f"/echo?{encoded}=1",
+        "base64 in the query": f"/echo?auth={_basic('', secret)[6:].rstrip('=')}",
+        "a semicolon": f"/echo?a=1;key={secret};b",
+        "the path": f"/echo/{secret}/echo",
+    }
+    return {
+        **{f"field {name}": ("/echo", [line]) for name, line in fields.items()},
+        **{f"target {name}": (target, []) for name, target in targets.items()},
+    }
+
+
+_PLACES = tuple(_list_secret_places(MADE))
+# Cookie lines -> what a program gets
+_COOKIES = {
+    f"Cookie: {_CONSOLE}": None,
+    f"cookie:{_CONSOLE}": None,
+    f"Cookie: a=1; {_CONSOLE}; b=2": "a=1; b=2",
+    f"Cookie: a=1;{_CONSOLE};b=2": "a=1;b=2",
+    f'Cookie: __Host-{_CONSOLE}; a="x y"': 'a="x y"',
+    f"Cookie: __Secure-{_CONSOLE}": None,
+    f"Cookie: a=1;\t {_CONSOLE.replace('=', ' = ')}": "a=1",
+    f"Cookie: {_CONSOLE.upper()}; a=%20": "a=%20",
+    'Cookie: cavvy-console-8520="the-session"; a=1': "a=1",
+    'Cookie: "cavvy-console-8520"=the-session; a=1': "a=1",
+    f"Cookie: a=1, {_CONSOLE}": "a=1",
+    "Cookie: cavvy-console-default=the-session": None,
+    f"Cookie: a=1\r\nCookie: {_CONSOLE}\r\nCookie: b=2": "a=1|b=2",
+    "Cookie: a=cavvy-console; cavvy_theme=dark; b=cavvy.example": (
+        "a=cavvy-console; cavvy_theme=dark; b=cavvy.example"
+    ),
+}
+# fields of browsers -> whether a service without keys accepts the request
+_PAGES = [
+    ("POST", {"origin": "http://evil.example"}, False),
+    ("POST", {"origin": "null"}, False),
+    ("GET", {"origin": "http://evil.example"}, False),
+    ("OPTIONS", {"origin": "http://evil.example", "access_control_request_method": "PUT"}, False),
+    ("POST", {"origin": "http://svc.example:3000"}, False),
+    ("POST", {"origin": "http://svc.example.evil.example"}, False),
+    ("POST", {"origin": "http://svc.example", "sec_fetch_site": "cross-site"}, False),
+    ("POST", {"sec_fetch_site": "cross-site"}, False),
+    ("POST", {"sec_fetch_site": "same-site", "origin": "http://svc.example:3000"}, False),
+    ("GET", {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}, False),
+    ("GET", {"sec_fetch_site": "same-site", "sec_fetch_dest": "iframe"}, False),
+    ("POST", {"sec_fetch_site": "Cross-Site", "sec_fetch_mode": "navigate"}, False),
+    (
+        *("GET", {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}),
+        False,
+    ),
+    (
+        "GET",
+        {
+            "sec_fetch_site": "cross-site",
+            "sec_fetch_mode": "navigate",
+            "sec_fetch_dest": "document",
+        },
+        True,
+    ),
+    ("POST", {}, True),
+    ("POST", {"origin": "http://svc.example"}, True),
+    ("POST", {"origin": "https://svc.example:443", "sec_fetch_site": "same-origin"}, True),
+    ("GET", {"sec_fetch_site": "none"}, True),
+]
+
+
+def holds_secret(text: str, secret: str) -> bool:
+    """Whether a program could read the secret in a text."""
+    for _ in range(3):
+        runs = re.findall(r"[A-Za-z0-9+/_=-]{12,}", text)
+        parts = [each[at:] for each in runs for at in range(4)]
+        decoded = "".join(
+            base64.b64decode(part[: len(part) // 4 * 4].replace("-", "+").replace("_", "/")).decode(
+                "latin-1"
+            )
+            for part in parts
+        )
+        if secret[:20] in text or secret[:20] in decoded:
+            return True
+        text = unquote(text)
+    return False
 
 
 class GatewaySuite:
@@ -177,6 +315,159 @@ class GatewaySuite:
         ]
         assert "1.2.3.4" not in found
         assert len(found) == (name in _GIVEN)
+
+    @pytest.mark.parametrize("upgrade", [False, True], ids=["plain", "upgrade"])
+    @pytest.mark.parametrize("place", _PLACES)
+    @pytest.mark.parametrize(
+        "secret", [MADE, ACCOUNT, OWNER_TOKEN], ids=["key", "account", "owner"]
+    )
+    def test_no_program_gets_a_key_or_token_of_cavvy(
+        self, plane: Any, one: ReplicaStandIn, secret: str, place: str, upgrade: bool
+    ) -> None:
+        target, lines = _list_secret_places(secret)[place]
+        lines = [*lines, "X-Custom: stays", "Authorization2: Basic dXNlcjpwYXNzd29yZA=="]
+        if upgrade:
+            lines += [f"{k.replace('_', '-')}: {v}" for k, v in WEB_SOCKET.items()]
+        head = "\r\n".join([f"GET {target} HTTP/1.1", "Host: svc.example", *lines, "", ""])
+        one.seen.clear()
+        with Talk(plane.port) as talk:
+            talk.send(head.encode())
+            talk.read()
+        [seen] = one.seen
+        for text in (seen.path, *(part for line in seen.headers for part in line)):
+            assert not holds_secret(text, secret), text
+        assert seen.get("x-custom") == "stays"
+        assert seen.get("authorization2") == "Basic dXNlcjpwYXNzd29yZA=="
+        if place == "target api_key":
+            assert seen.path == "/echo?a=1&b=2"
+        if place == "field a cookie":
+            assert seen.get("cookie") == "a=1; b=2"
+        if place == "field the page":
+            assert seen.get("referer") == "https://svc.example/x?a=1"
+        if place == "field a protocol":
+            assert seen.get("sec-websocket-protocol") == "realtime"
+
+    @pytest.mark.parametrize("sent", _COOKIES)
+    def test_no_program_gets_the_cookie_of_the_console(
+        self, plane: Any, one: ReplicaStandIn, sent: str
+    ) -> None:
+        with Talk(plane.port) as talk:
+            talk.send(f"GET /echo HTTP/1.1\r\nHost: svc.example\r\n{sent}\r\n\r\n".encode())
+            assert talk.read().status == 200
+        cookies = [value for name, value in one.seen[-1].headers if name.lower() == "cookie"]
+        assert ("|".join(cookies) or None) == _COOKIES[sent]
+
+    def test_values_of_programs_pass_as_they_are(self, plane: Any, one: ReplicaStandIn) -> None:
+        sent = {
+            "authorization": "Bearer sk-" + "a1" * 20,
+            "x_api_key": "mycavvy_key",
+            "cookie": "a=%63avvy; b=cavvy",
+            "x_cavvy": "Y2F2dnk=",
+            "referer": "https://cavvy.example/?a=%41",
+        }
+        assert ask(plane.port, "GET", "/echo?a=%63avvy&&b=;c#".rstrip("#"), **sent).status == 200
+        seen = one.seen[-1]
+        assert seen.path == "/echo?a=%63avvy&&b=;c"
+        assert {name: seen.get(name.replace("_", "-")) for name in sent} == sent
+
+    @pytest.mark.parametrize(
+        ("target", "field"),
+        [
+            ("/echo", f"Api-Key: {MADE}"),
+            ("/echo", f"X-Goog-Api-Key: {MADE}"),
+            ("/echo", f"Authorization: {_basic('user', MADE)}"),
+            ("/echo", f"Sec-WebSocket-Protocol: openai-insecure-api-key.{MADE}"),
+            (f"/echo?key={MADE}", "X-A: b"),
+        ],
+    )
+    def test_a_key_of_cavvy_is_found_where_programs_expect_theirs(
+        self, plane: Any, replicas: list[ReplicaStandIn], target: str, field: str
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("keyed", replicas[:1])
+        with Talk(plane.port) as talk:
+            talk.send(f"GET {target} HTTP/1.1\r\nHost: keyed.example\r\n{field}\r\n\r\n".encode())
+            assert talk.read().status == 200
+        assert MADE not in str(replicas[0].seen)
+
+    def test_a_key_that_a_browser_sends_by_itself_permits_nothing(self, plane: Any) -> None:
+        """A page of another site could use it."""
+        for field in ({"cookie": f"key={MADE}"}, {"referer": f"https://a.example/?key={MADE}"}):
+            assert ask(plane.port, "GET", "/echo", host="keyed.example", **field).status == 401
+
+    @pytest.mark.parametrize(("method", "fields", "passes"), _PAGES)
+    def test_pages_of_other_sites_do_not_reach_a_service_without_keys(
+        self,
+        plane: Any,
+        one: ReplicaStandIn,
+        method: str,
+        fields: dict[str, str],
+        passes: bool,
+    ) -> None:
+        one.seen.clear()
+        reply = ask(plane.port, method, "/echo", **fields)
+        assert (reply.status, len(one.seen)) == ((200, 1) if passes else (403, 0))
+        if not passes:
+            assert reply.json["error"]["code"] == "origin-refused"
+            assert "origins" in reply.json["error"]["message"]
+            assert "access-control-allow-origin" not in reply.headers
+
+    @pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+    def test_a_page_of_another_site_opens_no_web_socket(
+        self, plane: Any, one: ReplicaStandIn, origin: str
+    ) -> None:
+        one.seen.clear()
+        assert ask(plane.port, "GET", "/socket", origin=origin, **WEB_SOCKET).status == 403
+        assert one.seen == []
+
+    @pytest.mark.parametrize(
+        ("host", "passes"),
+        [
+            *(
+                ("127.0.0.1", True),
+                ("localhost:80", True),
+                ("[::1]:1", True),
+                ("a.localhost", True),
+            ),
+            *(("any.example", True), ("ANY.example.:1", True), ("127.0.0.9", True)),
+            *(("evil.example", False), ("10.0.0.1", False), ("0.0.0.0", False)),
+            *(("localhost.evil.example", False), ("127.0.0.1.nip.io", False)),
+        ],
+    )
+    def test_a_local_gateway_answers_only_to_its_own_names(
+        self, plane: Any, replicas: list[ReplicaStandIn], host: str, passes: bool
+    ) -> None:
+        """A web site can let its own name point to this machine."""
+        replicas[0].reset()
+        plane.set_replicas("model", replicas[:1])
+        body = b'{"model": "org/tiny"}'
+        for method, path in (("GET", "/p/model/echo"), ("POST", "/v1/completions")):
+            reply = ask(plane.port, method, path, body if method == "POST" else b"", host=host)
+            assert reply.status == (200 if passes else 421)
+            if not passes:
+                assert reply.json["error"]["code"] == "host-unknown"
+                assert "services.name" in reply.json["error"]["message"]
+        assert len(replicas[0].seen) == (2 if passes else 0)
+
+    def test_pages_of_named_origins_may_call_a_service_without_keys(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("open", replicas[:1])
+        page = {"host": "open.example", "origin": "https://app.example"}
+        other = {**page, "origin": "https://app.example.evil.example"}
+        asked = {"access_control_request_method": "POST"}
+        site = {"sec_fetch_site": "cross-site"}
+        assert ask(plane.port, "OPTIONS", "/echo", **page, **asked).status == 204
+        assert ask(plane.port, "OPTIONS", "/echo", **other, **asked).status == 403
+        assert replicas[0].seen == []
+        reply = ask(plane.port, "POST", "/echo", b"x", **page, **site)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
+        assert ask(plane.port, "POST", "/echo", b"x", **other, **site).status == 403
+        image = {"host": "open.example", "referer": "https://app.example/page", **site}
+        assert ask(plane.port, "GET", "/echo", **image).status == 200
+        image["referer"] = "https://evil.example/https://app.example/"
+        assert ask(plane.port, "GET", "/echo", **image).status == 403
 
     def test_a_replica_learns_which_part_of_the_path_was_removed(
         self, plane: Any, replicas: list[ReplicaStandIn]

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.contract.gateway_process import GatewayProcess, describe_replicas
+from tests.contract.gateway_process import OWNER_TOKEN, GatewayProcess, describe_replicas
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.packages import install_packages
 from tests.system.ports import free_port
@@ -21,6 +21,7 @@ from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import HOLD, is_direct, name_backend
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
+from cavvy.gateway.own_values import describe_owner
 
 
 def need_haproxy() -> Path:
@@ -57,7 +58,7 @@ class HaproxyPlaneProcess(GatewayProcess):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        listener = ServiceListener(port=self.port, **(tls or {}))
+        listener = ServiceListener(port=self.port, owner=describe_owner(OWNER_TOKEN), **(tls or {}))
         self.program = program
         self.plane = HaproxyPlane(self.folder, str(self.folder / "haproxy"), listener, program)
         self._routes = msgspec.convert(config["services"], tuple[ServiceRoute, ...])

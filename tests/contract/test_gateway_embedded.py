@@ -20,6 +20,7 @@ from tests.contract.gateway_suite import (
     KEYED,
     KEYED_MODEL,
     MODEL,
+    OPEN,
     RATED,
     SERVICE,
     SMALL,
@@ -64,6 +65,7 @@ SERVICES = (
     CANARY,
     PRICED,
     BRIEF,
+    OPEN,
 )
 
 
@@ -706,7 +708,11 @@ def test_another_project_does_not_decide_which_pages_may_call_models(
     plane: Embedded, projects: dict[str, Any]
 ) -> None:
     def ask_preflight(root: str) -> int:
-        asked = {"origin": "https://page.example", "access_control_request_method": "POST"}
+        asked = {
+            "host": "any.example",
+            "origin": "https://page.example",
+            "access_control_request_method": "POST",
+        }
         return ask(plane.port, "OPTIONS", f"{root}/v1/completions", **asked).status
 
     plane.set_services(projects["good"], projects["evil"])

@@ -15,6 +15,7 @@ from tests.contract.gateway_suite import (
     KEYED,
     KEYED_MODEL,
     MODEL,
+    OPEN,
     RATED,
     SERVICE,
     SMALL,
@@ -30,7 +31,7 @@ from tests.system.ports import free_port
 @pytest.fixture(scope="module")
 def plane() -> Iterator[HaproxyPlaneProcess]:
     plane = HaproxyPlaneProcess(
-        need_haproxy(), services=(SERVICE, SMALL, KEYED, RATED, MODEL, KEYED_MODEL, CANARY)
+        need_haproxy(), services=(SERVICE, SMALL, KEYED, RATED, MODEL, KEYED_MODEL, CANARY, OPEN)
     )
     yield plane
     plane.remove()

@@ -258,7 +258,6 @@ def test_a_redirect_stays_below_the_path_of_its_service(
         ("a=1; Path=/default/application", "a=1; Path=/default/app/default/application"),
         ("a=1; SameSite=Lax", "a=1; SameSite=Lax"),
         ("a=1; Path=", "a=1; Path="),
-        ("__Host-a=1; Secure; Path=/", "__Host-a=1; Secure; Path=/"),
     ],
 )
 def test_a_cookie_is_only_for_its_service(
@@ -268,12 +267,101 @@ def test_a_cookie_is_only_for_its_service(
     here: Any = [replica]
     head = f"HTTP/1.1 200 OK\r\nset-cookie: {given}\r\nX-Path: Path=/\r\nContent-Length: 0\r\n\r\n"
     replica.answer = lambda connection, number: connection.sendall(head.encode())
-    for name, path, wanted in (("below", "app", passed_on), ("whole", "whole", given)):
-        plane.set_replicas(name, here)
-        for _ in range(2):  # the second head comes from the gateway's cache
-            reply = ask(plane.port, "GET", f"/default/{path}/items", host="any.example")
-            assert (reply.headers["set-cookie"], reply.headers["x-path"]) == (wanted, "Path=/")
+    plane.set_replicas("below", here)
+    for _ in range(2):  # the second head comes from the gateway's cache
+        reply = ask(plane.port, "GET", "/default/app/items", host="any.example")
+        assert (reply.headers["set-cookie"], reply.headers["x-path"]) == (passed_on, "Path=/")
     assert ask(plane.port, "GET", "/items").headers["set-cookie"] == given, "a service with a host"
+
+
+# cookie -> as it is passed on by a service below a path, and by one with a host; None: not at all
+REACHING = {
+    "cavvy-console-8520=x; Path=/": (None, None),
+    "__Host-cavvy-console-8520=x; Path=/; Secure": (None, None),
+    "__Secure-Cavvy-Console-8520=x; Path=/; Secure": (None, None),
+    "__Host-Http-cavvy-console-8520=x; Path=/; Secure": (None, None),
+    "  =cavvy-console-8520=x; Path=/": (None, None),
+    "cavvy-console-8520": (None, None),
+    "\xa0cavvy-console-8520=x": (None, None),
+    '"cavvy-console-8520"=x': (None, None),
+    "__Host-a=1; Secure; Path=/": (None, "__Host-a=1; Secure; Path=/"),
+    "__hOST-a=1; Secure; Path=/": (None, "__hOST-a=1; Secure; Path=/"),
+    "__Secure-a=1; Secure; Path=/": (
+        "__Secure-a=1; Secure; Path=/default/app",
+        "__Secure-a=1; Secure; Path=/",
+    ),
+    "a=1; Domain=example; Secure": ("a=1; Secure", "a=1; Secure"),
+    "a=1;domain = .example": ("a=1", "a=1"),
+    "a=1; Domain; x": ("a=1; x", "a=1; x"),
+    "a=Domain=example": ("a=Domain=example", "a=Domain=example"),
+    "a=cavvy-console-8520": ("a=cavvy-console-8520", "a=cavvy-console-8520"),
+    "a=1; Path=/; PATH=x": ("a=1; Path=/; PATH=x", "a=1; Path=/; PATH=x"),
+}
+
+
+@pytest.mark.parametrize("given", REACHING)
+def test_a_program_sets_no_cookies_of_the_console_or_of_other_services(
+    plane: GatewayProcess, replica: RawReplica, given: str
+) -> None:
+    here: Any = [replica]
+    head = f"HTTP/1.1 200 OK\r\nSet-Cookie: {given}\r\nContent-Length: 0\r\n\r\n"
+    replica.answer = lambda connection, number: connection.sendall(head.encode("latin-1"))
+    below, own = REACHING[given]
+    plane.set_replicas("below", here)
+    for path, host, wanted in (
+        ("/default/app/x", "any.example", below),
+        ("/", "svc.example", own),
+    ):
+        found = ask(plane.port, "GET", path, host=host).headers.get("set-cookie")
+        assert (None if found == ";" else found) == wanted, host  # browsers ignore `;`
+
+
+@pytest.mark.parametrize(("path", "added"), [("", "; Path=/default/app"), ("/x", "")])
+def test_a_cookie_without_a_path_stays_below_its_service(
+    plane: GatewayProcess, replica: RawReplica, path: str, added: str
+) -> None:
+    """A browser uses the folder of the request's path, which is not below `/default/app`."""
+    here: Any = [replica]
+    head = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1\r\nContent-Length: 0\r\n\r\n"
+    replica.answer = lambda connection, number: connection.sendall(head)
+    plane.set_replicas("below", here)
+    plane.set_replicas("whole", here)
+    reply = ask(plane.port, "GET", f"/default/app{path}", host="any.example")
+    assert reply.headers["set-cookie"] == f"a=1{added}"
+    replica.answer = lambda connection, number: connection.sendall(
+        head.replace(b"=1", b"=1;path=/")
+    )
+    reply = ask(plane.port, "GET", f"/default/whole{path}", host="any.example")
+    assert reply.headers["set-cookie"] == "a=1;path=/default/whole"
+
+
+@pytest.mark.parametrize(
+    ("field", "below", "own"),
+    [
+        ("Clear-Site-Data", False, False),
+        ("Service-Worker-Allowed", False, True),
+        ("Strict-Transport-Security", False, True),
+        ("Public-Key-Pins", False, True),
+        ("Alt-Svc", False, True),
+        ("NEL", False, True),
+        ("Report-To", False, True),
+        ("X-Custom", True, True),
+    ],
+)
+def test_a_program_sets_nothing_for_the_whole_origin(
+    plane: GatewayProcess, replica: RawReplica, field: str, below: bool, own: bool
+) -> None:
+    here: Any = [replica]
+    head = f"HTTP/1.1 200 OK\r\n{field}: x\r\nContent-Length: 0\r\n\r\n"
+    replica.answer = lambda connection, number: connection.sendall(head.encode())
+    plane.set_replicas("below", here)
+    for path, host, passes in (
+        ("/default/app/x", "any.example", below),
+        ("/", "svc.example", own),
+    ):
+        for _ in range(2):
+            found = ask(plane.port, "GET", path, host=host).headers
+            assert (field.lower() in found) == passes
 
 
 def test_each_cookie_of_a_response_is_only_for_its_service(

@@ -42,6 +42,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, Scalar
 from cavvy.domain.units import Money, UnitError
 from cavvy.domain.values import Struct, replace
+from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.settings import Settings, SettingsError
@@ -219,6 +220,7 @@ class _ServerParts(Struct, frozen=True):
         gateway.
         """
         listener = read_listener(self.settings, shared=self.shares)
+        listener = replace(listener, owner=describe_owner(self.files.token()))
         folder, path = Path(self.home.path) / "gateway", self.home.gateway_path()
         shared = None if self.share is None else _make_shared(self.share)
         plane = None

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp
 from cavvy.client import ApiClient, ApiError, Unreachable
 from cavvy.console.access import Access, SignInRefused
 from cavvy.console.clients import NOT_RUNNING, ClientPool
-from cavvy.console.headers import LocalNames, OwnPages, SafeHeaders, host_port
+from cavvy.console.headers import LocalNames, OwnPages, SafeHeaders
 from cavvy.console.local_users import is_other_user
 from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
+from cavvy.domain.host_names import host_port
 
 _T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]

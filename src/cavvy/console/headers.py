@@ -2,13 +2,13 @@
 console makes, and adds response headers.
 """
 
-import ipaddress
-import re
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cavvy.domain.host_names import host_name, is_host, is_loopback_name
 
 _HEADERS = {
     # scripts, styles and requests only from this console; no frames around it
@@ -20,7 +20,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?")
 
 
 class SafeHeaders:
@@ -52,7 +51,7 @@ class OwnPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if _HOST.fullmatch(headers.get("host", "")) is None:
+        if not is_host(headers.get("host", "")):
             refusal = "The request names no valid host."
             await PlainTextResponse(refusal, HTTPStatus.BAD_REQUEST)(scope, receive, send)
             return
@@ -75,7 +74,7 @@ class LocalNames:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "")
-        if _is_loopback(host_name(host)):
+        if is_loopback_name(host_name(host)):
             await self._app(scope, receive, send)
             return
         refusal = (
@@ -85,24 +84,3 @@ class LocalNames:
         )
         answer = PlainTextResponse(refusal, HTTPStatus.MISDIRECTED_REQUEST)
         await answer(scope, receive, send)
-
-
-def host_name(host: str) -> str:
-    """Return the name in a Host header, or ""."""
-    found = _HOST.fullmatch(host)
-    return found[1].strip("[]").lower() if found else ""
-
-
-def host_port(host: str) -> str:
-    """Return the port in a Host header, or "" if it contains none."""
-    found = _HOST.fullmatch(host)
-    return (found[2] or "") if found else ""
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

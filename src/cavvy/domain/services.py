@@ -217,11 +217,12 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     one of its `models`.
 
     `concurrency` is the number of requests that a replica can process at the same time. With
-    `keys`, requests need one of the service's keys. A replica that is being stopped has the time
-    `drain` to finish its requests. With `batch`, the gateway joins waiting requests into batches.
-    Replicas run in `regions`, and requests and replicas must not leave the area `residency`; () and
-    None permit every place. `budget` limits the price of all replicas together. With
-    `price_header`, responses state the cost of their requests.
+    `keys`, requests need one of the service's keys. Pages of `origins` may call the service; if it
+    is empty, the service's own pages may call it or, with `keys`, all pages. A replica that is
+    being stopped has the time `drain` to finish its requests. With `batch`, the gateway joins
+    waiting requests into batches. Replicas run in `regions`, and requests and replicas must not
+    leave the area `residency`; () and None permit every place. `budget` limits the price of all
+    replicas together. With `price_header`, responses state the cost of their requests.
     """
 
     port: int = 8000
@@ -236,6 +237,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     drain: timedelta = timedelta(minutes=2)
     timeouts: ServiceTimeouts = ServiceTimeouts()
     keys: bool = False
+    origins: tuple[str, ...] = ()
     rates: tuple[RequestRate, ...] = ()
     limits: RequestLimits = RequestLimits()
     batch: BatchRule | None = None

@@ -61,6 +61,19 @@ def refuse_residency(
     connection.refuse(403, AnswerCode.RESIDENCY, message, head)
 
 
+def refuse_page(
+    connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
+) -> None:
+    """Refuse a request of a page whose origin may not call the service."""
+    service.refuse()
+    origin = head.origin.decode("latin-1") or "another site"
+    message = (
+        f"a page of {origin} may not call this service; to permit it, add its origin to "
+        "`origins` in the service's file"
+    )
+    connection.refuse(403, AnswerCode.OTHER_ORIGIN, message, head)
+
+
 def refuse_closed(
     connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
 ) -> None:

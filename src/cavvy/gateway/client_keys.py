@@ -1,7 +1,9 @@
 """The keys of clients, which are looked up by their hash, with a rate limit for each key.
 
-A client sends its key as `Authorization: Bearer KEY` or `X-API-Key: KEY`. The gateway never logs
-the key, stores it, or passes it on to a replica, even if the request is for a service without keys.
+A client sends its key as `Authorization: Bearer KEY` or `X-API-Key: KEY`. A key that Cavvy made is
+also found where other programs expect theirs, such as in `X-Goog-Api-Key`, the query, or the
+password of `Authorization: Basic`. The gateway never logs the key, stores it, or passes it on to a
+replica, even if the request is for a service without keys.
 """
 
 import math
@@ -14,28 +16,16 @@ from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.rates import TokenBucket
 
 SERVICE_KEY = "cavvysvc_"  # the beginning of every key that Cavvy makes
-
-
-def holds_service_key(value: bytes) -> bool:
-    """Return whether a value, such as that of Authorization, contains a key of a service."""
-    return SERVICE_KEY.encode() in value
-
-
-def carries_service_key(head: RequestHead) -> bool:
-    """Return whether a request contains a key of a service at any place, even at a place where the
-    gateway accepts no keys.
-    """
-    places = (head.authorization, head.api_key, head.target, head.fields)
-    return any(holds_service_key(each) for each in places)
+_MADE = SERVICE_KEY.encode()
 
 
 def read_secret(head: RequestHead) -> bytes:
     """Return the key in a request, or b"" if the request has no key."""
-    if head.api_key:
-        return head.api_key
-    if head.authorization[:7].lower() == b"bearer ":
-        return head.authorization[7:].strip(b" ")
-    return b""
+    secret = head.api_key
+    if not secret and head.authorization[:7].lower() == b"bearer ":
+        secret = head.authorization[7:].strip(b" ")
+    # another credential may be for the program
+    return secret if secret.startswith(_MADE) or not head.found_key else head.found_key
 
 
 class ServiceKeys:

@@ -18,6 +18,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]+$", max_length=255)]
 Place = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 HeaderName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]+$", max_length=100)]
+Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|https?://[a-z0-9.\[\]:_-]+)$", max_length=300)]
 PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 
@@ -136,6 +137,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # whether requests need a key, even if no key exists; always true if keys exist
     keyed: bool = False
     rates: tuple[RateLimit, ...] = ()
+    # origins whose pages may call the service, such as `https://app.example`, or `*`. None are
+    # named: the service's own pages, or pages of any origin if requests need a key
+    origins: tuple[Origin, ...] = ()
     body_max: Count = 1 << 30
     deferred_max: Count = 1000  # maximum number of stored results of `Prefer: respond-async`
     # maximum bytes of the body of such a request, and of its result
@@ -169,6 +173,14 @@ class TlsFiles(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     folder: str = ""  # folder with HOST.pem for single host names
 
 
+class OwnerToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the gateway needs to recognise the owner's token, but not to use it."""
+
+    start: Annotated[str, msgspec.Meta(min_length=8, max_length=8)]  # its first characters
+    length: Count
+    sha256: Digest
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Host = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # 0: any free one
@@ -180,6 +192,13 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # a proxy passes the requests on, and states each client's address and protocol, and the
     # request's ID; all programs that can connect to the gateway can state these values
     behind_proxy: bool = False
+    # the host names in the gateway's URLs, besides those of services and of this machine
+    names: tuple[Host, ...] = ()
+    # whether services without host names are served under all other host names, too; always so if
+    # `host` is not a loopback address. On a loopback address, a web site that lets its name point
+    # to this machine could otherwise use the services through a browser.
+    any_name: bool = False
+    owner: OwnerToken | None = None  # programs do not get this token
     # the gateway exits after this many seconds without a line on its control socket
     alone_s: Seconds | None = None
     tls: TlsFiles | None = None

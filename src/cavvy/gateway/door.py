@@ -7,10 +7,17 @@ from collections.abc import Iterable
 from itertools import count
 from time import monotonic
 
-from cavvy.gateway.admission import admit_client, refuse_closed, refuse_residency, refuse_size
+from cavvy.domain.host_names import host_name, is_loopback_name
+from cavvy.gateway.admission import (
+    admit_client,
+    refuse_closed,
+    refuse_page,
+    refuse_residency,
+    refuse_size,
+)
 from cavvy.gateway.config import (
+    GatewayConfig,
     GatewayConfigError,
-    GatewayLimits,
     ReplicaAddress,
     ServiceRoute,
     check_routes,
@@ -21,13 +28,16 @@ from cavvy.gateway.heads import NO_LENGTH, HeadMemo, RequestHead
 from cavvy.gateway.inbound import InboundConnection, OpenRequest
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.model_route import ModelRoutes, read_model_path
+from cavvy.gateway.other_origins import is_preflight, may_call
 from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.own_values import OwnValues
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.redirects import misses_slash, write_redirect
 from cavvy.gateway.routing import Routes, strip_prefix
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.statistics import ServiceFacts
 
+_KNOWN_HOSTS = 1000
 _EXPIRE_EVERY = 60  # ticks
 _NO_PREFERENCES = Preferences()
 _REQUEST_ID = re.compile(rb"[0-9A-Za-z-]{1,100}")
@@ -35,26 +45,22 @@ _REQUEST_ID = re.compile(rb"[0-9A-Za-z-]{1,100}")
 
 class Door:
     def __init__(
-        self,
-        limits: GatewayLimits,
-        *,
-        secure: bool,
-        behind_proxy: bool,
-        start: str,
-        calls: DeferredCalls,
-        kept: KeptCounts,
+        self, config: GatewayConfig, *, start: str, calls: DeferredCalls, kept: KeptCounts
     ) -> None:
-        self.limits = limits
-        self.memo = HeadMemo(limits)
+        self.limits = config.limits
+        self.memo = HeadMemo(config.limits, OwnValues(config.owner))
         self.stopping = False
         self.services: dict[str, ServiceQueue] = {}
         self.cold: set[str] = set()  # services that need a replica and are not reported yet
         self.cold_told = asyncio.Event()
         self._routes: Routes[ServiceQueue] = Routes(())
-        self._models = ModelRoutes(self._open_model, limits)
+        self._models = ModelRoutes(self._open_model, config.limits)
         self._connections: set[InboundConnection] = set()
-        self._scheme = b"https" if secure else b"http"
-        self._behind_proxy = behind_proxy
+        self._scheme = b"http" if config.tls is None else b"https"
+        self._behind_proxy = config.behind_proxy
+        self._names = tuple(each.lower() for each in (*config.names, config.host))
+        self._any_name = config.any_name or not is_loopback_name(config.host)
+        self._known_hosts: dict[bytes, bool] = {}  # whether requests with this Host are answered
         self._start = start.encode() + b"-"  # prefix of request IDs; differs between processes
         self._numbers = count(1)
         self._calls, self._kept = calls, kept
@@ -81,6 +87,7 @@ class Door:
         gone, self.services = self.services, services
         self._routes = Routes((service.route, service) for service in services.values())
         self._models.set_services(services.values())
+        self._known_hosts.clear()
         for old in gone.values():
             old.close()
         self._kept.keep_only(services)
@@ -174,6 +181,9 @@ class Door:
     ) -> OpenRequest | None:
         """Return the request of a head, or None if the request was refused."""
         service = self._routes.find(head.host, head.target)
+        if (service is not None or read_model_path(head)) and not self._answers(head.host):
+            self._refuse_host(connection, head)
+            return None
         if service is None:
             return self._open_unrouted(connection, head, now)
         route = service.route
@@ -200,6 +210,28 @@ class Door:
     ) -> OpenRequest | None:
         return self._open(connection, service, head, target, target, now)
 
+    def _answers(self, host: bytes) -> bool:
+        """Return whether the gateway answers requests with this Host. A loopback address answers
+        only to names that no web site can have.
+        """
+        known = self._known_hosts.get(host)
+        if known is None:
+            name = host_name(host.decode("latin-1"))
+            known = self._any_name or name in self._names or is_loopback_name(name) or not host
+            known = known or self._routes.has_host(name)
+            if len(self._known_hosts) >= _KNOWN_HOSTS:
+                self._known_hosts.clear()
+            self._known_hosts[host] = known
+        return known
+
+    def _refuse_host(self, connection: InboundConnection, head: RequestHead) -> None:
+        message = (
+            f"{head.host.decode('latin-1')} is not a name of this gateway, which serves this "
+            "machine as 127.0.0.1 or localhost; if a proxy passes this name on, set services.name "
+            "to it"
+        )
+        connection.refuse(421, AnswerCode.OTHER_HOST, message, head)
+
     def _open_unrouted(
         self, connection: InboundConnection, head: RequestHead, now: float
     ) -> OpenRequest | None:
@@ -224,6 +256,8 @@ class Door:
         path after the service's prefix.
         """
         route = service.route
+        if (head.origin or head.fetch_site) and not self._admit_page(connection, service, head):
+            return None
         key_id = self._admit(connection, service, head, below, now)
         if key_id is None:
             return None
@@ -249,6 +283,22 @@ class Door:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         return exchange
 
+    def _admit_page(
+        self, connection: InboundConnection, service: ServiceQueue, head: RequestHead
+    ) -> bool:
+        """Return whether the page of a browser may call the service. Otherwise, or if the request
+        only asks for this permission, the request is answered.
+        """
+        route, keyed = service.route, bool(service.keys)
+        connection.shares = False
+        if not may_call(head, route, keyed, self._names):
+            refuse_page(connection, service, head)
+            return False
+        if route.origins and not keyed and is_preflight(head):
+            connection.permit(head)
+            return False
+        return True
+
     def _admit(
         self,
         connection: InboundConnection,
@@ -261,7 +311,7 @@ class Door:
         request was refused.
         """
         key_id: str | None = ""
-        connection.shares = bool(service.keys and head.origin)
+        connection.shares = bool(head.origin and (service.keys or service.route.origins))
         if service.guarded:
             key_id = admit_client(connection, service, head, below, now)
         if key_id is not None and head.length > service.route.body_max:

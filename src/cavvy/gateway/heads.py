@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 
 from cavvy.gateway.config import GatewayLimits
+from cavvy.gateway.own_values import OwnValues
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _FIELDS = rb"((?:" + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n)*)\r\n"
@@ -32,9 +33,9 @@ UNTIL_CLOSE = -2  # the body of a response ends with its connection
 # would take a third of the parsing time.)
 _DROP, _LENGTH, _CODING, _CONNECTION, _UPGRADE, _HOST, _EXPECT = range(7)
 _AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR, _RESIDENCY = range(7, 13)
-_FORWARDED_PROTO, _REQUEST_ID, _ORIGIN, _COOKIE = range(13, 17)
+_FORWARDED_PROTO, _REQUEST_ID, _ORIGIN, _FETCH_SITE, _WIDE = range(13, 18)
 # fields with other roles are removed
-_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY, _ORIGIN})
+_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY, _ORIGIN, _FETCH_SITE})
 
 _COMMON = {
     b"connection": _CONNECTION,
@@ -46,26 +47,82 @@ _COMMON = {
     b"trailer": _DROP,  # trailers are not passed on
     b"x-request-id": _REQUEST_ID,  # the gateway sets its own value
 }
-# fields by which a client could state another address or URL than its own; programs behind a proxy
-# trust these fields
+# Fields by which a client could state another address, user, certificate or URL than its own:
+# programs behind a proxy trust these fields. `*` stands for any end of the name.
 CLAIMS = (
+    b"ali-cdn-real-ip",
+    b"cdn-*",
+    b"cf-access-*",
+    b"cf-connecting-*",
+    b"cf-pseudo-ipv4",
+    b"client-cert*",
+    b"client-ip",
+    b"cloudfront-viewer-*",
+    b"do-connecting-ip",
+    b"fastly-client-*",
+    b"fastly-ssl",
+    b"fly-client-ip",
     b"forwarded",
     b"front-end-https",
-    b"x-forwarded-by",
-    b"x-forwarded-host",
-    b"x-forwarded-path",
-    b"x-forwarded-port",
-    b"x-forwarded-prefix",
-    b"x-forwarded-protocol",
-    b"x-forwarded-scheme",
-    b"x-forwarded-server",
-    b"x-forwarded-ssl",
-    b"x-forwarded-uri",
-    b"x-original-host",
-    b"x-original-url",
-    b"x-real-ip",
-    b"x-rewrite-url",
+    b"mellon-*",
+    b"oidc-*",
+    b"proxy",  # programs with CGI's variables would use it as their own proxy
+    b"proxy-remote-user",
+    b"remote-*",
+    b"script-name",
+    b"ssl-client-*",
+    b"tailscale-user-*",
+    b"true-client-ip",
+    b"wl-proxy-*",
+    b"x-accel-*",
+    b"x-amzn-mtls-*",
+    b"x-amzn-oidc-*",
+    b"x-anonymous-consumer",
+    b"x-appengine-*",
+    b"x-arr-*",
+    b"x-auth-request-*",
+    b"x-authenticated-*",
+    b"x-authentik-*",
+    b"x-azure-*",
+    b"x-client-cert*",
+    b"x-client-dn",
+    b"x-client-ip",
+    b"x-client-ssl-*",
+    b"x-client-verify",
+    b"x-cluster-client-ip",
+    b"x-coming-from",
+    b"x-consumer-*",
+    b"x-credential-*",
+    b"x-envoy-*",
+    b"x-forward*",
+    b"x-goog-authenticated-user-*",
+    b"x-goog-iap-*",
+    b"x-host",
+    b"x-http-host-override",
+    b"x-ms-client-principal*",
+    b"x-mtls-*",
+    b"x-nf-client-*",
+    b"x-oidc-*",
+    b"x-original-*",
+    b"x-originating-*",
+    b"x-pomerium-*",
+    b"x-proxy-user",
+    b"x-proxyuser*",
+    b"x-real-*",
+    b"x-remote*",
+    b"x-rewrite-*",
+    b"x-scheme",
+    b"x-script-name",
+    b"x-source-ip",
+    b"x-ssl-*",
+    b"x-sucuri-*",
+    b"x-tls-*",
+    b"x-true-*",
     b"x-url-scheme",
+    b"x-user-ip",
+    b"x-vercel-*",
+    b"x-vouch-*",
+    b"x-webauth-*",
 )
 _OF_REQUESTS = {
     **_COMMON,
@@ -77,6 +134,7 @@ _OF_REQUESTS = {
     b"x-forwarded-for": _FORWARDED_FOR,
     b"host": _HOST,
     b"origin": _ORIGIN,
+    b"sec-fetch-site": _FETCH_SITE,
     b"expect": _EXPECT,
     b"authorization": _AUTHORIZATION,
     b"x-api-key": _API_KEY,
@@ -91,6 +149,7 @@ _KEPT = {
     _FORWARDED_PROTO: "forwarded_proto",
     _REQUEST_ID: "request_id",
     _ORIGIN: "origin",
+    _FETCH_SITE: "fetch_site",
 }
 # fields that are not passed on -> the attribute that stores the value
 _NEEDED = {
@@ -98,20 +157,56 @@ _NEEDED = {
     b"x-api-key": "api_key",
     b"x-forwarded-for": "forwarded_for",
 }
-_OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP, b"set-cookie": _COOKIE}
+# fields of responses that hold for the whole origin or host; `redirects.guard` decides on them
+WHOLE_ORIGIN = (
+    b"alt-svc",
+    b"expect-ct",
+    b"nel",
+    b"public-key-pins",
+    b"public-key-pins-report-only",
+    b"report-to",
+    b"sec-session-registration",
+    b"secure-session-registration",
+    b"service-worker-allowed",
+    b"set-login",
+    b"strict-transport-security",
+    b"use-as-dictionary",
+)
+_OF_RESPONSES = {
+    **_COMMON,
+    **dict.fromkeys(WHOLE_ORIGIN, _WIDE),
+    b"set-cookie": _WIDE,
+    b"set-cookie2": _DROP,
+    b"clear-site-data": _DROP,  # browsers clear the cookies of the whole domain
+    b"proxy-authenticate": _DROP,
+    # commands to a proxy in front of the gateway, which would send its own files
+    b"x-accel-redirect": _DROP,
+    b"x-lighttpd-send-file": _DROP,
+    b"x-reproxy-url": _DROP,
+    b"x-sendfile": _DROP,
+}
+
+
+_ANY_END = "[^:\\r]*+"
 
 
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Compile a search for the fields with these names. The search ignores case and treats `_` and
-    `-` as equal, because some servers do so. The regular expression has one alternative for each
-    first letter of the names, so it finds the fields faster than a comparison of each field with
-    each name.
+    """Compile a search for the fields with these names, or with any end in place of `*`. The search
+    ignores case and treats `_` and `-` as equal, because some servers do so. The regular expression
+    has one alternative for each first letter of the names, so it finds the fields faster than a
+    comparison of each field with each name.
     """
 
     def write(name: bytes) -> bytes:
         letters = name.decode()
         return "".join(
-            "[-_]" if each == "-" else f"[{each}{each.upper()}]" if each.isalpha() else each
+            _ANY_END
+            if each == "*"
+            else "[-_]"
+            if each == "-"
+            else f"[{each}{each.upper()}]"
+            if each.isalpha()
+            else each
             for each in letters
         ).encode()
 
@@ -156,6 +251,9 @@ class RequestHead:
     forwarded_proto = b""
     request_id = b""
     origin = b""  # of the page whose program sends the request
+    fetch_site = b""  # what the browser says about this page
+    carries_key = False  # whether the client sent a key of a service anywhere in the head
+    found_key = b""  # the first such key, except those that a browser sends by itself
     places: frozenset[str] = frozenset()  # the request must stay in all of them
 
     def __init__(self, method: bytes, target: bytes, version: int, fields: bytes) -> None:
@@ -193,14 +291,14 @@ class ResponseHead:
     client, each with its CRLF. Responses whose heads have the same bytes share one object.
     """
 
-    __slots__ = ("close", "cookies", "fields", "length", "status", "upgrade")
+    __slots__ = ("close", "fields", "length", "status", "upgrade", "wide")
 
     def __init__(self, status: int, close: bool) -> None:
         self.status = status
         self.fields = b""
         self.length = UNTIL_CLOSE
         self.close = close
-        self.cookies = False  # whether it sets any
+        self.wide = False  # whether it sets cookies, or has a field for the whole origin
         self.upgrade = b""
 
 
@@ -209,8 +307,9 @@ class HeadMemo:
     time that parsing takes. Heads with credentials are not cached.
     """
 
-    def __init__(self, limits: GatewayLimits) -> None:
+    def __init__(self, limits: GatewayLimits, own: OwnValues | None = None) -> None:
         self.limits = limits
+        self.own = own or OwnValues()
         self._requests: dict[bytes, RequestHead] = {}
         self._responses: dict[bytes, ResponseHead] = {}
 
@@ -218,8 +317,16 @@ class HeadMemo:
         """Raises HeadError."""
         head = self._requests.get(data)
         if head is None:
-            head = parse_request(data, self.limits)
-            if len(data) <= _MEMO_BYTES and not (head.authorization or head.api_key):
+            kept, keys, carries = self.own.remove(data)
+            head = parse_request(kept, self.limits)
+            if carries:
+                head.carries_key = True
+                head.found_key = keys[0] if keys else b""
+            elif (
+                kept is data
+                and len(data) <= _MEMO_BYTES
+                and not (head.authorization or head.api_key)
+            ):
                 if len(self._requests) >= _MEMO_HEADS:
                     self._requests.clear()
                 self._requests[data] = head
@@ -251,7 +358,7 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
     parts = []
     for found in _SEARCH_REQUEST.finditer(head, start - 1):
         name, value = found.groups()
-        role = _OF_REQUESTS[name.lower()] if b"_" not in name else _DROP
+        role = _OF_REQUESTS.get(name.lower(), _DROP)  # others are claims or have a `_`
         value = value.strip(b" \t")
         if role == _HOST:
             host = _read_host(host, value)
@@ -399,13 +506,13 @@ def parse_response(head: bytes, method: bytes) -> ResponseHead:
     parts = []
     for found in _SEARCH_RESPONSE.finditer(head):
         name, value = found.groups()
-        role = _OF_RESPONSES[name.lower()] if b"_" not in name else _DROP
+        role = _OF_RESPONSES.get(name.lower(), _DROP)
         value = value.strip(b" \t")
         if role == _LENGTH:
             length = _read_length(length, value)
             continue
-        if role == _COOKIE:
-            response.cookies = True
+        if role == _WIDE:
+            response.wide = True
             continue
         if role == _CONNECTION:
             response.close = response.close or b"close" in value.lower()

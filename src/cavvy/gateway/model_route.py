@@ -19,7 +19,6 @@ from urllib.parse import unquote
 import msgspec
 
 from cavvy.domain.values import Struct
-from cavvy.gateway.client_keys import carries_service_key
 from cavvy.gateway.config import USUAL_PROJECT, GatewayLimits
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.other_origins import is_preflight
@@ -177,7 +176,7 @@ class ModelRoutes:
         )
         if known:
             return _Reach(frozenset(each.route.project for each in known), known)
-        if carries_service_key(head):
+        if head.carries_key:
             return None
         return _Reach(frozenset({asked or USUAL_PROJECT}))
 

@@ -26,6 +26,7 @@ _PHRASES = {
     408: "Request Timeout",
     413: "Content Too Large",
     417: "Expectation Failed",
+    421: "Misdirected Request",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
@@ -46,6 +47,8 @@ class AnswerCode(StrEnum):
     NO_KEY = "key-unknown"
     BUDGET = "budget-spent"
     RESIDENCY = "residency-unmet"
+    OTHER_HOST = "host-unknown"
+    OTHER_ORIGIN = "origin-refused"
     TOO_MANY = "rate-exceeded"
     QUEUE_FULL = "queue-full"
     TOO_LATE = "no-replica-in-time"

@@ -84,14 +84,7 @@ async def serve(config: GatewayConfig) -> None:
 
 
 def _make_door(config: GatewayConfig, calls: DeferredCalls, kept: KeptCounts) -> Door:
-    door = Door(
-        config.limits,
-        secure=config.tls is not None,
-        behind_proxy=config.behind_proxy,
-        start=secrets.token_hex(4),
-        calls=calls,
-        kept=kept,
-    )
+    door = Door(config, start=secrets.token_hex(4), calls=calls, kept=kept)
     door.set_services(config.services)
     return door
 

@@ -23,6 +23,10 @@ class Routes(Generic[T]):
         self._table = table
         self._any = table.get(b"", [])
 
+    def has_host(self, name: str) -> bool:
+        """Return whether a service has this host name."""
+        return bool(name) and name.encode() in self._table
+
     def find(self, host: bytes, target: bytes) -> T | None:
         """Return the service of a request with this Host field and target."""
         rows = self._table.get(host)

@@ -17,7 +17,7 @@ from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, 
 from cavvy.gateway.batches import JoinedBatch, ServiceBatches
 from cavvy.gateway.bound_arrivals import BoundArrivals
 from cavvy.gateway.canary import CanarySplit
-from cavvy.gateway.client_keys import ServiceKeys, holds_service_key
+from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange
@@ -132,14 +132,15 @@ class ServiceQueue:
     def list_credentials(self, head: RequestHead) -> bytes:
         """Return the header fields that contain the client's credentials and are passed on to the
         replica. The fields are not passed on if the service has keys, because the fields could
-        contain these keys. A key of another service is never passed on. If the gateway chose this
-        service by the request's model, the client may have sent the key of a different service.
+        contain these keys. A key of another service and Cavvy's own tokens are never passed on: the
+        client may have sent them to the wrong service, or the gateway may have chosen this service
+        by the request's model.
         """
-        fields = b""
+        fields, own = b"", self.memo.own
         if not self.keys:
-            if head.authorization and not holds_service_key(head.authorization):
+            if head.authorization and not own.holds(head.authorization):
                 fields = b"Authorization: %b\r\n" % head.authorization
-            if head.api_key and not holds_service_key(head.api_key):
+            if head.api_key and not own.holds(head.api_key):
                 fields += b"X-API-Key: %b\r\n" % head.api_key
         return fields
 

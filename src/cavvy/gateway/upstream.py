@@ -9,7 +9,7 @@ from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError, ResponseHead, may_begin_response
-from cavvy.gateway.redirects import WITH_LOCATION, keep_below
+from cavvy.gateway.redirects import WITH_LOCATION, guard
 from cavvy.gateway.statistics import ReplicaFacts
 
 if TYPE_CHECKING:
@@ -153,14 +153,16 @@ class UpstreamConnection(asyncio.Protocol):
             head = self.pool.service.memo.parse_response(data[:end], exchange.head.method)
             if head.status >= 200 or head.status == 101:
                 break
+            if head.wide:
+                head = guard(head, self.pool.service.route, exchange.head)
             exchange.sink.send_interim(head)
             data = data[end:]
         self._begin_response(exchange, head, data[end:])
 
     def _begin_response(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
         route = self.pool.service.route
-        if head.cookies or head.status in WITH_LOCATION:
-            head = keep_below(head, route, exchange.head.host)
+        if head.wide or head.status in WITH_LOCATION:
+            head = guard(head, route, exchange.head)
         if head.status == 101:
             if not exchange.head.upgrade:
                 raise HeadError(502, "the replica changed the protocol without a request to do so")

@@ -353,6 +353,7 @@ class Service(TypedDict):
     models: NotRequired[str | Sequence[str]]
     hosts: NotRequired[str | Sequence[str]]
     keys: NotRequired[Switch]
+    origins: NotRequired[str | Sequence[str]]
     rate: NotRequired[Number | ServiceRate | Sequence[ServiceRate]]
     limits: NotRequired[ServiceLimits]
     batch: NotRequired[Whole | ServiceBatch]

@@ -155,6 +155,9 @@ class GatewayChild:
             "control": self._control,
             "state": str(self._folder / "calls"),
             "counts": str(self.counts),
+            "names": [listener.name] if listener.name else [],
+            "any_name": listener.public,
+            "owner": msgspec.to_builtins(listener.owner),
             "services": [msgspec.to_builtins(each) for each in self._routes],
         }
         if listener.haproxy is not None:

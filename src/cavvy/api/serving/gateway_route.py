@@ -75,6 +75,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         full_places=tuple(each.places for each in service.unplaced),
         keyed=spec.keys,
         keys=keys if spec.keys else (),
+        origins=spec.origins,
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         batch=None if spec.batch is None else _make_batch(spec.batch),

@@ -31,6 +31,7 @@ from cavvy.gateway.haproxy.configuration import (
 )
 from cavvy.gateway.haproxy.program import list_arguments, may_use_http2
 from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
+from cavvy.gateway.own_values import OwnValues
 
 _LOCAL = "127.0.0.1"
 _START_S = 10.0
@@ -214,6 +215,7 @@ class HaproxyPlane:
             gateway_port=gateway_port,
             certificate=self._write_certificate(),
             http2=self._http2,
+            signs=OwnValues(self._listener.owner).signs,
             certificates=Path(self._listener.folder) if self._listener.folder else None,
         )
 

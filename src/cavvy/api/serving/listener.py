@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cavvy.api.state_dir import StateDirError
 from cavvy.domain.values import Struct, replace
+from cavvy.gateway.config import OwnerToken
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.settings import Settings
 
@@ -29,6 +30,9 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     name: str = ""  # the host name in URLs; "" means the address on which the gateway listens
     domains: tuple[str, ...] = ()
     shared: bool = False  # other servers have gateways for the same services
+    # whether other machines can reach the gateway; only then it answers to every host name
+    public: bool = False
+    owner: OwnerToken | None = None  # how to recognise the owner's token
     # the program in front of the gateway, or None if there is no such program
     haproxy: Path | None = None
 
@@ -83,6 +87,7 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         name=settings.text("services.name"),
         domains=tuple(each.lower().strip(".") for each in domains),
         shared=shared,
+        public=host not in _LOOPBACK,
         haproxy=haproxy,
     )
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cavvy.domain.values import Struct, replace
-from cavvy.gateway.client_keys import SERVICE_KEY
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.heads import CLAIMS
 from cavvy.gateway.own_answers import AnswerCode, write_body
+from cavvy.gateway.own_values import ENCODED, OWN_COOKIE, OwnValues
 
 HOLD = "hold"
 _TUNNEL_S = 3600.0
@@ -28,15 +28,14 @@ _DROPPED = (
     "keep-alive",
     "proxy-connection",
     "te",
-    *(each.decode() for each in CLAIMS),
-    "x-forwarded-for",
-    "x-forwarded-proto",
+    *(each.decode().replace("*", "[^,]*") for each in CLAIMS),
     "x-request-id",
 )
-# fields that can contain a key of a service, also with `_` in place of `-`
-_KEY_FIELDS = ("authorization", "x-api-key", "x_api_key")
 # fields of requests that only the gateway can handle; HAProxy cannot limit a body without a length
-_HELD = ("prefer", "cavvy-residency", "transfer-encoding")
+_HELD = ("prefer", "cavvy-residency", "transfer-encoding", "origin")
+_OTHER_SITE = (
+    "{ req.hdr(sec-fetch-site) -m found } !{ req.hdr(sec-fetch-site) -m str none same-origin }"
+)
 _GRPC = "{ req.hdr(content-type) -m reg ^application/grpc($|[+;]) }"
 _GRPC_SENT = "{ res.hdr(grpc-status) 12 } !{ res.hdr(content-type) -m found }"
 _NO_GRPC = "services of Cavvy get requests of HTTP/1.1, so gRPC is not supported"
@@ -62,6 +61,8 @@ class HaproxyListener(Struct, frozen=True, kw_only=True):
     gateway_port: int
     certificate: Path | None = None  # certificate and key in one PEM file: TLS
     http2: bool = True  # with TLS
+    # parts of Cavvy's own values; the gateway handles requests that contain one
+    signs: tuple[bytes, ...] = OwnValues().signs
     certificates: Path | None = None  # a folder with the certificates of single host names
 
 
@@ -155,6 +156,7 @@ def _write_frontend(
         "    unique-id-header X-Request-Id",
         f"    http-request disable-l7-retry unless {{ method {_IDEMPOTENT} }} or "
         "{ req.hdr(idempotency-key) -m found }",
+        *_write_own_rules(listener),
         *_write_rare_rules(limits),
         "    http-after-response set-header X-Request-Id %ID",
         "    http-after-response allow unless { status 503 }",
@@ -172,12 +174,24 @@ def _write_frontend(
     return "\n".join([*lines, f"    default_backend {HOLD}", ""])
 
 
+def _write_own_rules(listener: HaproxyListener) -> list[str]:
+    """Return the rules that pass requests to the gateway if they may contain values of Cavvy's
+    own, such as a key of a service or the console's cookie: the gateway removes them.
+    """
+    words = b" ".join(listener.signs).decode()
+    return [
+        f"    http-request set-var(txn.held) bool(true) if {{ {where} {how} }}"
+        for where in ("req.hdrs", "url")
+        for how in (f"-m sub -- {words}", "-i -m sub cavvy", f"-m reg {ENCODED}")
+    ]
+
+
 def _write_rare_rules(limits: GatewayLimits) -> list[str]:
     """Return the rules for fields that few requests have. A single search of all names detects
     whether a request has a rare field. A separate rule for each field would take more time.
     """
     dropped = "|".join(_DROPPED).replace("-", "[-_]")
-    rare = "|".join((dropped, "expect", *_HELD))
+    rare = "|".join((dropped, "expect", "sec-fetch-site", *_HELD))
     held = " or ".join(f"{{ req.hdr({name}) -m found }}" for name in _HELD)
     return [
         # HTTP/2 bodies need no Content-Length, and have no Transfer-Encoding
@@ -192,6 +206,7 @@ def _write_rare_rules(limits: GatewayLimits) -> list[str]:
         "if { req.hdr(expect) -i 100-continue }",
         "    http-request del-header Expect",
         f"    http-request set-var(txn.held) bool(true) if {held}",
+        f"    http-request set-var(txn.held) bool(true) if {_OTHER_SITE}",
     ]
 
 
@@ -226,13 +241,18 @@ def _write_scheme(listener: HaproxyListener) -> str:
     return f"http-request add-header X-Forwarded-Proto {scheme}"
 
 
-def _write_key_rules() -> list[str]:
-    """Return the rules that remove a service's key, which a client has sent to the wrong service.
-    The rules are in the backends of services without keys, because the gateway needs the keys.
+def _write_response_rules() -> list[str]:
+    """Return the rules for fields of responses that would concern other services or the console, as
+    `redirects.guard` treats them. A cookie that the program may not set becomes
+    an empty one, which browsers ignore.
     """
+    own, domain = OWN_COOKIE.decode(), r"(?i:;[\t ]*domain[\t ]*(?:=[^;]*)?(?=;|$))"
     return [
-        f"http-request del-header {name} if {{ req.fhdr({name}) -m sub {SERVICE_KEY} }}"
-        for name in _KEY_FIELDS
+        "http-response del-header Clear-Site-Data",
+        "http-response del-header Set-Cookie2",
+        f"http-response replace-header Set-Cookie '^{own}.*' ';'",
+        f"http-response replace-header Set-Cookie '^(.*?){domain}(.*)$' '\\1\\2'",
+        f"http-response replace-header Set-Cookie '^.*{domain}.*$' ';'",
     ]
 
 
@@ -244,7 +264,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
             f"balance hdr({service.affinity.header})\n    hash-type consistent\n"
             f"    hash-balance-factor {factor}"
         )
-    keys = "\n    ".join(_write_key_rules())
+    responses = "\n    ".join(_write_response_rules())
     waiting = service.queue_max
     # the gateway refuses bodies that are too large, and reads them so that clients get the response
     full = f"{waiting} requests are already waiting for a replica"
@@ -254,7 +274,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
 backend {name_backend(service.name)}
     {_write_limit(429, AnswerCode.QUEUE_FULL, full, f"queue ge {waiting}")}
     {_write_scheme(listener)}
-    {keys}
+    {responses}
     {balance}
     use-server {HOLD} if {{ req.hdr_val(content-length) gt {service.body_max} }}
     http-reuse safe

@@ -404,6 +404,19 @@ def _read_name(text: str) -> str:
     return text
 
 
+def _read_origin(text: str) -> str:
+    port = ":([1-9][0-9]{0,4})"
+    host = r"(\[[0-9a-f:.]+\]|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)"
+    plain = text.lower()
+    if plain == "*" or re.fullmatch(rf"https?://{host}({port})?", plain):
+        for scheme, usual in (("http://", ":80"), ("https://", ":443")):
+            if plain.startswith(scheme):
+                plain = plain.removesuffix(usual)  # as browsers write it
+        return plain
+    suggestion = "write https://app.example.com, without a path, or '*' for every origin"
+    raise WrongValue(f"{shown(text)} is not the origin of a page", suggestion=suggestion)
+
+
 def _read_area(text: str) -> str:
     if text not in AREAS:
         raise WrongValue(f"{shown(text)} is not an area", expected=", ".join(sorted(AREAS)))
@@ -502,6 +515,9 @@ SERVICE = section(
     models=ListKind(text_kind("the name of a model", _read_model), single=True),
     hosts=ListKind(text_kind("a host name such as chat.example.com", _read_name), single=True),
     keys=FLAG,
+    origins=ListKind(
+        text_kind("an origin such as https://app.example.com", _read_origin), single=True
+    ),
     rate=FieldSpec(ListKind(_RATE, single=True), to=("rates",)),
     limits=_LIMITS,
     batch=_BATCH,

@@ -1,0 +1,208 @@
+"""Finds the values in the heads of requests that are Cavvy's own, and removes them before a program
+gets the request: the cookies of the console, tokens of accounts, the owner's token, and keys of
+services.
+
+A browser sends the console's cookie to every port of a host, and people send a token or a key to
+the wrong URL, or where their program expects a key. A program that got one of these values could
+act as its owner. Values are found as they are, percent-encoded, and in base64. The other bytes of a
+head stay as they are.
+"""
+
+import re
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from urllib.parse import unquote_to_bytes
+
+from cavvy.gateway.config import OwnerToken
+
+_VALUE = re.compile(rb"cavvysvc_[A-Za-z0-9_-]*|cavvy_[A-Za-z0-9_-]{16,}")
+_SERVICE_KEY = re.compile(rb"cavvysvc_[A-Za-z0-9_-]*")
+# Names of the console's cookies. Servers and browsers differ in the characters that they strip
+# from a name, so all of these are ignored.
+OWN_COOKIE = rb"(?i:[^0-9a-z\r]*(?:(?:host|secure|http)-)*cavvy-)"
+_OWN_COOKIE = re.compile(OWN_COOKIE)
+# characters that no program needs to encode (RFC 3986, 2.3), and an encoded `%`
+ENCODED = r"%(?:25|2[dD]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])"
+_ENCODED = re.compile(ENCODED.encode())
+_START = 8  # characters of the owner's token that the gateway knows; 35 more stay secret
+_MOST_DECODED = 3  # times that a value may be encoded
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{8,}")
+_OF_CREDENTIALS = re.compile(rb"auth|key|token|secret|passw|credential")
+_SEPARATOR = re.compile(rb"([&;])")
+# fields that decide how the message is read, or that are not passed on as they are
+_LEFT = frozenset({b"content-length", b"transfer-encoding", b"connection", b"host", b"expect"})
+# the fields for keys, which `ServiceQueue.list_credentials` passes on or not
+_KEY_FIELDS = frozenset({b"authorization", b"x-api-key"})
+# browsers send these by themselves, so a key in them does not show that the page may use it
+_BY_ITSELF = frozenset({b"cookie", b"referer"})
+
+
+class OwnValues:
+    """`owner` describes the owner's token, which has no fixed beginning."""
+
+    def __init__(self, owner: OwnerToken | None = None) -> None:
+        self._owner = owner
+        self.signs = tuple(
+            each.encode()
+            for word in ("cavvy", *([owner.start] if owner else []))
+            for each in _write_signs(word)
+        )
+
+    def remove(self, head: bytes) -> tuple[bytes, Sequence[bytes], bool]:
+        """Return a request's head without Cavvy's own values, the keys of services in it except
+        those that a browser sends by itself, and whether it contains any key of a service. Only
+        `Authorization` and `X-API-Key` keep their values. If nothing was removed, the head is the
+        same object.
+        """
+        if not self.may_hold(head):
+            return head, (), False
+        start, *lines = head.split(b"\r\n")
+        keys: list[bytes] = []
+        parts = start.split(b" ")
+        if len(parts) == 3:
+            parts[1] = self._clean_url(parts[1], keys)
+        cleaned = [b" ".join(parts)]
+        for line in lines:
+            kept = self._clean_line(line, keys)
+            if kept is not None:
+                cleaned.append(kept)
+        data = b"\r\n".join(cleaned)
+        carries = bool(keys) or any(_SERVICE_KEY.search(each) for each in _read(head))
+        return (head if data == head else data), keys, carries
+
+    def may_hold(self, data: bytes) -> bool:
+        """Return False if `data` certainly contains none of the values."""
+        if b"cavvy" in data.lower():
+            return True
+        if b"%" in data and _ENCODED.search(data):
+            return True
+        return any(sign in data for sign in self.signs)
+
+    def holds(self, value: bytes) -> bool:
+        """Return whether a value contains one of Cavvy's own, in any form."""
+        return self.may_hold(value) and any(self._find(each) for each in _read(value))
+
+    def _find(self, text: bytes) -> bytes:
+        """Return the first own value in a text, or b""."""
+        if found := _VALUE.search(text):
+            return found[0]
+        if (owner := self._owner) is not None:
+            start = owner.start.encode()
+            at = text.find(start)
+            while at >= 0:
+                token = text[at : at + owner.length]
+                if sha256(token).hexdigest() == owner.sha256:
+                    return token
+                at = text.find(start, at + 1)
+        return b""
+
+    def _clean_line(self, line: bytes, keys: list[bytes]) -> bytes | None:
+        """Return the line of a field, or None if the field must be removed."""
+        name, colon, value = line.partition(b":")
+        lower = name.lower()
+        if lower in _LEFT or not self.may_hold(line):
+            return line
+        if lower == b"cookie":
+            value = self._clean_cookies(value)
+            return name + colon + value if value.strip(b" \t;,") else None
+        if self.holds(name):
+            return None
+        if not self.holds(value):
+            return line
+        if lower not in _BY_ITSELF:
+            _add_keys(value, keys)
+        if lower in _KEY_FIELDS:
+            return line
+        if lower == b"sec-websocket-protocol":
+            value = b",".join(each for each in value.split(b",") if not self.holds(each))
+        elif _OF_CREDENTIALS.search(lower):
+            return None
+        elif b"://" in value:
+            value = self._clean_url(value, [])
+        return self._cut(name + colon, value)
+
+    def _cut(self, start: bytes, value: bytes) -> bytes | None:
+        while found := self._find(value):
+            value = value.replace(found, b"")
+        if self.holds(value) or not value.strip(b" \t,;\"'"):
+            return None
+        return start + value
+
+    def _clean_url(self, url: bytes, keys: list[bytes]) -> bytes:
+        """Return a URL or its path and query without the parts that contain an own value."""
+        if not self.holds(url):
+            return url
+        _add_keys(url, keys)
+        path, mark, query = url.partition(b"?")
+        if self.holds(path):
+            path = b"/".join(b"" if self.holds(each) else each for each in path.split(b"/"))
+        kept = b""
+        pieces = [b"", *_SEPARATOR.split(query)]  # each with the separator before it
+        for separator, piece in zip(pieces[::2], pieces[1::2], strict=True):
+            if not self.holds(piece):
+                kept += (separator if kept else b"") + piece
+        return path + mark + kept if kept or not query else path
+
+    def _clean_cookies(self, value: bytes) -> bytes:
+        kept = []
+        for pair in value.split(b";"):
+            parts = [each for each in pair.split(b",") if not self._is_own_cookie(each)]
+            if parts and pair.startswith(parts[0]) and not self.holds(b",".join(parts)):
+                kept.append(b",".join(parts))
+        return b";".join(kept)
+
+    def _is_own_cookie(self, pair: bytes) -> bool:
+        return any(_OWN_COOKIE.match(each) for each in (pair, unquote_to_bytes(pair)))
+
+
+def describe_owner(token: str) -> OwnerToken | None:
+    """Return what the gateway must know to recognise the token, or None without a token."""
+    if len(token) <= _START:
+        return None
+    digest = sha256(token.encode()).hexdigest()
+    return OwnerToken(start=token[:_START], length=len(token), sha256=digest)
+
+
+def _add_keys(value: bytes, keys: list[bytes]) -> None:
+    for text in _read(value):
+        if found := _SERVICE_KEY.search(text):
+            keys.append(found[0])
+            return
+
+
+def _read(value: bytes) -> Iterator[bytes]:
+    """Yield the texts as which a program could read a value."""
+    for _ in range(_MOST_DECODED + 1):
+        yield value
+        for run in _BASE64.finditer(value):
+            yield from _decode(run[0])
+        decoded = unquote_to_bytes(value)
+        if decoded == value:
+            return
+        value = decoded
+
+
+def _decode(run: bytes) -> Iterator[bytes]:
+    """Yield what a run of characters means in base64, which may begin at any of its first four
+    characters: a `/` belongs to base64, but also separates it.
+    """
+    plain = run.replace(b"-", b"+").replace(b"_", b"/")
+    for start in range(4):
+        part = plain[start:]
+        part = part[:-1] if len(part) % 4 == 1 else part
+        yield b64decode(part + b"=" * (-len(part) % 4))
+
+
+def _write_signs(word: str) -> Iterator[str]:
+    """Yield the word, and what it becomes in base64 after any number of other bytes: the characters
+    that do not depend on these bytes.
+    """
+    yield word
+    for before in range(3):
+        text = urlsafe_b64encode(b"\0" * before + word.encode() + b"\0\0").decode()
+        sign = text[(before * 8 + 5) // 6 : (before + len(word)) * 8 // 6]
+        yield sign
+        plain = sign.replace("-", "+").replace("_", "/")
+        if plain != sign:
+            yield plain
