@@ -1,4 +1,5 @@
-"""A hook of MkDocs that makes files outside `docs/` part of the site if a page links to them.
+"""A hook of MkDocs that makes files outside `docs/` part of the site if a page links to them, and
+ranks tutorials and guides before decision records in the search.
 
 In a checkout, a link such as `../ARCHITECTURE.md` leads to the file itself. On the site, the link
 leads to a copy below `project/`. A Markdown file becomes a page; other files are copied unchanged.
@@ -15,6 +16,7 @@ from mkdocs.structure.pages import Page
 _ROOT = Path(__file__).resolve().parents[2]
 _DOCS = _ROOT / "docs"
 _COPIES = "project/"
+_BOOSTS = {"tutorials/": 4, "guides/": 3, "concepts/": 1.5, "adr/": 0.1, _COPIES: 0.1}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 
 
@@ -36,7 +38,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    here = posixpath.dirname(page.file.src_uri) or "."
+    uri = page.file.src_uri
+    boost = next((value for start, value in _BOOSTS.items() if uri.startswith(start)), 1)
+    page.meta.setdefault("search", {})["boost"] = boost
+    here = posixpath.dirname(uri) or "."
     source = _source(page.file.src_uri)
 
     def on_site(match: re.Match[str]) -> str:
