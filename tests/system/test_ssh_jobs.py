@@ -257,8 +257,17 @@ def test_jobs_wait_for_hosts_that_are_down(user: User, lab: Lab) -> None:
         wait_until(lambda: not says(user))
         time.sleep(6)  # what was offered a few seconds ago is not asked for anew
         name = user.submit("{name: patient, run: 'echo here'}")
-        wait_until(lambda: "waits" in user.job(name).reason)
-        assert user.job(name).phase == "queued", user.scenario(name)
+        wait_until(lambda: "cannot be used" in user.job(name).reason)
+        job = user.job(name)
+        assert job.phase == "queued", user.scenario(name)
+        assert "ssh/h1" in job.reason
+        assert "`cavvy check ssh`" in job.reason
+        assert any(text == job.reason for _, text in user.scenario(name))
+        assert job.reason in (user.home / "server.log").read_text()
+        every = user.cli("offers", "--provider", "ssh", code=None)
+        assert every.count(" fails\n") == every.count("\nssh ") > 0
+        assert " fails" not in user.cli("offers", "--ready", code=None)
+        assert " fails " in user.cli("run", "--dry-run", "--", "true", code=None)
     finally:
         for host in lab.hosts:
             host.start()

@@ -282,6 +282,20 @@ def test_a_decision_is_an_event_when_it_changes_and_not_when_its_words_do() -> N
     assert len(explain_waits([wait(JOB, "x", plan)], NOW)[1]) == 1
 
 
+def test_a_host_that_cannot_be_used_is_an_event_and_is_told_behind_many_jobs() -> None:
+    def unusable(job: JobRecord, reason: str) -> QueueWait:
+        wait = JobWait(job=job, reason=reason, behind=(), unusable=True)
+        return QueueWait(wait=wait)
+
+    stays = [wait(JOB, "full")] * 9 + [unusable(JOB, "no answer for 3 s")]
+    jobs, events = explain_waits(stays, NOW)
+    assert jobs[-1].reason == "no answer for 3 s"
+    found = [(event.kind, event.fact, event.text) for event in events]
+    assert found == [("waits", "unusable", "no answer for 3 s")]
+    _, again = explain_waits([unusable(jobs[-1], "no answer for 4 s")], NOW)
+    assert again == []
+
+
 @pytest.mark.parametrize(
     ("behind", "last", "looks"),
     [

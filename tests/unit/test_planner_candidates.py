@@ -136,7 +136,10 @@ def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
         OfferedMarket(offers=[FREE], hosts=[HOST], problems=[SilentPlace("cloud", "no answer")]),
     )
     assert not found.hopeless
-    assert found.reason.endswith("; without a complete answer: cloud: no answer")
+    assert found.reason.endswith(
+        "; without a complete answer: cloud: no answer; `cavvy check cloud` shows more"
+    )
+    assert found.unusable
     for providers, hopeless in ((("here",), True), (("here", "cloud"), False)):
         bound = replace(task, resources=replace(task.resources, providers=providers))
         found = look(
@@ -210,7 +213,8 @@ def test_offers_that_could_not_be_read_are_not_said_to_be_missing(asked: tuple[s
     found = look(make_job(task), OfferedMarket(offers=offers, hosts=[HOST], problems=problems))
     assert not found.hopeless
     assert found.reason == (
-        "Cavvy cannot read the offers: azure: the price list cannot be read: HTTP 503"
+        "Cavvy cannot read the offers: azure: the price list cannot be read: HTTP 503; "
+        "`cavvy check azure` shows more"
     )
 
 

@@ -126,6 +126,40 @@ def test_a_large_job_is_not_starved_by_small_ones() -> None:
     ]
 
 
+def test_a_job_that_fits_only_silent_hosts_says_why_and_what_to_do() -> None:
+    silent = replace(HOST, ready=False, problem="Host key verification failed")
+    (decision,) = plan_jobs([waiting_job(job("1"), CPU)], QueueCapacity(hosts=(silent,)))
+    assert isinstance(decision, JobWait)
+    assert decision.unusable
+    assert decision.reason == (
+        "waits because local/me cannot be used: Host key verification failed; "
+        "`cavvy check local` shows more"
+    )
+    assert decision.behind == ("local/me",)
+    assert placed(plan_jobs([waiting_job(job("1"), CPU)], QueueCapacity(hosts=(HOST,)))) == ["1"]
+
+
+def test_a_job_that_also_fits_elsewhere_waits_only_for_what_can_be_used() -> None:
+    silent = replace(HOST, name="local/other", ready=False, problem="no route to host")
+    offers = (replace(CPU, region="other"), CPU)
+    busy = replace(A_ALLOCATION, cpus=4)
+    capacity = QueueCapacity(hosts=(silent, HOST), allocations=(busy,))
+    (decision,) = plan_jobs([waiting_job(job("1"), *offers)], capacity)
+    assert isinstance(decision, JobWait)
+    assert (decision.reason, decision.unusable) == ("waits for free capacity at local/me", False)
+
+
+def test_a_gang_that_needs_every_host_of_its_group_names_the_silent_ones() -> None:
+    up = replace(HOST, name="ssh/a", group="ssh/lab")
+    down = replace(up, name="ssh/b", ready=False, problem="no answer")
+    group = replace(CPU, provider="ssh", region="lab", capacity=1)
+    capacity = QueueCapacity(hosts=(up, down))
+    (decision,) = plan_jobs([waiting_job(job("1", nodes=2), group)], capacity)
+    assert isinstance(decision, JobWait)
+    assert "ssh/b cannot be used: no answer" in decision.reason
+    assert "ssh/a" not in decision.reason
+
+
 def test_a_job_that_waits_for_a_quota_says_so() -> None:
     full = replace(CLOUD, capacity=0, limited_by="ResourceQuota few (pods: 2 of 2 used)")
     (decision,) = plan_jobs([waiting_job(job("1"), full)], QueueCapacity())

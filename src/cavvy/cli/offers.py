@@ -190,7 +190,7 @@ def _ask_configured(
     from cavvy.cli.task.configured import match_configured
 
     listed = {provider for provider, _, _ in snapshot.regions()}
-    live = match_configured(need, None if ready else set(need.providers) or listed)
+    live = match_configured(need, None if ready else set(need.providers) or listed, ready=ready)
     for problem in live.problems:
         click.echo(f"note: {problem}", err=True)
     own = {name: each for name, each in live.matches.items() if ready or name not in listed}

@@ -238,7 +238,8 @@ class EventView(Answer, frozen=True, kw_only=True):
     `webhook`, `fact` is the event that was reported (finish, failure or budget). For `exited`,
     `fact` is the rank's `exit_failure` or outcome. For events of the kinds `avoided`, `standby` and
     `queued`, and for the event at the end of an attempt, `fact` is the attempt's `failure`. For the
-    first `queued` event, `fact` is submitted or scheduled. If `kind` is `limit` or `stopping`, or
+    first `queued` event, `fact` is submitted or scheduled. For `waits`, `fact` is unusable if the
+    job fits only hosts or accounts that cannot be used. If `kind` is `limit` or `stopping`, or
     the event reports the end of a stopped job, `fact` is the `stop_cause`.
     """
 

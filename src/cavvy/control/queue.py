@@ -6,6 +6,7 @@ placement is written, the job's own reconciler launches the gang. While the firs
 later jobs are read only occasionally, to find jobs that fit on other offers.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
@@ -59,6 +60,7 @@ from cavvy.store.base import (
     Store,
 )
 
+_log = logging.getLogger(__name__)
 _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass that also looks behind blocked first jobs
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
@@ -145,6 +147,10 @@ class QueueReconciler:
         jobs, events = explain_waits(stays, now, *machines)
         if jobs:
             await self._store.commit(AtomicWrite(jobs=jobs, events=events))
+        for event in events:
+            if event.fact == "unusable":
+                ids = {"job": event.job_id, "project": event.project}
+                _log.warning("job %s %s", event.job_id, event.text, extra=ids)
         self._behind = scheduler.blocked
         on_machines = [each for waits in machines for each in waits]
         self._blocked = bool(stays) or any(not each.busy for each in on_machines)

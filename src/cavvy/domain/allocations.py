@@ -27,6 +27,7 @@ class Host(Struct, frozen=True, kw_only=True):
     # gang then gets its own host of the group. If "", all ranks of a gang share this host.
     group: str = ""
     ready: bool = True  # False if the host does not answer; nothing is placed on such a host
+    problem: str = ""  # why the host is not ready
     # False if jobs could read each other's files; the host then runs the jobs of only one project
     # at a time
     separates: bool = True

@@ -22,6 +22,8 @@ class Readiness(StrEnum):
     """Whether a job can run on an offer."""
 
     READY = "ready"  # the offer's provider is configured and answered
+    # the provider is configured, but `cavvy check` reports a problem with it or with the host
+    FAILS = "fails"
     CONFIGURABLE = "configurable"  # Cavvy has a driver for the provider, but it is not set up
     PRICE_ONLY = "price-only"  # Cavvy has no driver for the provider
 

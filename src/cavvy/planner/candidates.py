@@ -94,12 +94,14 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
 
 class Candidates(Struct, frozen=True, kw_only=True):
     """The offers that a job may use now. If `offers` is empty, `reason` states why. `hopeless` is
-    true if `offers` is empty and waiting cannot help.
+    true if `offers` is empty and waiting cannot help. `unusable` is true if a provider that the job
+    may use did not answer.
     """
 
     offers: tuple[Offer, ...] = ()
     reason: str = ""
     hopeless: bool = False
+    unusable: bool = False
     again_at: datetime | None = None  # when a failed offer may be tried again
     plan_state: PlanState | None = None  # the decision of the deadline policy, if it made one
 
@@ -219,11 +221,11 @@ def _too_many(task: TaskSpec, offer: Offer) -> str:
 
 def _none_fits(task: TaskSpec, market: OfferedMarket, matches: OfferMatches) -> Candidates:
     if not matches.total and not market.problems:
-        return Candidates(reason="no provider has an offer now; see `cavvy check`")
+        return Candidates(reason="no provider has an offer now; see `cavvy check`", unusable=True)
     need, names = task.resources, sorted({offer.provider for offer in market.offers})
     wanted = need.providers or names
     if (unread := _list_silent(task, market)) and not set(wanted) & set(names):
-        return Candidates(reason=say_unread(unread))
+        return Candidates(reason=f"{say_unread(unread)}; {_say_check(task, market)}", unusable=True)
     here = " and ".join(names)
     if need.providers and not set(need.providers) & set(names):
         asked = " and ".join(need.providers)
@@ -262,6 +264,14 @@ def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
     return [str(each) for each in market.problems if not asked or each.provider in asked]
 
 
+def _say_check(task: TaskSpec, market: OfferedMarket) -> str:
+    """Return which commands show more about the providers whose answers were incomplete."""
+    asked = task.resources.providers
+    names = [each.provider for each in market.problems if not asked or each.provider in asked]
+    checks = " and ".join(f"`cavvy check {name}`" for name in dict.fromkeys(names))
+    return f"{checks} shows more"
+
+
 def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
     """Return the `Candidates` for a task that no offer fits. The result is hopeless only if every
     provider that the job may use has answered, because a provider that did not answer may have an
@@ -269,7 +279,8 @@ def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
     """
     silent = _list_silent(task, market)
     if silent:
-        return Candidates(reason=f"{reason}; without a complete answer: {'; '.join(silent)}")
+        told = f"{reason}; without a complete answer: {'; '.join(silent)}"
+        return Candidates(reason=f"{told}; {_say_check(task, market)}", unusable=True)
     return Candidates(reason=reason, hopeless=True)
 
 
@@ -343,6 +354,7 @@ def merge_candidates(found: Sequence[Candidates]) -> Candidates:
         offers=offers,
         reason=join_reasons([each.reason for each in waiting]),
         hopeless=all(each.hopeless for each in found),
+        unusable=not offers and any(each.unusable for each in waiting),
         again_at=min((each.again_at for each in found if each.again_at is not None), default=None),
         plan_state=decided[0] if decided else None,
     )

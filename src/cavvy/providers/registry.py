@@ -106,11 +106,17 @@ def manifests() -> Sequence[Manifest]:
 
 
 def judge_readiness(
-    offer: Offer, usable: Collection[tuple[str, str]], installed: Collection[str]
+    offer: Offer,
+    usable: Collection[tuple[str, str]],
+    installed: Collection[str],
+    failing: Collection[str] = (),
 ) -> Readiness:
     """Return whether a job can run on the offer. `usable` contains the (provider, region) pairs
-    that can run jobs now. `installed` contains the names of the installed providers.
+    that can run jobs now. `installed` contains the names of the installed providers. `failing`
+    contains the providers, and the keys of offers, that are configured but cannot be used.
     """
+    if offer.provider in failing or offer.key in failing:
+        return Readiness.FAILS
     if (offer.provider, offer.region) in usable:
         return Readiness.READY
     return Readiness.CONFIGURABLE if offer.provider in installed else Readiness.PRICE_ONLY

@@ -10,8 +10,16 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, field
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
-from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of, may_share
+from cavvy.scheduler.packing import (
+    AllocationOwner,
+    allocate_across,
+    host_of,
+    hosts_of,
+    may_share,
+)
 from cavvy.scheduler.pools import count_left, take
+
+_TOLD = 2  # how many hosts that cannot be used the reason of a wait names
 
 
 class WaitingJob(Struct, frozen=True, kw_only=True):
@@ -45,12 +53,14 @@ class JobPlacement(Struct, frozen=True, kw_only=True):
 
 class JobWait(Struct, frozen=True, kw_only=True):
     """The decision that a job stays in the queue. `behind` contains the hosts or offers that the
-    job waits for.
+    job waits for. `unusable` is true if a person must act, because no host or account that fits the
+    job can be used.
     """
 
     job: JobRecord
     reason: str
     behind: tuple[str, ...]
+    unusable: bool = False
 
 
 class _Checks(Struct, kw_only=True):
@@ -71,6 +81,7 @@ class JobScheduler:
 
     def __init__(self, capacity: QueueCapacity) -> None:
         self._hosts = [host for host in capacity.hosts if host.ready]
+        self._silent = [host for host in capacity.hosts if not host.ready]
         self._allocations = list(capacity.allocations)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers for which earlier jobs wait
@@ -98,8 +109,18 @@ class JobScheduler:
             self._waits.add(
                 (each.job.task, offer) for each in choices for offer in each.offers if offer.shared
             )
-            apart = self._list_apart(offers, waiting_job.job.project)
-            reason = self._say_apart(apart) if apart else _reason(offers, behind, earlier)
+            silent = [
+                (offer, hosts)
+                for each in choices
+                for offer in each.offers
+                if (hosts := self._list_silent(offer, each.job.task.nodes))
+            ]
+            if silent and len(silent) == len(offers):
+                reason = _say_silent(silent)
+                return JobWait(job=waiting_job.job, reason=reason, behind=behind, unusable=True)
+            usable = [offer for offer in offers if offer not in [each for each, _ in silent]]
+            apart = self._list_apart(usable, waiting_job.job.project)
+            reason = self._say_apart(apart) if apart else _reason(usable, earlier)
             return JobWait(job=waiting_job.job, reason=reason, behind=behind)
         self._allocations += placed.allocations
         take(self._used, placed.offer, waiting_job.job.task.nodes)
@@ -121,6 +142,17 @@ class JobScheduler:
             if host is not None and not may_share(host, self._allocations, project)
         ]
         return list(dict.fromkeys(apart)) if len(apart) == len(found) else []
+
+    def _list_silent(self, offer: Offer, nodes: int) -> Sequence[Host]:
+        """Return the hosts of the offer that are not ready, if too few of its hosts are ready. The
+        nodes of a gang in a group of hosts run on as many hosts.
+        """
+        silent = hosts_of(offer, self._silent) if offer.shared and self._silent else ()
+        if not silent:
+            return ()
+        ready = hosts_of(offer, self._hosts)
+        needed = 1 if host_of(offer, (*ready, *silent)) else nodes
+        return silent if len(ready) < needed else ()
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
         """Return whether `decide` would place the job now. This method changes nothing."""
@@ -192,7 +224,18 @@ def place_of(offer: Offer) -> str:
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 
-def _reason(offers: Sequence[Offer], behind: Sequence[str], earlier: bool) -> str:
+def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
+    """Return one sentence about hosts that are not ready, with the command that shows more."""
+    hosts = list(dict.fromkeys(host for _, hosts in found for host in hosts))
+    names = sorted({offer.provider for offer, _ in found})
+    told = [f"{host.name} cannot be used: {host.problem or 'no answer'}" for host in hosts[:_TOLD]]
+    more = [f"{len(hosts) - _TOLD} more hosts cannot be used"] if len(hosts) > _TOLD else []
+    checks = " and ".join(f"`cavvy check {name}`" for name in names)
+    return f"waits because {'; '.join([*told, *more])}; {checks} shows more"
+
+
+def _reason(offers: Sequence[Offer], earlier: bool) -> str:
+    behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
     limits = list(dict.fromkeys(offer.limited_by for offer in offers))
     limited = f", limited by {'; '.join(limits)}" if limits and all(limits) else ""
     names = behind[0] if len(behind) == 1 else f"{behind[0]} and {len(behind) - 1} more that fit"

@@ -11,7 +11,14 @@ from shlex import quote
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import OfferMatches
 from cavvy.cli.reach.providers import load_providers, load_settings
-from cavvy.cli.task.configured import ProviderAnswer, ask_all, list_usable, make_judge
+from cavvy.cli.task.configured import (
+    ProviderAnswer,
+    ask_all,
+    list_failing,
+    list_problems,
+    list_usable,
+    make_judge,
+)
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.offers import Offer, Readiness
@@ -88,7 +95,7 @@ def gather(task: TaskSpec, *, anywhere: bool, output_mib: int | None) -> Availab
         here=live.fitting,
         problems=live.problems,
         situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
-        readiness=make_judge(live.usable),
+        readiness=make_judge(live.usable, live.failing),
         fixed=fixed,
         answered=frozenset(offer.provider for offer in live.offers),
         unknown=unknown,
@@ -133,6 +140,7 @@ class _LiveOffers(Struct):
         default_factory=list
     )  # number of all offers, including those that do not fit
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
+    failing: set[str] = field(default_factory=set)  # see `registry.judge_readiness`
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
     refused: list[Rejection] = field(default_factory=list)
@@ -148,8 +156,9 @@ def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers,
     for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
             live.problems.append(f"{name} could not be queried: {answer}")
+            live.failing.add(name)
         else:
-            live.problems += [f"{name} answered only partly: {each}" for each in answer.silent]
+            live.problems += list_problems(name, answer)
             live.problems += (
                 [f"the volumes of {name} could not be read: {answer.blind}"] if answer.blind else []
             )
@@ -169,6 +178,7 @@ def _add(
     # nor as rejected.
     live.offers += answer.offers
     live.usable |= list_usable(provider, answer)
+    live.failing |= list_failing(name, answer)
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers, answer.hosts)
     spare = matches.matched - len(wanted)

@@ -17,10 +17,12 @@ from cavvy.providers.abilities import (
     HAS_PARTS,
     HOLDS_VOLUMES,
     SHARES_HOSTS,
+    WHO_AM_I,
     ability,
 )
 from cavvy.providers.base import Provider, ProviderError
 from cavvy.providers.objections import refuses_all
+from cavvy.scheduler.packing import hosts_of
 
 
 class ProviderAnswer(Struct, frozen=True):
@@ -31,6 +33,7 @@ class ProviderAnswer(Struct, frozen=True):
     silent: Sequence[
         str
     ] = ()  # clusters, regions or hosts of the provider that did not answer, with the reason
+    problem: str = ""  # why the provider cannot be used, as `cavvy check` shows it
 
 
 class LiveMatches(Struct, frozen=True, kw_only=True):
@@ -42,20 +45,29 @@ class LiveMatches(Struct, frozen=True, kw_only=True):
     readiness: Callable[[Offer], Readiness]
 
 
-def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveMatches:
-    """Query the configured providers, or only the providers in `names`. Raises CommandFailure."""
+def match_configured(
+    need: ResourceSpec, names: Collection[str] | None, *, ready: bool = False
+) -> LiveMatches:
+    """Query the configured providers, or only the providers in `names`. If `ready` is set, only
+    offers that can be used match. Raises CommandFailure.
+    """
     providers = load_providers(names)
-    matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
+    matches, problems = dict[str, OfferMatches](), list[str]()
+    usable, failing = set[tuple[str, str]](), set[str]()
     offers: list[Offer] = []
     for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
             problems.append(f"{name} could not be queried: {answer}")
+            failing.add(name)
         else:
-            problems += [f"{name} answered only partly: {each}" for each in answer.silent]
+            problems += [*list_problems(name, answer)]
             offers += answer.offers
-            matches[name] = match_offers(answer.offers, need)
+            fails = list_failing(name, answer)
+            some = [each for each in answer.offers if not (fails & {name, each.key})]
+            matches[name] = match_offers(some if ready else answer.offers, need)
             usable |= list_usable(providers[name], answer)
-    readiness = make_judge(usable)
+            failing |= fails
+    readiness = make_judge(usable, failing)
     return LiveMatches(matches=matches, offers=offers, problems=problems, readiness=readiness)
 
 
@@ -68,8 +80,34 @@ def list_usable(provider: Provider, answer: ProviderAnswer) -> set[tuple[str, st
     return {(offer.provider, offer.region) for offer in answer.offers}
 
 
-def make_judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readiness]:
-    return partial(registry.judge_readiness, usable=usable, installed=registry.list_known())
+def list_failing(name: str, answer: ProviderAnswer) -> set[str]:
+    """Return the provider's name if `cavvy check` reports that the provider cannot be used.
+    Otherwise return the keys of the offers whose hosts are all unable to accept work.
+    """
+    if answer.problem:
+        return {name}
+    if all(host.ready for host in answer.hosts):
+        return set()
+    pairs = [(offer, hosts_of(offer, answer.hosts)) for offer in answer.offers if offer.shared]
+    return {offer.key for offer, hosts in pairs if hosts and not any(each.ready for each in hosts)}
+
+
+def list_problems(name: str, answer: ProviderAnswer) -> Sequence[str]:
+    """Return messages about the provider, or the parts or hosts of it, that cannot be used."""
+    hint = f"`cavvy check {name}` shows more"
+    if answer.problem:
+        return [f"{name} cannot be used: {answer.problem}; {hint}"]
+    hosts = [f"{host.name} cannot be used: {host.problem}; {hint}" for host in answer.hosts]
+    failing = [text for host, text in zip(answer.hosts, hosts, strict=True) if not host.ready]
+    return [*(f"{name} answered only partly: {each}" for each in answer.silent), *failing]
+
+
+def make_judge(
+    usable: Collection[tuple[str, str]], failing: Collection[str]
+) -> Callable[[Offer], Readiness]:
+    return partial(
+        registry.judge_readiness, usable=usable, installed=registry.list_known(), failing=failing
+    )
 
 
 async def ask_all(providers: Mapping[str, Provider]) -> dict[str, ProviderAnswer | str]:
@@ -83,9 +121,9 @@ async def _ask(provider: Provider) -> ProviderAnswer | str:
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             hosts = await shares.hosts() if shares else ()
-            offers = await provider.offers()
+            offers, problem = await asyncio.gather(provider.offers(), _find_problem(provider))
         silent = parts.silent() if parts else ()
-        answer = ProviderAnswer(offers=offers, hosts=hosts, silent=silent)
+        answer = ProviderAnswer(offers=offers, hosts=hosts, silent=silent, problem=problem)
         return await _with_volumes(provider, answer)
     except TimeoutError:
         return SILENT
@@ -94,6 +132,22 @@ async def _ask(provider: Provider) -> ProviderAnswer | str:
     finally:
         if closeable := ability(provider, CLOSEABLE):
             await closeable.close()
+
+
+async def _find_problem(provider: Provider) -> str:
+    """Return why the provider cannot be used although it reports offers, as `cavvy check` does, or
+    "" if it can be used.
+    """
+    if refusal := refuses_all(provider):
+        return refusal
+    identity = ability(provider, WHO_AM_I)
+    if identity is None:
+        return ""
+    try:
+        await identity.whoami()
+    except ProviderError as error:
+        return str(error)
+    return ""
 
 
 async def _with_volumes(provider: Provider, answer: ProviderAnswer) -> ProviderAnswer:

@@ -59,7 +59,9 @@ def decide_turn(
     if candidates.hopeless and not candidates.offers:
         return AdvanceJob(phase=JobPhase.FAILED, reason=candidates.reason)
     if not candidates.offers:
-        decision: JobPlacement | JobWait = JobWait(job=job, reason=candidates.reason, behind=())
+        decision: JobPlacement | JobWait = JobWait(
+            job=job, reason=candidates.reason, behind=(), unusable=candidates.unusable
+        )
     else:
         first, *others = [line_up(wish, offers, name_gang, now) for wish, offers in ranked]
         decision = scheduler.decide(first, *others)
@@ -82,12 +84,19 @@ def line_up(
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[JobRecord], Sequence[Event]]:
-    """Look at the first jobs of the queue and at the first jobs that wait for each machine. Return
-    those of them whose reason for waiting has changed. Also return events about new decisions of
-    the deadline policy.
+    """Look at the first jobs of the queue, at the first jobs that wait for each machine, and at the
+    jobs that fit only what cannot be used. Return those of them whose reason for waiting has
+    changed. Also return events about new decisions of the deadline policy, and about hosts and
+    accounts that cannot be used.
     """
     jobs, events = [], []
-    for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:
+    looked = [
+        each
+        for queue in (stays, *on_machines)
+        for at, each in enumerate(queue)
+        if at < EXPLAINED or each.wait.unusable
+    ]
+    for each in looked:
         old, plan = each.wait.job, each.plan
         state = old.plan_state if plan is None else date_plan(old.plan_state, plan)
         job = replace(old, reason=each.wait.reason, plan_state=state)
@@ -95,7 +104,14 @@ def explain_waits(
             jobs.append(job)
         if plan is not None and is_news(old.plan_state, plan):
             events.append(make_event(job, now, "waits", plan.reason))
+        if each.wait.unusable and _without_numbers(old.reason) != _without_numbers(job.reason):
+            events.append(make_event(job, now, "waits", job.reason, fact="unusable"))
     return jobs, events
+
+
+def _without_numbers(reason: str) -> str:
+    """Return the reason without its digits, because a new time or count is no news."""
+    return "".join(char for char in reason if not char.isdigit())
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:

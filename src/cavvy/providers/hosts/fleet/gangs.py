@@ -117,7 +117,11 @@ class HostFleet:
     def list_known(self) -> Sequence[KnownHost]:
         """Return the known hosts, each marked ready if it accepts work now."""
         pairs = ((known, self._links.get(name)) for name, known in sorted(self.known.items()))
-        return [replace(known, ready=link.up and not link.leaving) for known, link in pairs if link]
+        return [
+            replace(known, ready=link.up and not link.leaving, problem=_say_problem(link))
+            for known, link in pairs
+            if link
+        ]
 
     async def list_hosts(self) -> Sequence[Host]:
         """Return the shared hosts for the scheduler."""
@@ -494,3 +498,11 @@ class HostFleet:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _say_problem(link: HostLink) -> str:
+    """Return why the host accepts no work now, or "" if it accepts work."""
+    if link.up and not link.leaving:
+        return ""
+    told = "the host leaves" if link.up else "the host has not answered yet"
+    return " ".join((link.problem.removeprefix(f"{link.name}: ") or told).split())

@@ -81,13 +81,16 @@ class SupervisorFacts(Struct, frozen=True, kw_only=True):
 
 
 class KnownHost(Struct, frozen=True, kw_only=True):
-    """One host whose facts are known. `ready` states whether the host accepts work now."""
+    """One host whose facts are known. `ready` states whether the host accepts work now. If it does
+    not, `problem` is the reason.
+    """
 
     provider: str
     entry: HostEntry
     facts: SupervisorFacts
     machine: ThisMachine
     ready: bool
+    problem: str = ""
 
     def describe(self) -> str:
         """Describe the host's hardware for users."""
@@ -188,6 +191,7 @@ def make_hosts(
             make_host(f"{each.provider}/{each.entry.name}", each.machine),
             group=f"{each.provider}/{each.entry.group if each.entry.in_group else each.entry.name}",
             ready=each.ready,
+            problem=each.problem,
             separates=obstacles[each.entry.name] == "",
             obstacle=obstacles[each.entry.name] or "",
         )
