@@ -28,6 +28,18 @@ from tests.issuer import (
 )
 
 from cavvy.api import id_tokens
+from cavvy.control.decide.restored import compare
+from cavvy.control.restored import (
+    StoredAccess,
+    count_access,
+    end_access,
+    mark_restored,
+    record_restore,
+)
+from cavvy.domain.services import ServiceSpec
+from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 
 CI: dict[str, Any] = {
     "name": "train-main",
@@ -196,6 +208,51 @@ async def test_an_older_id_token_is_refused_after_a_newer_one(api: Api, issuer: 
     assert "a newer ID token" in await refused(api, was_admin)
     again = issuer.sign(**{**ADA, "jti": "2"}, iat=now)  # two of the same second have no order
     assert (await sign_in(api, again)).status_code == 201
+
+
+@in_both_stores
+async def test_a_restored_server_says_what_came_back_and_can_end_it(
+    api: Api, issuer: Issuer
+) -> None:
+    store, now = api.app_state.store, api.app_state.now()
+    used, unused = issuer.sign(), issuer.sign(jti="2")
+    token = (await sign_in(api, used)).json()["token"]
+    for name in ("ada", "out"):
+        await api.http.post("/v1/accounts", json={"name": name})
+    await api.http.put("/v1/accounts/out/disabled")
+    made = [(await api.http.post("/v1/tokens", json={"account": "ada"})).json() for _ in range(2)]
+    revoked = (await whoami(api, made[0]["token"]))["token_id"]
+    await api.http.delete(f"/v1/tokens/{revoked}")
+    key = ServiceKey(id="k1", sha256="0" * 64, created_at=now)
+    ended = replace(key, id="k2", expires_at=now)
+    task = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=1, keys=True))
+    service = StoredService(
+        project="vision", name="chat", id="s1", task=task, created_at=now, keys=(key, ended)
+    )
+    await store.services.put(service)
+
+    await mark_restored(store, compare((), {}, (), {}), api.app_state.now())
+    access = await count_access(store, api.app_state.now())
+    assert access == StoredAccess(tokens=2, keys=1, accounts=3, disabled=1, roles=1, trusts=2)
+    for text in (used, unused):
+        assert "issued before this server was restored" in await refused(api, text)
+    later = int(time.time()) + 2
+    assert (await sign_in(api, issuer.sign(iat=later))).status_code == 201
+    assert (await whoami(api, token))["account"] == "ci", "it was not ended"
+
+    await end_access(store, api.app_state.now())
+    await record_restore(store, access, now, api.app_state.now(), ended=True)
+    for secret in (token, made[1]["token"]):
+        headers = {"Authorization": f"Bearer {secret}"}
+        assert (await api.http.get("/v1/whoami", headers=headers)).status_code == 401
+    assert (await count_access(store, api.app_state.now())).tokens == 0
+    assert (await store.services.get("vision", "chat")).keys == ()
+    told = "cavvy server restore"
+    (record,) = [each for each in await audit_log(api) if each["action"] == told]
+    assert (record["account"], record["signed_in"]) == ("", True)
+    after = {name: record["after"][name] for name in ("tokens", "keys", "tokens_and_keys")}
+    assert after == {"tokens": 2, "keys": 1, "tokens_and_keys": "ended"}
+    await store.services.delete(await store.services.get("vision", "chat"))
 
 
 async def test_weak_keys_are_refused(api: Api, issuer: Issuer) -> None:

@@ -4,10 +4,14 @@ and keep servers away meanwhile.
 
 import asyncio
 import io
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.contract.store_suite import NOW, begin, make_store, store_url, submit
 from tests.memory_bucket import MemoryBucket
 
@@ -22,6 +26,10 @@ from cavvy.api.restore import restore
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.stored_files import FilesPlace, open_stored_files
 from cavvy.api.tokens import GangTokens
+from cavvy.cli.installation import restore as restore_command
+from cavvy.cli.main import cli
+from cavvy.control.restored import count_access
+from cavvy.domain.accounts import Account, AccountToken
 from cavvy.domain.values import replace
 from cavvy.settings import Settings
 from cavvy.store.base import SealedSecret, Store, StoreUnusable
@@ -104,6 +112,90 @@ def test_an_archive_has_the_shared_files_and_restores_them_there(tmp_path: Path)
     assert read_secret(new_url, new) == "planted"
     # a later server of this folder finds the files without the setting
     assert (new / "a" / "files").read_text() == str(new)
+
+
+def add_access(url: str) -> None:
+    async def write() -> None:
+        store = open_store(url)
+        await store.open()
+        await store.add_account(Account(name="ada", created_at=NOW))
+        for name in ("t1", "t2"):
+            await store.add_token(AccountToken(id=name, account="ada", created_at=NOW), name)
+        await store.close()
+
+    asyncio.run(write())
+
+
+def read_access(url: str) -> tuple[int, list[object]]:
+    """The number of valid tokens, and what the audit log says of the restore."""
+
+    async def read() -> tuple[int, list[object]]:
+        store = open_store(url)
+        await store.open()
+        found = await count_access(store, NOW)
+        records = [json.loads(each.text) for each in await store.audit_records()]
+        await store.close()
+        return found.tokens, [each["after"]["tokens_and_keys"] for each in records]
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_restore_says_which_tokens_came_back_and_ends_them_on_request(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings name no files that servers share, so that SQLite can be used."""
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "settings.toml"))
+    (tmp_path / "settings.toml").write_text("[providers.local]\nenabled = false\n")
+
+    def name_database(folder: str) -> str:
+        monkeypatch.setenv("CAVVY_HOME", str(tmp_path / folder))
+        (tmp_path / folder).mkdir(mode=0o700)
+        url = store_url(kind, tmp_path / folder)
+        monkeypatch.setenv("CAVVY_SERVER_DATABASE", url if kind == "postgres" else "")
+        return url
+
+    def run(*arguments: str) -> str:
+        code = f"from cavvy.cli.main import cli; cli(['server', 'restore', *{arguments!r}])"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr
+        return found.stderr
+
+    def run_in_terminal(answer: str) -> str:
+        found = CliRunner().invoke(cli, ["server", "restore", str(archive)], input=answer)
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    url = name_database("old")
+    asyncio.run(open_and_close(url))
+    (tmp_path / "old" / "key").write_bytes(b"k" * 32)
+    add_access(url)
+    archive = tmp_path / "archive"
+    given = settings.load()
+    with archive.open("wb") as file:
+        back_up(StateDir(str(given.home)), given, file)
+    assert "contains 2 valid tokens, 0 valid keys of services, 1 account (0 disabled)" in run(
+        str(archive), "--dry-run"
+    )
+    kept = name_database("kept")
+    assert "the tokens and keys are kept" in run(str(archive))  # there is no terminal to ask in
+    assert read_access(kept) == (2, ["kept"])
+    assert "all these tokens and keys are ended" in run("--end-access")
+    assert read_access(kept) == (0, ["kept", "ended"])
+    ended = name_database("ended")
+    assert "all these tokens and keys are ended" in run(str(archive), "--end-access")
+    assert read_access(ended) == (0, ["ended"])
+    monkeypatch.setattr(restore_command, "_may_ask", lambda report: True)
+    for answer, left, said in (("n\n", 2, ["kept"]), ("y\n", 0, ["kept", "ended"])):
+        asked = name_database(f"asked-{left}")
+        assert "End all these tokens and keys? [y/N]" in run_in_terminal(answer)
+        assert read_access(asked) == (left, said)
+
+
+async def open_and_close(url: str) -> None:
+    store = open_store(url)
+    await store.open()
+    await store.close()
 
 
 def test_files_of_another_server_are_not_replaced(tmp_path: Path) -> None:

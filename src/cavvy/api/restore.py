@@ -37,7 +37,14 @@ from cavvy.control.clock import WallClock
 from cavvy.control.decide.restored import RestoreComparison
 from cavvy.control.job_service import gang_name
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.control.restored import compare_with_providers, mark_restored
+from cavvy.control.restored import (
+    StoredAccess,
+    compare_with_providers,
+    count_access,
+    end_access,
+    mark_restored,
+    record_restore,
+)
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
@@ -57,7 +64,8 @@ _UNPACKED = "restore.part"
 class RestoreReport(Struct, frozen=True, kw_only=True):
     """The restored data (in a dry run, the data to restore), the differences between the data and
     the nodes that the providers report, and the providers that did not answer. `made_at` is None if
-    the database was not restored from an archive.
+    the database was not restored from an archive. `access` is what the database contained, and
+    `access_ended` states whether its tokens and keys were ended.
     """
 
     made_at: datetime | None
@@ -65,14 +73,22 @@ class RestoreReport(Struct, frozen=True, kw_only=True):
     silent: Sequence[SilentPlace]
     # lost gangs that still run on this machine for another state folder, with their agents' PIDs
     elsewhere: Mapping[str, Sequence[int]]
+    access: StoredAccess
+    access_ended: bool
 
 
 def restore(
-    home: StateDir, settings: Settings, archive: BinaryIO, url: str | None, *, dry_run: bool
+    home: StateDir,
+    settings: Settings,
+    archive: BinaryIO,
+    url: str | None,
+    *,
+    dry_run: bool,
+    end_access: bool = False,
 ) -> RestoreReport:
     """Restore an archive into a new state folder and, with `url`, into an empty PostgreSQL
-    database. The files are written to `server.files` if this setting is set. Raises StateDirError,
-    StoreError, ProviderError, OSError.
+    database. The files are written to `server.files` if this setting is set. With `end_access`, the
+    restored tokens and keys are ended. Raises StateDirError, StoreError, ProviderError, OSError.
     """
     if dry_run:
         return _try(home, settings, archive)
@@ -97,7 +113,7 @@ def restore(
         manifest = unpack(archive, unpacked, whole=True)
         refuse_other_form(manifest.folder, bucket)
         _join_local(files, unpacked)
-        report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=False))
+        report = asyncio.run(_compare_copy(unpacked, settings, manifest, False, end_access))
         if bucket is not None:
             send_files(bucket, unpacked)
         _put_in_place(home, files, unpacked, url, bucket)
@@ -111,12 +127,15 @@ def _try(home: StateDir, settings: Settings, archive: BinaryIO) -> RestoreReport
     Path(home.path).mkdir(mode=0o700, parents=True, exist_ok=True)
     with work_folder(Path(home.path), _UNPACKED) as unpacked:
         manifest = unpack(archive, unpacked, whole=False)
-        return asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=True))
+        return asyncio.run(_compare_copy(unpacked, settings, manifest, True, False))
 
 
-def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> RestoreReport:
+def check_restored(
+    home: StateDir, settings: Settings, *, dry_run: bool, end_access: bool = False
+) -> RestoreReport:
     """Check a database that other software has restored: compare the database with the providers,
-    and mark the database as restored. Raises StateDirError, StoreError, ProviderError.
+    and mark the database as restored. With `end_access`, its tokens and keys are ended. Raises
+    StateDirError, StoreError, ProviderError.
     """
     home.claim_idle()
     url = choose_database(home, settings)
@@ -127,25 +146,51 @@ def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> Rest
             "name an archive, or set CAVVY_HOME to the state folder of the server",
         )
     files = choose_files(home, settings, url)
-    return asyncio.run(_check_in_place(home, files, settings, url, dry_run=dry_run))
+    return asyncio.run(_check_in_place(home, files, settings, url, dry_run, end_access))
+
+
+def end_restored_access(home: StateDir, settings: Settings) -> None:
+    """End the tokens and keys in a database that this process has restored or checked, and whose
+    folder it has locked. Raises StateDirError, StoreError.
+    """
+    asyncio.run(_end_in_place(home, choose_database(home, settings)))
+
+
+async def _end_in_place(home: StateDir, url: str | None) -> None:
+    if url is None:
+        await _end(f"sqlite:///{home.file(DATABASE)}")
+        return
+    async with hold_alone(url, home):
+        await _end(url)
+
+
+async def _end(url: str) -> None:
+    now = WallClock().now()
+    async with AsyncExitStack() as stack:
+        store = open_store(url, journal="delete")
+        await store.open()
+        stack.push_async_callback(store.close)
+        access = await count_access(store, now)
+        await end_access(store, now)
+        await record_restore(store, access, None, now, ended=True)
 
 
 async def _compare_copy(
-    unpacked: Path, settings: Settings, manifest: ArchiveManifest, *, dry_run: bool
+    unpacked: Path, settings: Settings, manifest: ArchiveManifest, dry_run: bool, ends: bool
 ) -> RestoreReport:
     url = f"sqlite:///{unpacked / DATABASE}"
-    return await _compare(url, unpacked, settings, manifest.made_at, dry_run=dry_run)
+    return await _compare(url, unpacked, settings, manifest.made_at, dry_run=dry_run, ends=ends)
 
 
 async def _check_in_place(
-    home: StateDir, files: StateDir, settings: Settings, url: str | None, *, dry_run: bool
+    home: StateDir, files: StateDir, settings: Settings, url: str | None, dry_run: bool, ends: bool
 ) -> RestoreReport:
     root = Path(files.path)
     if url is None:
         local = f"sqlite:///{home.file(DATABASE)}"
-        return await _compare(local, root, settings, None, dry_run=dry_run)
+        return await _compare(local, root, settings, None, dry_run=dry_run, ends=ends)
     async with hold_alone(url, home):
-        return await _compare(url, root, settings, None, dry_run=dry_run)
+        return await _compare(url, root, settings, None, dry_run=dry_run, ends=ends)
 
 
 async def _compare(
@@ -155,6 +200,7 @@ async def _compare(
     made_at: datetime | None,
     *,
     dry_run: bool,
+    ends: bool,
 ) -> RestoreReport:
     clock = WallClock()
     async with AsyncExitStack() as stack:
@@ -172,10 +218,21 @@ async def _compare(
             store, accounts.pool, partial(gang_name, installation)
         )
         elsewhere = await asyncio.to_thread(find_agents, [each.gang for each in comparison.lost])
+        access = await count_access(store, clock.now())
         if not dry_run:
             _refuse_double_runs(comparison, elsewhere, root)
             await mark_restored(store, comparison, clock.now())
-    return RestoreReport(made_at=made_at, comparison=comparison, silent=silent, elsewhere=elsewhere)
+            if ends:
+                await end_access(store, clock.now())
+            await record_restore(store, access, made_at, clock.now(), ended=ends)
+    return RestoreReport(
+        made_at=made_at,
+        comparison=comparison,
+        silent=silent,
+        elsewhere=elsewhere,
+        access=access,
+        access_ended=ends and not dry_run,
+    )
 
 
 def _refuse_double_runs(

@@ -11,13 +11,28 @@ from cavvy.control.decide.restored import (
 )
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.audit import AuditEntry
 from cavvy.domain.jobs import Attempt
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, PartlyUnknown, ProviderError
 from cavvy.store.base import AtomicWrite, RowNotFound, Store
 
 RESTORED = "restored_at"  # the fact that marks a restored database
+_SIGN_INS_FROM = "sign_ins_from"  # the fact that refuses ID tokens from before the restore
 _PAGE = 500
+
+
+class StoredAccess(Struct, frozen=True, kw_only=True):
+    """How many credentials and rights a database contains. Tokens and keys are counted if they are
+    valid.
+    """
+
+    tokens: int
+    keys: int  # of services
+    accounts: int
+    disabled: int  # of these accounts
+    roles: int
+    trusts: int
 
 
 async def compare_with_providers(
@@ -49,9 +64,12 @@ async def compare_with_providers(
 async def mark_restored(store: Store, comparison: RestoreComparison, now: datetime) -> None:
     """Record that the database was restored, so that unknown gangs are not removed automatically.
     Also reserve the attempt numbers that were used since the backup, so that no later attempt gets
-    the same number and thus the same gang name. Can be repeated. Raises StaleVersion.
+    the same number and thus the same gang name. ID tokens from before the restore are refused from
+    now on, because the database does not know which of them were used. Can be repeated. Raises
+    StaleVersion.
     """
     await store.put_fact(RESTORED, now.isoformat())
+    await store.put_fact(_SIGN_INS_FROM, now.isoformat())
     for job_id, number in comparison.used.items():
         job = await store.job(job_id)
         if job.last_number < number:
@@ -68,6 +86,69 @@ async def read_restored_at(store: Store) -> datetime | None:
 async def forget_restored(store: Store) -> None:
     """Forget that the database was restored, so that unknown gangs may be removed automatically."""
     await store.put_fact(RESTORED, "")
+
+
+async def read_sign_ins_from(store: Store) -> datetime | None:
+    """Return the time before which no ID token may have been issued, or None if the database was
+    never restored."""
+    text = await store.fact(_SIGN_INS_FROM)
+    return datetime.fromisoformat(text) if text else None
+
+
+async def count_access(store: Store, now: datetime) -> StoredAccess:
+    tokens = [
+        each
+        for each in await store.tokens()
+        if each.revoked_at is None and not _has_ended(each.expires_at, now)
+    ]
+    keys = [
+        key
+        for service in await store.services.list()
+        for key in service.keys
+        if not _has_ended(key.expires_at, now)
+    ]
+    accounts = await store.accounts()
+    return StoredAccess(
+        tokens=len(tokens),
+        keys=len(keys),
+        accounts=len(accounts),
+        disabled=sum(each.disabled_at is not None for each in accounts),
+        roles=len(await store.roles()),
+        trusts=len(await store.sign_ins.trusts()),
+    )
+
+
+async def end_access(store: Store, now: datetime) -> None:
+    """Revoke all tokens of accounts, and remove all keys of services. No server uses the database.
+    Can be repeated."""
+    for token in await store.tokens():
+        if token.revoked_at is None:
+            await store.revoke_token(token.id, None, now)
+    for service in await store.services.list():
+        if service.keys:
+            await store.services.put(replace(service, keys=()))
+
+
+async def record_restore(
+    store: Store, access: StoredAccess, made_at: datetime | None, now: datetime, *, ended: bool
+) -> None:
+    """Write to the audit log what came back with the database, and whether it was ended."""
+    after: dict[str, object] = {
+        "backup_of": None if made_at is None else made_at.isoformat(),
+        "tokens": access.tokens,
+        "keys": access.keys,
+        "accounts": access.accounts,
+        "roles": access.roles,
+        "trusts": access.trusts,
+        "tokens_and_keys": "ended" if ended else "kept",
+    }
+    await store.record(
+        AuditEntry(at=now, signed_in=True, action="cavvy server restore", after=after)
+    )
+
+
+def _has_ended(at: datetime | None, now: datetime) -> bool:
+    return at is not None and at <= now
 
 
 async def _jobs(store: Store) -> AsyncIterator[JobNumber]:

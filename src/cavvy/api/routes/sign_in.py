@@ -18,6 +18,7 @@ from cavvy.api.routes.accounts import ACCOUNT_NAME
 from cavvy.api.rules import OPEN
 from cavvy.api.wire import read, reply
 from cavvy.client import sign_in_wire as wire
+from cavvy.control.restored import read_sign_ins_from
 from cavvy.domain.accounts import AccountToken
 from cavvy.domain.authorization import Principal
 from cavvy.domain.trusts import ClaimsRefused, SignIn, find_trust, make_sign_in
@@ -98,6 +99,12 @@ async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
     try:
         verified = await app_state.id_tokens.verify(text, await sign_ins.trusts())
         found = make_sign_in(find_trust(verified.trusts, verified.claims), verified.claims)
+        earliest = await read_sign_ins_from(app_state.store)
+        if earliest is not None and verified.issued_at < earliest:
+            raise IdTokenRefused(
+                "it was issued before this server was restored from a backup, so it may have been "
+                "used; get a new ID token"
+            )
     except (IdTokenRefused, ClaimsRefused) as error:
         raise _refuse(request, f"the ID token is refused: {error}") from error
     except IssuerSilent as error:

@@ -30,8 +30,21 @@ _COLUMNS = (
     help="Restore into this empty PostgreSQL database instead of SQLite.",
 )
 @click.option("--dry-run", is_flag=True, help="Check and compare only; change nothing.")
+@click.option(
+    "--end-access/--keep-access",
+    default=None,
+    help="End all restored tokens of accounts and keys of services, because some may have been "
+    "revoked since the backup; or keep them. Without this option, the command asks in a terminal, "
+    "and otherwise keeps them.",
+)
 @output_option
-def command(archive: str | None, database: str | None, dry_run: bool, output: str) -> None:
+def command(
+    archive: str | None,
+    database: str | None,
+    dry_run: bool,
+    end_access: bool | None,
+    output: str,
+) -> None:
     """Restore a server into a new state folder, and compare its database with the nodes that the
     providers report. ARCHIVE is a file of `cavvy server backup`, or - for standard input.
 
@@ -42,12 +55,16 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
     Make sure that the old server no longer runs. Jobs whose nodes no longer exist are run again,
     as after a lost node. Nodes that are not in the database keep running, and cost money, until
     `cavvy gc --remove` removes them.
+
+    Tokens and keys that were revoked since the backup are valid again, and accounts that were
+    disabled or removed since the backup can be used again. The command writes to the audit log what
+    came back. ID tokens from before the restore cannot sign in.
     """
     import sys
     from contextlib import ExitStack
 
     from cavvy import settings
-    from cavvy.api.restore import check_restored, restore
+    from cavvy.api.restore import check_restored, end_restored_access, restore
     from cavvy.api.state_dir import StateDir
     from cavvy.cli.installation.failures import folder_failures
     from cavvy.cli.reach.end_signals import ended_by_signals
@@ -60,19 +77,82 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
                 raise click.UsageError(
                     "--database needs an ARCHIVE; without ARCHIVE, the settings name the database"
                 )
-            report = check_restored(home, configured, dry_run=dry_run)
+            report = check_restored(
+                home, configured, dry_run=dry_run, end_access=end_access or False
+            )
         else:
             file = sys.stdin.buffer if archive == "-" else stack.enter_context(open(archive, "rb"))
             url = database or configured.text("server.database") or None
-            report = restore(home, configured, file, url, dry_run=dry_run)
-    rows_out(
-        _COLUMNS,
-        _rows(report),
-        output,
-        empty="the providers report exactly the nodes in the database",
+            report = restore(
+                home, configured, file, url, dry_run=dry_run, end_access=end_access or False
+            )
+        rows_out(
+            _COLUMNS,
+            _rows(report),
+            output,
+            empty="the providers report exactly the nodes in the database",
+        )
+        if output == "table":
+            _explain(report)
+        _explain_access(report)
+        ended = report.access_ended
+        if end_access is None and not dry_run and archive != "-" and _may_ask(report):
+            ended = click.confirm("End all these tokens and keys?", default=False, err=True)
+            if ended:
+                end_restored_access(home, configured)
+    if dry_run:
+        click.echo("nothing was changed", err=True)
+        return
+    _explain_end(report, ended=ended)
+    if archive is not None and output == "table":
+        click.echo("restored; start the server: cavvy server start", err=True)
+
+
+def _may_ask(report: "RestoreReport") -> bool:
+    import sys
+
+    some = report.access.tokens or report.access.keys
+    return bool(some) and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _explain_access(report: "RestoreReport") -> None:
+    """Say what comes back with the database. What was revoked since the backup is not known."""
+    access = report.access
+    made = f"of {report.made_at:%Y-%m-%d %H:%M} UTC " if report.made_at else ""
+    counts = [
+        _count(access.tokens, "valid token"),
+        _count(access.keys, "valid key", "of services"),
+        _count(access.accounts, "account", f"({access.disabled} disabled)"),
+        _count(access.roles, "role"),
+        _count(access.trusts, "trust", "in issuers of ID tokens"),
+    ]
+    click.echo(f"the database {made}contains {', '.join(counts)}", err=True)
+    click.echo(
+        "it does not know what was revoked, disabled or removed since then, so all of that counts "
+        "again. ID tokens that were issued before the restore are refused",
+        err=True,
     )
-    if output == "table":
-        _explain(report, dry_run=dry_run, restored=archive is not None)
+
+
+def _explain_end(report: "RestoreReport", *, ended: bool) -> None:
+    access = report.access
+    if ended:
+        click.echo(
+            "all these tokens and keys are ended. People with a trust sign in again; create other "
+            "tokens with `cavvy token create` and keys with `cavvy key create`",
+            err=True,
+        )
+    elif access.tokens or access.keys:
+        click.echo(
+            "the tokens and keys are kept. To end all of them, run `cavvy server restore "
+            "--end-access` while the server is stopped; to end some, see `cavvy token list`, `key "
+            "list`, `user list`, `role list` and `trust list`",
+            err=True,
+        )
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one}{'' if number == 1 else 's'} {more}".rstrip()
 
 
 def _rows(report: "RestoreReport") -> list[tuple[object, ...]]:
@@ -111,7 +191,7 @@ def _job(attempt: "JobNumber | None") -> str | None:
     return f"{attempt.job} (project {attempt.project}, attempt {attempt.number})"
 
 
-def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
+def _explain(report: "RestoreReport") -> None:
     found = report.comparison
     click.echo(f"{found.found} gangs are both in the database and at their providers", err=True)
     if found.unknown:
@@ -135,7 +215,3 @@ def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
         )
     if report.silent:
         click.echo("run this command again with --dry-run when these providers answer", err=True)
-    if dry_run:
-        click.echo("nothing was changed", err=True)
-    elif restored:
-        click.echo("restored; start the server: cavvy server start", err=True)
