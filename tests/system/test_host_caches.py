@@ -51,6 +51,13 @@ rm -rf .cavvy-agent/cache || true
 ln -s $HOME/elsewhere .cavvy-agent/cache || true
 true
 """
+PROGRAMS = """
+evil='import os; os.close(os.open(os.path.expanduser("~/evil-ran"), 66, 384))'
+for each in .cavvy-agent/*.pyz .cavvy-agent/*.supervisor; do echo "$evil" > $each || true; done
+for each in $(find .cavvy-agent/*.python -name '*.py'); do echo "$evil" > $each || true; done
+mkdir -p .cavvy-agent/$(ls .cavvy-agent | grep python | head -n 1)/lib/python3.11/__pycache__ || true
+true
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +105,13 @@ def hostile(name: str, script: str) -> str:
     return f"name: {name}\nresources: {{cpu: 0.1}}\nrun: |\n{lines}"
 
 
-@pytest.mark.parametrize("attack", [POISON, LINKS], ids=["files", "links"])
+@pytest.mark.parametrize("attack", [POISON, LINKS, PROGRAMS], ids=["files", "links", "programs"])
 def test_no_job_reads_or_changes_what_another_project_prepared(user: User, attack: str) -> None:
     for project in ("pa", "pb"):
         user.cli("project", "create", project)
     first = run(user, "pa", OWN.format(name="first", more="true"))
     hostile_said = run(user, "pb", hostile("hostile", attack))
-    second = run(user, "pa", OWN.format(name="second", more="python3 -c 1 || true"))
+    second = run(user, "pa", OWN.format(name="second", more="ls -a ~ | grep evil || true"))
 
     assert "found 0" in hostile_said
     for said in (first, second):
@@ -112,3 +119,4 @@ def test_no_job_reads_or_changes_what_another_project_prepared(user: User, attac
         assert "SETUP-OF-A" in said
         assert "DIR-OF-A" in said
         assert "POISONED" not in said
+        assert "evil-ran" not in said

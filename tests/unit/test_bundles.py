@@ -1,5 +1,7 @@
 """The Python for hosts is packed once, also if many hosts start at the same moment."""
 
+import io
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -19,7 +21,10 @@ def test_hosts_that_start_at_once_get_the_same_python(
 
     def pack(program: Path) -> bytes:  # the real one takes seconds
         packed.append(program)
-        return b"a Python"
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("lib/python"))
+        return content.getvalue()
 
     monkeypatch.setattr(bundles, "_make_archive", pack)
 

@@ -35,7 +35,8 @@ open(sys.argv[2], "wb").write(data)' "$1" "$2"
 
 cavvy_fetch() { # HASH NAME: stores the file with this hash as $CAVVY_FOLDER/NAME
   target=$CAVVY_FOLDER/$2
-  if [ -e "$target" ]; then return 0; fi
+  if [ -f "$target" ] && [ ! -L "$target" ] && [ "$(cavvy_hash "$target")" = "$1" ]; then return 0; fi
+  rm -rf "$target"
   tries=0
   until cavvy_get "$CAVVY_ADDRESS/boot/v1/$1" "$target.$$" && [ "$(cavvy_hash "$target.$$")" = "$1" ]; do
     tries=$((tries + 1))

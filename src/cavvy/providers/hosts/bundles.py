@@ -25,6 +25,7 @@ from threading import Lock
 from cavvy.agent.bundle import make_archive
 from cavvy.providers.base import Refused
 from cavvy.providers.hosts.records import write_bytes
+from cavvy.providers.hosts.supervisor.programs import hash_lines
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor"))
 # matches a line in the output of the loader's option --list
@@ -86,8 +87,9 @@ def platform() -> str:
 
 
 def pack_python(cache: Path) -> Bundle:
-    """Return this machine's Python as a .tar.gz. The first call for a Python version takes seconds,
-    because the call builds the file. Raises Refused.
+    """Return this machine's Python as a .tar.gz, named after the hash of the files in it, so that
+    hosts can compare the unpacked files with the name. The first call for a Python version takes
+    seconds, because the call builds the file. Raises Refused.
     """
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"
@@ -95,12 +97,24 @@ def pack_python(cache: Path) -> Bundle:
     with _packing:  # many nodes may need the file at the same time
         if not file.exists():
             write_bytes(file, _make_archive(program))
-    return make_bundle(file.read_bytes(), ".python")
+    content = file.read_bytes()
+    return Bundle(name=_hash_files(content)[:20] + ".python", content=content)
 
 
 def python_command(folder: str) -> Sequence[str]:
     """Return the command that starts a Python runtime unpacked in `folder`."""
-    return [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
+    python = [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
+    return [*python, "-B"]  # without further files in the folder, whose content is compared
+
+
+def _hash_files(content: bytes) -> str:
+    lines = []
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            if file is not None:
+                lines.append(f"{hashlib.sha256(file.read()).hexdigest()}  ./{member.name}\n")
+    return hash_lines(lines)
 
 
 def _make_archive(program: Path) -> bytes:

@@ -44,6 +44,7 @@ from .files import (
 )
 from .frames import FrameReader, encode_frame
 from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
+from .programs import ChangedProgram, check_programs
 from .removals import is_overdue, make_removal
 
 TYPE_CHECKING = False
@@ -83,6 +84,7 @@ class HostSupervisor:
     def __init__(self, root: str) -> None:
         self._root = root
         self._blocked = False  # True while the output pipe is full
+        self._changed = False  # whether a job has changed a program that this supervisor starts
         self._children: list[subprocess.Popen[bytes]] = []
         self._watched: dict[int, int] = {}  # pidfd -> PID
         self._removals: dict[str, Fields] = {}  # the gang's folder -> its removal in progress
@@ -106,6 +108,8 @@ class HostSupervisor:
         while True:
             pause = self._tend()
             self._flush()
+            if self._changed:
+                return  # the control plane connects again, and sends what is missing
             for fd, _ in self._poll.poll(None if pause is None else pause * 1000):
                 if fd in self._watched:
                     self._poll.unregister(fd)
@@ -250,6 +254,7 @@ class HostSupervisor:
 
     def do_try_separation(self, asked: Fields) -> Fields:
         """Let the agent test whether this host can separate the jobs of different projects."""
+        self._check(asked["command"])
         return {"obstacle": try_separation(asked["command"], self._root, make_environ())}
 
     # Launching
@@ -305,6 +310,7 @@ class HostSupervisor:
     def _spawn(self, name: str, rank: str, options: list[str], note: str) -> Fields:
         folder = f"{self._folder(name)}/{rank}"
         command = (read_json(self._folder(name) + "/gang.json") or {})["command"]
+        self._check(command)
         environ = dict(make_environ(), **{GANG_MARK: name, RANK_MARK: rank})
         with open(folder + "/agent.log", "ab", opener=open_own) as log:
             child = subprocess.Popen(
@@ -326,6 +332,13 @@ class HostSupervisor:
             )
         self._children.append(child)
         return identify(child.pid) or {"pid": child.pid, "start": 0, "boot": boot()}
+
+    def _check(self, command: list[str]) -> None:
+        try:
+            check_programs(command)
+        except ChangedProgram:
+            self._changed = True
+            raise
 
     # Polling
 

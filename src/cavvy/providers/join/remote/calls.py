@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import shutil
 import socket
 import ssl
 
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
     Fields = dict[str, Any]
 
 TIMEOUT_S = 30.0
+
+
+def _is_intact(path: str, digest: str) -> bool:
+    """Return whether the file exists and has this hash. Something else there is removed."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(path, flags), "rb") as file:
+            if hashlib.sha256(file.read()).hexdigest() == digest:
+                return True
+    except OSError:
+        pass
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+    return False
 
 
 class MachineDismissed(Exception):
@@ -78,8 +95,9 @@ class ServerCalls:
         raise OSError(f"status {status}: {said}")
 
     def fetch(self, digest: str, path: str) -> None:
-        """Download the file with this hash to `path`, unless the path exists. Raises OSError."""
-        if os.path.exists(path):
+        """Download the file with this hash to `path`, unless the file is there. On some machines,
+        an earlier job can have changed the file. Raises OSError."""
+        if _is_intact(path, digest):
             return
         status, data = self._request("GET", "/boot/v1/" + digest, b"", {}, 60.0)
         if status != 200 or hashlib.sha256(data).hexdigest() != digest:
