@@ -167,6 +167,7 @@ class FakeClient:
     changes something.
     """
 
+    address: str = "unix:///run/cavvy.sock"
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
     found: list[wire.CleanupItem] = field(default_factory=list)

@@ -417,6 +417,7 @@ class WorkConfig(ConfigRecord):
     # seconds of the server's silence after which the results of ended work are stored in the
     # bucket. 0 if there is no bucket.
     deposit_after_s: float = 0
+    path: str = ""  # PATH of the submitting shell, if that shell is on this machine
     tunnel: TunnelConfig | None
 
     def __init__(self, fields: ConfigFields) -> None:

@@ -23,7 +23,7 @@ from .reports import TaskReports
 from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
-from .work.environment import make_environment
+from .work.environment import add_python, make_environment
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
@@ -288,6 +288,7 @@ class RankRunner:
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot start its work: {error}")
             return
+        add_python(self._config, work)
         self._redactor = make_redactor(work)
         if self._config.boxed:
             work.image = None

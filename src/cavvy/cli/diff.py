@@ -45,6 +45,7 @@ def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:
     yield from _flat("task", decode(job.task))
     origin = decode(job.origin)
     origin.pop("rerun_of", None)
+    origin.pop("path", None)  # differs between terminals
     yield from _flat("origin", origin)
     yield "result.phase", job.phase
     yield "result.exit_code", job.exit_code

@@ -3,9 +3,12 @@ server.
 """
 
 import ipaddress
+import os
 from urllib.parse import urlsplit
 
 from cavvy.client.errors import ApiError
+
+_LONGEST_PATH = 16_384  # characters
 
 
 def check_address(address: str) -> None:
@@ -44,6 +47,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def list_own_path(address: str, *first: str) -> str:
+    """Return the folders `first` and the PATH of this process, if the server at this address is on
+    this machine; otherwise return "".
+    """
+    url = urlsplit(address)
+    if url.scheme != "unix" and not is_loopback(url.hostname or ""):
+        return ""
+    path = os.pathsep.join([*first, os.environ.get("PATH", "")])
+    return path if len(path) <= _LONGEST_PATH and path.isprintable() else ""
 
 
 def name_host(listen: str, host: str) -> str:

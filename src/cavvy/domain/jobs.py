@@ -204,6 +204,7 @@ class RunOrigin(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # the submitter's platform and versions of Cavvy and Python
     rerun_of: str | None = None
+    path: str = ""  # PATH of the submitting shell, if the server is on the same machine
 
 
 class PlanState(Struct, frozen=True, kw_only=True):

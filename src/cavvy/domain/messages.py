@@ -232,6 +232,7 @@ class Assignment:
     # after this many seconds without an answer from the server, the results of ended work are
     # uploaded to a bucket; 0 if there is no bucket
     deposit_after_s: float = 0
+    path: str = ""  # PATH of the submitting shell, if it is on the node's machine
     # Agents that do not support tunnels send no key and are refused, so this field needs no
     # protocol version.
     tunnel: TunnelWork | None = None

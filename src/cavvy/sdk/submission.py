@@ -1,6 +1,8 @@
 """Submits a task: takes a snapshot of its files, uploads them, and queues the job."""
 
 import getpass
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cavvy import settings
 from cavvy.client import make_key
+from cavvy.client.addresses import list_own_path
 from cavvy.client.state import default_home
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
@@ -111,4 +114,14 @@ def _make_origin(
             lambda snapshot: connection.upload(project, snapshot.blobs()),
         )
         origin, notes = replace(origin, snapshot=snapshot.hash), (*notes, *snapshot.notes)
-    return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides), notes
+    path = list_own_path(connection.address, *_list_programs())
+    origin = replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides, path=path)
+    return origin, notes
+
+
+def _list_programs() -> list[str]:
+    """Return the folder with the programs of this Python's virtual or conda environment, which may
+    not be on PATH: notebooks start kernels without activating their environments.
+    """
+    apart = sys.prefix != sys.base_prefix or os.path.isdir(f"{sys.prefix}/conda-meta")
+    return [f"{sys.prefix}/bin"] * apart

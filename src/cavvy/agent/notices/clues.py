@@ -72,6 +72,8 @@ def _explain_module(name: str, work: WorkConfig, path: str, empty: bool) -> str:
     else:
         text = f"{_find_python(work, path)} has no module {name}"
     text += ": `pip install PACKAGE` in `setup` installs one for the job"
+    if work.path and not (work.image or work.setup):
+        text += ", or submit the job from a shell in which the environment with it is active"
     own = f"; if {name} is a file of yours, `workdir: .` submits the files next to the task file"
     return text + own * empty
 

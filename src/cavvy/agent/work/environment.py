@@ -3,6 +3,7 @@ variables."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from ..config import AgentConfig, WorkConfig
 from ..disk import write_whole
 from ..tunnel import tunnel_variables
+from .python import find_python, own_environment, use_shell
 
 # A login shell's variables, and those needed to reach the network from this node. The agent's other
 # variables are left out, because they may contain the credentials of a server that has started the
@@ -67,6 +69,8 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     `socket` is the path of the agent's socket for the task, or "" without a socket.
     """
     env = base_environment(every=config.boxed)
+    if _has_shell(config, work):
+        use_shell(env, work.path, own_environment())
     if len(config.home) < LONGEST_HOME:
         env["TMUX_TMPDIR"] = (
             config.home
@@ -81,6 +85,21 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     if socket:
         env["CAVVY_NOTICE"] = socket
     return env
+
+
+def add_python(config: AgentConfig, work: WorkConfig) -> None:
+    """Add the Python of the submitting shell to the key of the setup, whose virtual environment
+    uses this Python."""
+    if work.setup_key and _has_shell(config, work):
+        python = os.path.realpath(find_python(make_environment(config, work)["PATH"]))
+        digest = hashlib.sha256(python.encode("utf-8", "surrogateescape")).hexdigest()
+        work.setup_key = f"{work.setup_key}-{digest[:12]}"
+
+
+def _has_shell(config: AgentConfig, work: WorkConfig) -> bool:
+    """Return whether the work uses the Python of the submitting shell. Separated work does not see
+    the user's folders."""
+    return bool(work.path) and not work.image and not config.separates
 
 
 def find_shell() -> str:

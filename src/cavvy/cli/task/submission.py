@@ -13,6 +13,7 @@ import click
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiClient, ApiError, make_key
+from cavvy.client.addresses import list_own_path
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
@@ -99,7 +100,12 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
         _check_secrets(client, project, loaded.task)
         snapshot = upload_files(client, project, loaded.task, parts)
         origin = replace(origin, snapshot=snapshot)
-    return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides)
+    return replace(
+        origin,
+        dialect=loaded.source.kind,
+        overrides=loaded.overrides,
+        path=list_own_path(client.address),
+    )
 
 
 def _check_secrets(client: "ApiClient", project: str, task: TaskSpec) -> None:

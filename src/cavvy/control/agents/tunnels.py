@@ -25,7 +25,7 @@ def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> Tu
     their traffic does not use a network. The addresses depend on the attempt, so that gangs on one
     machine rarely share addresses.
     """
-    if len(nodes) < 2 or all(_is_loopback(node.address or "") for node in nodes):
+    if len(nodes) < 2 or all(is_loopback(node.address or "") for node in nodes):
         return None
     bits = (len(nodes) + 1).bit_length()  # the first and the last address are not used
     block = zlib.crc32(f"tunnel {attempt.id}".encode()) % (1 << (_BITS - bits))
@@ -44,7 +44,7 @@ def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> Tu
     )
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     try:
         return ip_address(address).is_loopback
     except ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cavvy.control.agents.tunnels import make_tunnel
+from cavvy.control.agents.tunnels import is_loopback, make_tunnel
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.messages import (
@@ -100,6 +100,7 @@ def _make_bare(
         outputs=[_transfer(item) for item in task.outputs],
         volumes=task.volumes,
         serves=task.service is not None,
+        path=origin.path if all(is_loopback(node.address or "") for node in nodes) else "",
     )
 
 
