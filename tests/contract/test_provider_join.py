@@ -106,7 +106,7 @@ class Yard:
                 for each in await state.read(collection):
                     await state.swap(replace(each, version=each.version + 1), delete=True)
             for host in self.lab.hosts:
-                for folder in ("gangs", "over", "trash"):
+                for folder in ("agents", "gangs", "over", "trash"):
                     shutil.rmtree(
                         host.home / ".cavvy-agent" / mark / host.name / folder, ignore_errors=True
                     )
@@ -230,7 +230,7 @@ class JoinPlace:
         paths = [
             path
             for host in self.yard.lab.hosts
-            for path in host.home.glob(f".cavvy-agent/*/*/gangs/{gang}/*")
+            for path in host.home.glob(f".cavvy-agent/*/*/agents/{gang}/*")
         ]
         return [path for path in paths if path.is_dir()]
 
@@ -255,7 +255,7 @@ class TestJoin(ProviderContract):
     def place(self, yard: Yard) -> Iterator[ProviderUnderTest]:
         yield JoinPlace(yard)
         deadline = time.monotonic() + PATIENCE_S
-        while left := [line for line in list_left(yard.lab) if "/gangs/" in line]:
+        while left := [line for line in list_left(yard.lab) if "/agents/" in line]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
         asyncio.run(yard.forget())

@@ -86,7 +86,7 @@ class SshPlace:
 
     @staticmethod
     def _folders(home: Path, gang: str) -> list[Path]:
-        return [path for path in home.glob(f".cavvy-agent/*/*/gangs/{gang}/*") if path.is_dir()]
+        return [path for path in home.glob(f".cavvy-agent/*/*/agents/{gang}/*") if path.is_dir()]
 
 
 @pytest.fixture(scope="module")

@@ -307,15 +307,17 @@ def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> Non
             group = await offer_of(provider, None)
             host = around.lab.hosts[1]
             folder = next(host.file("~/.cavvy-agent").glob("*/h2"))
-            blocked = folder / "gangs/rm-0-half"
-            folder.joinpath("gangs").mkdir(exist_ok=True)
+            blocked = folder / "agents/rm-0-half"
+            folder.joinpath("agents").mkdir(exist_ok=True)
             blocked.write_text("in the way")
             with pytest.raises(NoCapacity):
                 await provider.launch(spec(group, "rm-0-half", hosts=("h1", "h2")))
             blocked.unlink()
             assert await provider.gangs("rm-0-half") == []
             async with patience():
-                while list(around.lab.hosts[0].file("~/.cavvy-agent").glob("*/h1/gangs/rm-0-half")):
+                while list(
+                    around.lab.hosts[0].file("~/.cavvy-agent").glob("*/h1/agents/rm-0-half")
+                ):
                     await provider.gangs()
                     await asyncio.sleep(0.05)
             with pytest.raises(NoCapacity):  # given up is given up
@@ -398,7 +400,7 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
             finally:
                 host.mend()
             async with patience():
-                while list(host.file("~/.cavvy-agent").glob("*/h1/gangs/rm-0-silent")):
+                while list(host.file("~/.cavvy-agent").glob("*/h1/agents/rm-0-silent")):
                     await provider.gangs()
                     await asyncio.sleep(0.2)
             assert list(await provider.gangs("rm-0-silent")) == [seen]
@@ -429,7 +431,7 @@ async def _on_bare(around: Around, bare: LabHost) -> None:
         offer = await offer_of(provider, bare.name)
         await provider.launch(spec(offer, "rm-0-bare", hosts=(bare.name,)))
         await until(provider, "rm-0-bare", lambda seen: seen[0].state is GangState.RUNNING)
-        (folder,) = bare.file("~/.cavvy-agent").glob("*/*/gangs/rm-0-bare/0")
+        (folder,) = bare.file("~/.cavvy-agent").glob("*/*/agents/rm-0-bare/0")
         assert os.stat(folder / "config.json").st_mode & 0o777 == 0o600
         (folder / "finish").touch()
         (seen,) = await until(provider, "rm-0-bare", is_ended)

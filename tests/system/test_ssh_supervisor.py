@@ -90,7 +90,7 @@ class Supervisor:
         )
 
     def rank(self, gang: str, number: int = 0) -> Path:
-        return self.root / "gangs" / gang / str(number)
+        return self.root / "agents" / gang / str(number)
 
     def states(self, gang: str) -> list[str]:
         found = [each for each in self.ask("look")["answer"]["gangs"] if each["name"] == gang]
@@ -137,7 +137,7 @@ def make(tmp_path: Path, file: Path) -> Iterator[Make]:
     yield start
     for supervisor in made:
         supervisor.close()
-    for path in tmp_path.glob("base/*/host/gangs/*/*/run.json"):
+    for path in tmp_path.glob("base/*/host/agents/*/*/run.json"):
         with suppress(ProcessLookupError):  # of a test that failed
             os.killpg(json.loads(path.read_text())["pid"], signal.SIGKILL)
 
@@ -170,9 +170,62 @@ def test_a_name_is_launched_once_and_its_end_is_told(supervisor: Supervisor) -> 
 
 def test_an_unfinished_launch_leaves_no_folder(supervisor: Supervisor) -> None:
     """A host that breaks down during a launch leaves one, with a token in it."""
-    (supervisor.root / "gangs" / ".new-earlier" / "0").mkdir(parents=True)
+    (supervisor.root / "agents" / ".new-earlier" / "0").mkdir(parents=True)
     supervisor.launch("g")
-    assert [each.name for each in (supervisor.root / "gangs").iterdir()] == ["g"]
+    assert [each.name for each in (supervisor.root / "agents").iterdir()] == ["g"]
+
+
+def test_gangs_of_an_earlier_version_are_taken_over_and_never_started_again(
+    make: Make, tmp_path: Path
+) -> None:
+    """The earlier version kept all records in the work's folders. The work of the second gang has
+    changed them, and removed the marks of its start.
+    """
+    root = tmp_path / "base/mark/host"
+    agent = root.parent.parent / "agent.pyz"
+    running, forged = (start_as_earlier(root, agent, name) for name in ("g", "h"))
+    gang = {"intent": {"n": 2}, "command": ["touch", str(tmp_path / "taken")], "boot": "x"}
+    (root / "gangs/h/gang.json").write_text(json.dumps(gang))
+    (root / "gangs/h/removing.json").write_text('{"kill_at": "soon"}')
+    (root / "gangs/h/0/left").write_text("0")
+    for mark in ("run.json", "lock", "starts"):
+        (root / "gangs/h/0" / mark).unlink()
+    os.killpg(forged.pid, signal.SIGKILL)
+    forged.wait()
+    supervisor = make("mark")
+    supervisor.until("h", "over")
+    assert supervisor.states("g") == ["runs"]
+    (found,) = [each for each in supervisor.ask("look")["answer"]["gangs"] if each["name"] == "g"]
+    assert (found["intent"], found["ranks"][0]["pid"]) == ({"n": 1}, running.pid)
+    (root / "gangs/g/0/left").write_text("0")  # forged: the agent runs
+    assert supervisor.states("g") == ["runs"]
+    (root / "gangs/g/0/started").touch()
+    (root / "gangs/g/0/code").write_text("1")
+    running.wait()
+    supervisor.until("g", "over")
+    assert (root / "agents/g/0/starts").read_text() == "deliver\n"
+    assert not (root / "gangs/h/0/starts").exists()
+    assert not (root / "agents/h/0/starts").exists()
+    assert not (tmp_path / "taken").exists()
+
+
+def start_as_earlier(root: Path, agent: Path, name: str) -> "subprocess.Popen[bytes]":
+    """Start a gang as the version before the folder `agents` did."""
+    rank = root / "gangs" / name / "0"
+    rank.mkdir(parents=True)
+    agent.write_text(AGENT)
+    command = [sys.executable, str(agent)]
+    gang = {"intent": {"n": 1}, "command": command, "boot": "x"}
+    (rank.parent / "gang.json").write_text(json.dumps(gang))
+    config = {"home": str(rank), "address": "unix:/nonexistent", "token": "t"}
+    (rank / "config.json").write_text(json.dumps(config))
+    environ = {**os.environ, "CAVVY_GANG": name, "CAVVY_RANK": "0"}
+    process = subprocess.Popen(
+        [*command, str(rank / "config.json")], env=environ, start_new_session=True
+    )
+    (rank / "run.json").write_text(json.dumps(identify(process.pid)))
+    wait_until(lambda: (rank / "starts").exists(), pause_s=0.01)
+    return process
 
 
 def test_a_new_supervisor_takes_over(supervisor: Supervisor, make: Make) -> None:
@@ -245,7 +298,7 @@ def test_what_an_agent_left_undelivered_is_delivered_once_somebody_answers(
 
 def test_a_delivery_that_takes_days_is_not_looked_at_ten_times_a_second(tmp_path: Path) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as delivery:  # which ends with this block
-        folder = tmp_path / "gangs" / "g" / "0"
+        folder = tmp_path / "agents" / "g" / "0"
         folder.mkdir(parents=True)
         for name, text in (("started", ""), ("undelivered", ""), ("left", "0")):
             (folder / name).write_text(text)
@@ -264,7 +317,7 @@ def test_a_delivery_that_takes_days_is_not_looked_at_ten_times_a_second(tmp_path
 def test_the_grace_period_ends_on_time_when_the_date_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "gangs" / "g"
+    folder = tmp_path / "agents" / "g"
     folder.mkdir(parents=True)
     for seconds, overdue in ((60, False), (0, True)):
         service.HostSupervisor(str(tmp_path))._note_removal(str(folder), seconds)

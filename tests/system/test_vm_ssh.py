@@ -152,7 +152,7 @@ def test_an_agent_is_started_by_ssh_and_survives_a_restart_of_the_server(
 
 def test_all_nodes_of_a_gang_are_reached(lab: Lab, tmp_path: Path) -> None:
     def folders() -> list[Path]:
-        return [path for host in lab.hosts for path in host.home.glob(f"**/gangs/{GANG}/*/starts")]
+        return [path for host in lab.hosts for path in host.home.glob(f"**/agents/{GANG}/*/starts")]
 
     async def scenario() -> None:
         account = Account(lab, tmp_path, pack_stand_in(), "unix:/nonexistent")

@@ -24,13 +24,15 @@ def test_on_a_node_that_ran_on_the_work_is_to_blame() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"private": "/h"}, {"taken": object()}, {"separates": True}, {"image": "alpine"}],
-    ids=str,
+    ids=["batch system", "provider", "separated", "container"],
 )
 def test_where_the_work_cannot_reach_its_agent_the_node_is_to_blame(changes: Any) -> None:
     assert loss.judge_lost(json.dumps(start(**changes)))[0] == "node"
 
 
-@pytest.mark.parametrize("changes", [{"boot": "earlier"}, {"oom_kills": -1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"boot": "earlier"}, {"oom_kills": -1}], ids=["boot", "memory"]
+)
 def test_after_a_restart_or_without_memory_the_node_is_to_blame(changes: Any) -> None:
     assert loss.judge_lost(json.dumps({**start(), **changes}))[0] == "node"
 

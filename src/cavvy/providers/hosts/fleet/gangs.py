@@ -224,6 +224,7 @@ class HostFleet:
                         self._way(gang, setup, each.rank),
                         f"{setup.root}/gangs/{gang.name}/{each.rank}",
                         setup.cache,
+                        f"{setup.root}/agents/{gang.name}/{each.rank}",
                     ),
                     own_cache=caches.own,
                     fresh_cache=caches.fresh,

@@ -37,10 +37,10 @@ class AgentRoute:
 
 
 def make_config(
-    gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
+    gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str, private: str
 ) -> HostAgentConfig:
-    """Return the configuration of one rank's agent. The agent sends its reports through `way`, and
-    the agent's files are in `home`.
+    """Return the configuration of one rank's agent. The agent sends its reports through `way`. The
+    work's files are in `home`, the agent's records in `private`.
     """
     return HostAgentConfig(
         gang=gang.name,
@@ -49,6 +49,7 @@ def make_config(
         token=way.token,
         pin=way.pin,
         home=home,
+        private=private,
         cache=cache,
         lease_s=gang.lease.total_seconds(),
         grace_s=gang.grace.total_seconds(),
@@ -58,15 +59,15 @@ def make_config(
         cpus=placed.allocation.cpus if placed.allocation else None,
         memory_mib=placed.allocation.memory_mib if placed.allocation else None,
         node_address=placed.node_address,
-        taken=_taken(gang, way, home),
+        taken=_taken(gang, way, private),
     )
 
 
-def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | float] | None:
+def _taken(gang: GangSpec, way: AgentRoute, private: str) -> Mapping[str, str | float] | None:
     if not way.taken_by:
         return None
     # The supervisor writes this file when Cavvy removes the gang.
-    removal = f"{home.rpartition('/')[0]}/removing.json"
+    removal = f"{private.rpartition('/')[0]}/removing.json"
     return {"unless": removal, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
 
 

@@ -6,15 +6,17 @@ A request `{"id", "do", ...}` is answered by `{"id", "answer"}` or `{"id", "erro
 
 The supervisor stores these files:
 
-* `ROOT/gangs/NAME/gang.json` contains the control plane's intent and the agent's command.
-* `ROOT/gangs/NAME/removing.json` exists during the removal of a gang, and contains the time when
+* `ROOT/agents/NAME/gang.json` contains the control plane's intent and the agent's command.
+* `ROOT/agents/NAME/removing.json` exists during the removal of a gang, and contains the time when
   the agents are killed.
-* `ROOT/gangs/NAME/RANK/config.json` contains the agent's configuration; `devices` lists the rank's
+* `ROOT/agents/NAME/RANK/config.json` contains the agent's configuration; `devices` lists the rank's
   devices.
-* `ROOT/gangs/NAME/RANK/run.json` describes the process that runs the agent and writes the agent's
+* `ROOT/agents/NAME/RANK/run.json` describes the process that runs the agent and writes the agent's
   exit code to `left`.
-* `ROOT/gangs/NAME/RANK/dead.json` states how the rank ended, and never changes.
+* `ROOT/agents/NAME/RANK/dead.json` states how the rank ended, and never changes.
 * `ROOT/over/NAME` exists if the gang NAME must not be launched again.
+* `ROOT/gangs/NAME/RANK` is the home of the rank. The work can change everything in it, so the
+  supervisor obeys nothing that it finds there.
 
 The supervisor stores all state on disk, and every request may be repeated. A ValueError is reported
 as `refused`, a LockBusy as `busy` (another gang holds the device), and an OSError as `again`.
@@ -29,6 +31,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 from .facts import try_separation
@@ -46,6 +49,7 @@ from .frames import FrameReader, encode_frame
 from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
 from .programs import ChangedProgram, check_programs
 from .removals import is_overdue, make_removal
+from .takeover import EARLIER, take_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +87,7 @@ class HostSupervisor:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._earlier = True  # whether an earlier version may have left gangs
         self._blocked = False  # True while the output pipe is full
         self._changed = False  # whether a job has changed a program that this supervisor starts
         self._children: list[subprocess.Popen[bytes]] = []
@@ -128,6 +133,7 @@ class HostSupervisor:
     def _answer(self, asked: Fields) -> None:
         try:
             with FileLock(self._root + "/lock"):
+                self._take_over()
                 answer = {"id": asked["id"], "answer": getattr(self, "do_" + asked["do"])(asked)}
         except LockBusy as error:
             answer = {"id": asked["id"], "kind": "busy", "error": str(error)}
@@ -166,6 +172,15 @@ class HostSupervisor:
                 os.kill(earlier["pid"], signal.SIGKILL)
             write_json(path, identify(os.getpid()) or {})
 
+    def _take_over(self) -> None:
+        """Take over the gangs of an earlier version, once. Raises OSError."""
+        if self._earlier:
+            command = read_text("/proc/self/cmdline").split("\0")
+            known = sys.argv[0] in command
+            start = command[: command.index(sys.argv[0])] if known else [sys.executable, "-I", "-S"]
+            take_over(self._root, start)
+            self._earlier = False
+
     # Requests
 
     def do_launch(self, asked: Fields) -> Fields:
@@ -179,6 +194,9 @@ class HostSupervisor:
         if not os.path.exists(folder + "/gang.json"):
             self._prepare(folder, asked)
         if self._removal(folder) is None:
+            # All homes exist before the first work can put something else in their place.
+            for rank in asked["ranks"]:
+                os.makedirs(self._home(name, str(rank["rank"])), 0o700, exist_ok=True)
             for rank in asked["ranks"]:
                 self._start_missing(name, str(rank["rank"]))
         return {"over": False, "gang": self._look(name)}
@@ -235,7 +253,7 @@ class HostSupervisor:
         self._bury(name)
         self._told.pop(name, None)
         self._removals.pop(folder, None)
-        self._discard(folder)
+        self._discard(folder, f"{self._root}/gangs/{name}")
         return {}
 
     def do_relay(self, asked: Fields) -> Fields:
@@ -260,8 +278,8 @@ class HostSupervisor:
     # Launching
 
     def _prepare(self, folder: str, asked: Fields) -> None:
-        fresh = f"{self._root}/gangs/.new-{os.path.basename(folder)}"
-        for unfinished in glob.glob(glob.escape(self._root) + "/gangs/.new-*"):
+        fresh = f"{self._root}/agents/.new-{os.path.basename(folder)}"
+        for unfinished in glob.glob(glob.escape(self._root) + "/agents/.new-*"):
             shutil.rmtree(unfinished, ignore_errors=True)  # the host broke down during a launch
         shared = os.path.dirname(os.path.dirname(self._root))
         with FileLock(shared + "/devices.lock"):  # shared with the other installations on this host
@@ -274,7 +292,8 @@ class HostSupervisor:
                 )
                 for rank in asked["ranks"]:
                     os.mkdir(f"{fresh}/{rank['rank']}", 0o700)
-                    write_json(f"{fresh}/{rank['rank']}/config.json", rank["config"])
+                    config = dict(rank["config"], private=f"{folder}/{rank['rank']}")
+                    write_json(f"{fresh}/{rank['rank']}/config.json", config)
                     write_text(
                         f"{fresh}/{rank['rank']}/devices",
                         "".join(f"{name}\n" for name in rank["devices"]),
@@ -290,7 +309,7 @@ class HostSupervisor:
         """
         folder = f"{self._folder(name)}/{rank}"
         known = read_json(folder + "/run.json")
-        if known is not None or os.path.exists(folder + "/left"):
+        if known is not None or any(os.path.exists(f"{folder}/{e}") for e in ("left", EARLIER)):
             return known
         # The agent may have been started just before an earlier supervisor was killed. The oldest
         # process is the leader of the group.
@@ -366,7 +385,8 @@ class HostSupervisor:
         run = (
             self._start_missing(name, rank) if removing is None else read_json(folder + "/run.json")
         )
-        left = read_own(folder + "/left")
+        files = self._files(name, rank)
+        left = read_own(folder + "/left")  # an agent of an earlier version writes it elsewhere
         seen = {"rank": int(rank), "pid": run["pid"] if run else None}
         if run is not None and not left and lives(run) and not overdue:
             self._alive.add(folder)
@@ -379,18 +399,19 @@ class HostSupervisor:
                 "state": "ends",
                 "why": "processes that the agent left behind are being killed",
             }
-        undelivered = not in_order or os.path.exists(folder + "/undelivered")
+        undelivered = not in_order or os.path.exists(files + "/undelivered")
         if undelivered and self._follow_up(name, rank, removing):
             return {**seen, "state": "ends", "why": DELIVERING}
-        return self._bury_rank(folder, {"pid": seen["pid"], "in_order": in_order}, run)
+        return self._bury_rank(name, rank, {"pid": seen["pid"], "in_order": in_order}, run)
 
-    def _bury_rank(self, folder: str, dead: Fields, run: Fields | None) -> Fields:
+    def _bury_rank(self, name: str, rank: str, dead: Fields, run: Fields | None) -> Fields:
         """Record the end of a rank. The record of a rank's end is written once and never
         changed."""
+        folder = f"{self._folder(name)}/{rank}"
         dead = dict(
             dead,
-            at=self._died_at(folder),
-            exit=read_json(folder + "/exit.json"),
+            at=self._died_at(name, rank),
+            exit=read_json(self._files(name, rank) + "/exit.json"),
             rebooted=run is not None and run["boot"] != boot(),
             complaint=(read_own(folder + "/agent.log").splitlines() or [""])[-1][:500],
         )
@@ -419,12 +440,14 @@ class HostSupervisor:
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
-        boxed = os.path.exists(folder + "/entry.sh") and not os.path.exists(folder + "/removed")
+        boxed = os.path.exists(self._home(name, rank) + "/entry.sh")
+        boxed = boxed and not os.path.exists(folder + "/removed")
         if engine is not None and boxed:
             write_text(folder + "/removed", "")
             self._run_aside([engine, "rm", "-f", f"{name}-{rank}"])
             return True
-        if removing is not None or not os.path.exists(folder + "/started"):
+        begun = os.path.exists(self._files(name, rank) + "/started")
+        if removing is not None or not begun:
             return False
         return self._deliver(name, rank, folder)
 
@@ -445,8 +468,12 @@ class HostSupervisor:
         ):
             return True
         said = read_own(folder + "/delivered")
-        unheard = said == str(os.EX_TEMPFAIL) and time.time() - self._died_at(folder) < TOMBSTONE_S
+        unheard = said == str(os.EX_TEMPFAIL) and (
+            time.time() - self._died_at(name, rank) < TOMBSTONE_S
+        )
         if said == "0" or (last["tries"] >= DELIVERIES and not unheard):
+            return False
+        if not self._can_deliver(name, rank):
             return False
         remove_file(folder + "/delivered")
         run = self._spawn(name, rank, ["--deliver"], "delivered")
@@ -454,8 +481,16 @@ class HostSupervisor:
         self._watch(run)
         return True
 
-    def _died_at(self, folder: str) -> float:
-        return find_death(folder, time.time() if folder in self._alive else None)
+    def _can_deliver(self, name: str, rank: str) -> bool:
+        """Return whether the records of the rank allow a delivery; those of earlier versions may
+        be too damaged.
+        """
+        command = (read_json(self._folder(name) + "/gang.json") or {}).get("command")
+        return bool(command) and os.path.exists(f"{self._folder(name)}/{rank}/config.json")
+
+    def _died_at(self, name: str, rank: str) -> float:
+        seen = f"{self._folder(name)}/{rank}" in self._alive
+        return find_death(self._files(name, rank), time.time() if seen else None)
 
     # Periodic work
 
@@ -472,6 +507,7 @@ class HostSupervisor:
             pauses.append(POLL_S)
         try:
             with FileLock(self._root + "/lock"):
+                self._take_over()
                 for name in self._names():
                     seen = self._look(name)
                     pauses += self._find_pause(seen, watched)
@@ -537,19 +573,21 @@ class HostSupervisor:
             if time.time() - os.stat(f"{tombs}/{old}").st_mtime > TOMBSTONE_S:
                 remove_file(f"{tombs}/{old}")
 
-    def _discard(self, folder: str) -> None:
-        """Move a folder to the trash, and delete it in the background, because the folder may be
-        large. The work may have made folders in it read-only.
+    def _discard(self, *folders: str) -> None:
+        """Move folders to the trash, and delete them in the background, because the folders may be
+        large. The work may have made folders in them read-only.
         """
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
-        if os.path.exists(folder):
-            os.rename(folder, f"{trash}/{os.path.basename(folder)}-{time.time_ns()}")
+        for number, folder in enumerate(folders):
+            if os.path.exists(folder):
+                name = f"{os.path.basename(folder)}-{time.time_ns()}-{number}"
+                os.rename(folder, f"{trash}/{name}")
         self._run_aside(["sh", "-c", 'rm -rf "$0" || chmod -R u+rwx "$0"; rm -rf "$0"', trash])
 
     def _names(self) -> list[str]:
         try:
-            names = os.listdir(self._root + "/gangs")
+            names = os.listdir(self._root + "/agents")
         except FileNotFoundError:
             return []
         return sorted(name for name in names if not name.startswith("."))
@@ -562,7 +600,17 @@ class HostSupervisor:
         return sorted(filter(str.isdigit, found), key=int)
 
     def _folder(self, name: str) -> str:
-        return f"{self._root}/gangs/{name}"
+        """Return the folder of a gang's records, which separated work does not see."""
+        return f"{self._root}/agents/{name}"
+
+    def _home(self, name: str, rank: str) -> str:
+        """Return the home folder of a rank, in which the work can change everything."""
+        return f"{self._root}/gangs/{name}/{rank}"
+
+    def _files(self, name: str, rank: str) -> str:
+        """Return the folder in which the agent of a rank keeps its records."""
+        folder = f"{self._folder(name)}/{rank}"
+        return self._home(name, rank) if os.path.exists(f"{folder}/{EARLIER}") else folder
 
 
 def find_death(folder: str, alive_at: float | None) -> float:
@@ -603,9 +651,14 @@ def check_free(shared: str, wanted: set[str]) -> None:
     Normally the control plane never assigns a device to two gangs. Two gangs can get the same
     device if two control planes use one host, or if the control plane has lost its database.
     """
-    for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
-        held = wanted & set(read_text(path).split())
+    paths = glob.glob(glob.escape(shared) + "/*/*/agents/*/*/devices")
+    paths += glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices")  # of earlier versions
+    for path in paths:
+        held = wanted & set(read_own(path).split())
         folder = os.path.dirname(path)
+        root, kind, name = folder.rsplit("/", 3)[:3]
+        if kind == "gangs" and os.path.exists(f"{root}/agents/{name}"):
+            continue  # taken over
         if held and not os.path.exists(folder + "/dead.json"):
             run = read_json(folder + "/run.json")
             gang, rank = folder.split("/")[-2:]

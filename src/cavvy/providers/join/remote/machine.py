@@ -314,7 +314,7 @@ class SupervisorSession:
 
 def alive(root: str) -> bool:
     """Return whether any gang on this machine has a rank that has not ended."""
-    ranks = glob.glob(glob.escape(root) + "/gangs/*/*/config.json")
+    ranks = glob.glob(glob.escape(root) + "/agents/*/*/devices")
     return any(not os.path.exists(os.path.dirname(path) + "/dead.json") for path in ranks)
 
 
