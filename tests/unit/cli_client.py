@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 from msgspec import Raw
@@ -167,7 +167,7 @@ class FakeClient:
     changes something.
     """
 
-    address: str = "unix:///run/cavvy.sock"
+    address: ClassVar[str] = "unix:///run/cavvy.sock"
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
     found: list[wire.CleanupItem] = field(default_factory=list)
