@@ -1,11 +1,14 @@
 """Services whose gateway cannot listen: users are told why."""
 
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.api.api_state import Api, open_api, until
+
+from cavvy.gateway.addresses import find_listener
 
 pytestmark = pytest.mark.anyio
 SERVICE = "/v1/projects/default/services/chat"
@@ -38,7 +41,9 @@ async def test_a_port_that_is_taken_is_named_until_it_is_free(
     api: Api, taken: socket.socket
 ) -> None:
     port = taken.getsockname()[1]
-    reason = f"address 127.0.0.1:{port} is in use by another process; change services.listen"
+    what = find_listener(port)
+    assert f"process {os.getpid()} (" in what
+    reason = f"address 127.0.0.1:{port} is in use by {what}; end it, or change services.listen"
     assert await read_problem(api) == f"services cannot be reached: {reason}"
     put = await api.http.put(SERVICE, json={"text": TEXT, "user": "ada"})
     assert (put.json()["state"], put.json()["url"]) == ("failing", "")

@@ -1,11 +1,14 @@
 """Settings with which a server cannot work: commands say so."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.trust import User, user_at
+from tests.system.trust import User, user_at, wait_until
+
+from cavvy.gateway.addresses import find_listener
 
 pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-hello" / "service.yaml"
@@ -24,7 +27,9 @@ def test_commands_name_the_port_that_is_taken(user: User) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         user.settings(f'[services]\nlisten = "127.0.0.1:{port}"\n')
-        reason = f"address 127.0.0.1:{port} is in use by another process; change services.listen"
+        what = find_listener(port)
+        assert f"process {os.getpid()} (" in what
+        reason = f"address 127.0.0.1:{port} is in use by {what}; end it, or change services.listen"
         assert f"services cannot be reached: {reason}" in user.cli("server", "start")
         assert reason in user.cli("server", "status")
         said = user.cli("serve", str(EXAMPLE), code=1)
@@ -35,7 +40,7 @@ def test_commands_name_the_port_that_is_taken(user: User) -> None:
         assert reason in user.cli("call", "hello", code=1)
         assert reason in user.cli("chat", "hello", "Good morning", code=1)
         assert reason in user.cli("server", "logs")
-    user.cli("server", "restart")
+    wait_until(lambda: "in use" not in user.cli("services", "show", "hello"))  # without a restart
     assert "Ada" in user.cli("call", "hello", "/", "-d", "Ada")
     assert reason not in user.cli("services", "show", "hello")
     user.cli("unserve", "hello")

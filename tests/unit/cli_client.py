@@ -176,6 +176,7 @@ class FakeClient:
         default_factory=list
     )  # what `down` does not get rid of
     rows: list[wire.NodeListing] = field(default_factory=list)
+    served: list[Any] = field(default_factory=list)  # the services
     log_bytes: bytes = b""
     log_asked: dict[str, object] = field(default_factory=dict)
     removed: wire.JobRemoved = field(default_factory=lambda: wire.JobRemoved(freed_bytes=0))
@@ -383,6 +384,10 @@ class FakeClient:
     def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
         self.asked.append(("gc", dry_run))
         return [wire.CleanupItem(**{**asdict(each), "done": not dry_run}) for each in self.found]
+
+    def ask(self, target: str, kind: Any, body: Any = None, *, method: str = "") -> Any:
+        assert target.startswith("/v1/services"), target
+        return self.served
 
     def check_submission(self, text: str, **how: Any) -> wire.SubmissionCheck:
         self.asked.append(("check", text, how))

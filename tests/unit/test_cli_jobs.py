@@ -231,6 +231,22 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
 
 
+def test_stop_says_that_services_go_on_and_how_to_end_them(client: FakeClient) -> None:
+    replica = SimpleNamespace(job="id-of-now")
+    client.served = [
+        SimpleNamespace(name="web", state="ready", replicas=[replica]),
+        SimpleNamespace(name="idle", state="idle", replicas=[]),
+        SimpleNamespace(name="gone", state="ending", replicas=[]),
+    ]
+    assert run("stop", "bad").stderr == ""
+    told = run("stop", "now").stderr
+    assert "service web goes on" in told
+    assert "`cavvy unserve web`" in told
+    assert "idle" not in told
+    every = run("stop", "--all").stderr
+    assert [name in every for name in ("web", "idle", "gone")] == [True, True, False]
+
+
 def test_only_four_commands_find_a_session_by_its_machines_name(client: FakeClient) -> None:
     client.all_jobs |= {"dev": make_job("dev", "done"), "dev-2": make_job("dev-2", "failed")}
     client.sessions = {"dev": "dev-2"}

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @click.option("--wait/--no-wait", default=True, help="Wait until the jobs have ended.")
 @needless_yes_option
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
-    """Stop jobs. Each job gets its grace period to save its work; then its nodes are released."""
+    """Stop jobs. Each job gets its grace period to save its work; then its nodes are released.
+
+    A service starts a new replica when it needs one. `cavvy unserve` ends services.
+    """
 
     if bool(names) == everything:
         raise CommandFailure(
@@ -43,6 +46,28 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
                 click.echo(f"{job.name}: stopping")
         if not ids:
             click.echo(f"project {project} has no unfinished jobs")
+        _tell_services(client, project, None if everything else ids)
+
+
+def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None") -> None:
+    """Say that services go on, and how to end them: the services whose replicas are among the
+    `stopped` jobs, or all services of the project if `stopped` is None.
+    """
+    from cavvy.client import ApiError
+    from cavvy.client.service_wire import list_services
+
+    try:
+        services = [each for each in list_services(client, project) if each.state != "ending"]
+    except ApiError:  # the jobs are stopped, and the user may lack the right to see services
+        return
+    for each in services:
+        if stopped is None or {replica.job for replica in each.replicas} & set(stopped):
+            ends = f"`cavvy unserve {named(project, each.name)}` ends the service"
+            click.echo(
+                f"note: service {each.name} goes on, and starts a new replica when it needs one; "
+                f"{ends}",
+                err=True,
+            )
 
 
 def _find(client: "ApiClient", project: str, name: str) -> str:
