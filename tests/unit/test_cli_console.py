@@ -65,10 +65,36 @@ def test_the_address_stands_alone_in_its_line(served: Served) -> None:
     assert told.exit_code == 0, told.output
     ((access, name, port, tls, start),) = served.calls
     assert isinstance(access, OneUser)
-    address = f"http://127.0.0.1:{port}/sign-in?key={access.secret}"
+    address = f"http://localhost:{port}/sign-in?key={access.secret}"
     assert told.stdout == f"The console of cavvy.example:7777, until Ctrl-C:\n{address}\n"
     assert (name, tls, start) == ("cavvy.example:7777", False, None)
     assert served.opened == [], "there is no screen"
+
+
+def test_another_program_cannot_take_the_name_of_the_console(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Browsers try ::1 first, where a program of another user could wait for the secret."""
+    try:
+        other = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"no IPv6: {error}")
+    with other:
+        port = other.getsockname()[1]
+        assert f"http://127.0.0.1:{port}/sign-in" in run("--port", str(port)).stdout
+    refused: list[OSError] = []
+
+    def take(*arguments: Any) -> None:
+        listener = arguments[2]
+        try:
+            socket.create_server(("::1", listener.getsockname()[1]), family=socket.AF_INET6).close()
+        except OSError as error:
+            refused.append(error)
+        listener.close()
+
+    monkeypatch.setattr("cavvy.console.serving.serve", take)
+    assert "http://localhost:" in run("--port", "0").stdout
+    assert [each.errno for each in refused] == [errno.EADDRINUSE]
 
 
 def test_in_an_ssh_session_the_command_that_forwards_the_port_is_printed(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from starlette.types import ASGIApp
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 5.0  # seconds for which a page waits for a server that does not answer
 _HOST = "127.0.0.1"
+# The console's name in browsers. The addresses of services and of forwarded ports contain
+# 127.0.0.1, and browsers send a cookie to all ports of a host name.
+_NAME = "localhost"
 _USUAL_PORT = 8520
 _TRIES = 20  # ports that are tried if the usual one is in use
 
@@ -81,11 +85,15 @@ def _serve_one_user(port: int | None, no_browser: bool) -> None:
     from cavvy.console.access import OneUser
     from cavvy.console.serving import serve
 
-    with _open_port(port) as listener, session(patience_s=_PATIENCE_S) as client:
+    with (
+        _open_port(port) as listener,
+        _hold_name(listener.getsockname()[1]) as browser_name,
+        session(patience_s=_PATIENCE_S) as client,
+    ):
         name, start = _name_of(client), _follow_embedded(client)
         access = OneUser(client)
         chosen = listener.getsockname()[1]
-        address = f"http://{_HOST}:{chosen}/sign-in?key={access.secret}"
+        address = f"http://{browser_name}:{chosen}/sign-in?key={access.secret}"
         click.echo(f"The console of {name}, until Ctrl-C:\n{address}")
         if not _has_screen() and os.environ.get("SSH_CONNECTION"):
             click.echo(
@@ -164,6 +172,26 @@ def _open_port(port: int | None) -> "socket.socket":
         except OSError as error:
             problem = error
     raise _cannot_listen(f"{_HOST}:{tried[-1]}", problem, "--port") from problem
+
+
+@contextmanager
+def _hold_name(port: int) -> "Iterator[str]":
+    """Yield the name under which browsers open the console. Browsers also try the address ::1 for
+    this name, so its port is held meanwhile: a program of another user that listened there would
+    get the secret in the console's address.
+    """
+    import errno
+    import socket
+
+    name = _NAME
+    with ExitStack() as stack:
+        try:
+            held = stack.enter_context(socket.socket(socket.AF_INET6))
+            held.bind(("::1", port))  # without listening, so that browsers go on to 127.0.0.1
+        except OSError as error:  # others mean that this machine has no such address
+            if error.errno == errno.EADDRINUSE:
+                name = _HOST
+        yield name
 
 
 def _open_address(listen: str, *, is_safe: bool) -> "socket.socket":

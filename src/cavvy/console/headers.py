@@ -78,7 +78,7 @@ class LocalNames:
             await self._app(scope, receive, send)
             return
         refusal = (
-            "This console serves only the browsers of one user. Open it as http://127.0.0.1 with "
+            "This console serves only the browsers of one user. Open it as http://localhost with "
             "the port that `cavvy console` printed. `cavvy console --help` says how to use a "
             "browser of another machine, and how to serve several users."
         )
