@@ -123,7 +123,7 @@ def _basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _list_secret_places(secret: str) -> dict[str, tuple[str, list[str]]]:
+def list_secret_places(secret: str) -> dict[str, tuple[str, list[str]]]:
     """Name of the place -> target and fields of a request that has the secret there."""
     encoded = "".join(f"%{ord(each):02x}" for each in secret)
     coded = "%25" + f"{ord(secret[0]):02X}" + secret[1:]
@@ -168,9 +168,9 @@ def _list_secret_places(secret: str) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-_PLACES = tuple(_list_secret_places(MADE))
+_PLACES = tuple(list_secret_places(MADE))
 # Cookie lines -> what a program gets
-_COOKIES = {
+COOKIES = {
     f"Cookie: {_CONSOLE}": None,
     f"cookie:{_CONSOLE}": None,
     f"Cookie: a=1; {_CONSOLE}; b=2": "a=1; b=2",
@@ -324,7 +324,7 @@ class GatewaySuite:
     def test_no_program_gets_a_key_or_token_of_cavvy(
         self, plane: Any, one: ReplicaStandIn, secret: str, place: str, upgrade: bool
     ) -> None:
-        target, lines = _list_secret_places(secret)[place]
+        target, lines = list_secret_places(secret)[place]
         lines = [*lines, "X-Custom: stays", "Authorization2: Basic dXNlcjpwYXNzd29yZA=="]
         if upgrade:
             lines += [f"{k.replace('_', '-')}: {v}" for k, v in WEB_SOCKET.items()]
@@ -347,7 +347,7 @@ class GatewaySuite:
         if place == "field a protocol":
             assert seen.get("sec-websocket-protocol") == "realtime"
 
-    @pytest.mark.parametrize("sent", _COOKIES)
+    @pytest.mark.parametrize("sent", COOKIES)
     def test_no_program_gets_the_cookie_of_the_console(
         self, plane: Any, one: ReplicaStandIn, sent: str
     ) -> None:
@@ -355,7 +355,7 @@ class GatewaySuite:
             talk.send(f"GET /echo HTTP/1.1\r\nHost: svc.example\r\n{sent}\r\n\r\n".encode())
             assert talk.read().status == 200
         cookies = [value for name, value in one.seen[-1].headers if name.lower() == "cookie"]
-        assert ("|".join(cookies) or None) == _COOKIES[sent]
+        assert ("|".join(cookies) or None) == COOKIES[sent]
 
     def test_values_of_programs_pass_as_they_are(self, plane: Any, one: ReplicaStandIn) -> None:
         sent = {

@@ -6,7 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 from tests.certificates import Authority
-from tests.contract.gateway_suite import KEY, KEYED, SERVICE, SMALL, replicas
+from tests.contract.gateway_process import OWNER_TOKEN
+from tests.contract.gateway_suite import (
+    ACCOUNT,
+    COOKIES,
+    KEY,
+    KEYED,
+    MADE,
+    SERVICE,
+    SMALL,
+    holds_secret,
+    list_secret_places,
+    replicas,
+)
 from tests.contract.haproxy_process import HaproxyPlaneProcess
 from tests.contract.replica_stand_in import ReplicaStandIn
 
@@ -97,3 +109,53 @@ def test_grpc_is_refused_with_the_reason(
         assert ("grpc-status: 12" in head) == ("grpc-message: services of cavvy" in head) == refused
         assert ("content-type: application/grpc\n" in head) == refused
     assert len(replicas[0].seen) == 1
+
+
+@pytest.mark.parametrize("secret", [MADE, ACCOUNT, OWNER_TOKEN], ids=["key", "account", "owner"])
+@pytest.mark.parametrize("place", list_secret_places(MADE))
+def test_no_program_gets_a_key_or_token_of_cavvy(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn], secret: str, place: str
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("svc", replicas[:1])
+    target, lines = list_secret_places(secret)[place]
+    fields = [each for line in lines for each in ("-H", line)]
+    assert curl(plane, target, "-g", "--path-as-is", *fields, "-H", "X-Custom: a").returncode == 0
+    [seen] = replicas[0].seen
+    for text in (seen.path, *(part for line in seen.headers for part in line)):
+        assert not holds_secret(text, secret), text
+    assert seen.get("x-custom") == "a"
+
+
+@pytest.mark.parametrize("sent", COOKIES)
+def test_no_program_gets_the_cookie_of_the_console(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn], sent: str
+) -> None:
+    """In HTTP/2, each cookie may be a field of its own."""
+    replicas[0].reset()
+    plane.set_replicas("svc", replicas[:1])
+    fields = [each for line in sent.split("\r\n") for each in ("-H", line)]
+    assert curl(plane, "/echo", *fields).returncode == 0
+    cookies = [v for name, v in replicas[0].seen[-1].headers if name.lower() == "cookie"]
+    found = "; ".join(cookies).replace("|", "; ") or None
+    assert found == (COOKIES[sent] and COOKIES[sent].replace("|", "; "))
+
+
+@pytest.mark.parametrize(("origin", "status"), [("https://evil.example", "403"), ("null", "403")])
+def test_pages_of_other_sites_do_not_reach_a_service(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn], origin: str, status: str
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("svc", replicas[:1])
+    where = ("-o", "/dev/null", "-w", "%{http_code}", "-H", f"Origin: {origin}")
+    assert curl(plane, "/echo", *where, "-X", "POST").stdout == status
+    assert replicas[0].seen == []
+    own = (
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}",
+        "-H",
+        f"Origin: https://svc.example:{plane.port}",
+    )
+    assert curl(plane, "/echo", *own, "-X", "POST").stdout == "200"

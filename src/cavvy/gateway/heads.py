@@ -187,34 +187,32 @@ _OF_RESPONSES = {
 }
 
 
-_ANY_END = "[^:\\r]*+"
-
-
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
     """Compile a search for the fields with these names, or with any end in place of `*`. The search
     ignores case and treats `_` and `-` as equal, because some servers do so. The regular expression
-    has one alternative for each first letter of the names, so it finds the fields faster than a
-    comparison of each field with each name.
+    is a tree of the names' letters, so it finds the fields faster than a comparison of each field
+    with each name.
     """
+    tree = _write_tree([name.decode() for name in names])
+    return re.compile(rb"\n(" + tree.encode() + rb"):([^\r]*)\r")
 
-    def write(name: bytes) -> bytes:
-        letters = name.decode()
-        return "".join(
-            _ANY_END
-            if each == "*"
-            else "[-_]"
-            if each == "-"
-            else f"[{each}{each.upper()}]"
-            if each.isalpha()
-            else each
-            for each in letters
-        ).encode()
 
-    by_letter: dict[bytes, list[bytes]] = {}
+def _write_tree(names: list[str]) -> str:
+    rests: dict[str, list[str]] = {}
     for name in names:
-        by_letter.setdefault(name[:1], []).append(write(name[1:]))
-    groups = (write(first) + b"(?:" + b"|".join(rest) + b")" for first, rest in by_letter.items())
-    return re.compile(rb"\n(" + b"|".join(groups) + rb"):([^\r]*)\r")
+        rests.setdefault(name[:1], []).append(name[1:])
+    branches = [_write_letter(each) + (_write_tree(rests[each]) if each else "") for each in rests]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _write_letter(letter: str) -> str:
+    match letter:
+        case "*":
+            return "[^:\\r]*+"
+        case "-":
+            return "[-_]"
+        case _:
+            return f"[{letter}{letter.upper()}]" if letter.isalpha() else letter
 
 
 _SEARCH_REQUEST = _compile_search(_OF_REQUESTS)

@@ -75,9 +75,10 @@ class OwnValues:
         """Return False if `data` certainly contains none of the values."""
         if b"cavvy" in data.lower():
             return True
-        if b"%" in data and _ENCODED.search(data):
-            return True
-        return any(sign in data for sign in self.signs)
+        for sign in self.signs:
+            if sign in data:
+                return True
+        return b"%" in data and _ENCODED.search(data) is not None
 
     def holds(self, value: bytes) -> bool:
         """Return whether a value contains one of Cavvy's own, in any form."""

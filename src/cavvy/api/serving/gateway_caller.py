@@ -23,6 +23,8 @@ _MOST_READ = MOST_BYTES + (1 << 17)  # a larger answer is cut off, and is then r
 # headers of a connection, not of a call; this module sets the body's length itself
 _DROPPED = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "expect", "x-api-key", "prefer"}
+    # the gateway would take the call for one of a page
+    | {"origin", "sec-fetch-site"}
 )
 
 
