@@ -32,7 +32,7 @@ class Timers:
 
 def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
     runner: Any = RankRunner.__new__(RankRunner)
-    runner._heard_notice = False
+    runner._heard_notice, runner._work = False, None
     runner._loop, runner._kill_timer = Timers(), None
     runner._steps = SimpleNamespace(finishing=False, process=object(), ask=lambda: None)
     runner._state, runner._ending = AgentState.WORKING, None
@@ -61,9 +61,11 @@ def test_what_the_reaper_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
-    runner._heard_notice = False
+    runner._heard_notice, runner._work = False, None
     runner._config = SimpleNamespace(
-        status_file=str(tmp_path / "status"), notice_file=str(tmp_path / "notice.json")
+        status_file=str(tmp_path / "status"),
+        notice_file=str(tmp_path / "notice.json"),
+        started_file=str(tmp_path / "started"),
     )
     if status is not None:
         (tmp_path / "status").write_text(status)
@@ -84,7 +86,7 @@ def test_only_what_a_signal_reached_ended_by_it(
     code: int, interrupted: bool, signalled: bool, outcome: str
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
-    runner._heard_notice = False
+    runner._heard_notice, runner._work = False, None
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
     runner._state = AgentState.RECLAIMED if signalled else AgentState.ENDING
@@ -108,7 +110,7 @@ def test_the_reason_names_the_process_that_failed_and_its_error(
     code: int, ranks: int, reason: str
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
-    runner._heard_notice = False
+    runner._heard_notice, runner._work = False, None
     runner._steps, runner._state = SimpleNamespace(interrupted=False), AgentState.WORKING
     runner._ending, runner._born, runner.reports = None, time.monotonic(), TaskReports()
     runner._faults = SimpleNamespace(found="")
