@@ -400,5 +400,6 @@ def test_the_control_plane_knows_the_servers_own_bucket(tmp_path: Path) -> None:
             GangTokens(b"k" * 32),
             files,
             "",
+            "",
         )
         assert merge_keys(made.environment, {}).get(OWN_FILES, "") == url

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.store.objects.base import ObjectDenied, part_bytes
+from cavvy.domain.targets import EVERY
+from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain, part_bytes
 from cavvy.store.objects.locations import OWN_FILES, merge_keys, open_place, overlaps
 from cavvy.store.objects.signing import AmazonKey
 
@@ -158,3 +159,41 @@ def test_a_bucket_has_no_name_that_means_something_else_in_a_url(url: str) -> No
     keys = {"AWS_ACCESS_KEY_ID": "server", "AWS_SECRET_ACCESS_KEY": "s"}
     with pytest.raises(ObjectDenied, match="names no bucket"):
         open_place(url, keys, lambda: NOW)
+
+
+OWN_S3 = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+ENDPOINT = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "secrets", "refused"),
+    [
+        ("http://127.0.0.1:9/x", {}, {}, True),
+        ("HTTP://[::ffff:127.0.0.1]:9/x", {}, {}, True),
+        ("sftp://a@127.0.0.1:9/x", {}, {}, True),
+        ("s3://b/x", {}, {**OWN_S3, **ENDPOINT}, True),
+        ("s3://b/x", {}, {**OWN_S3, "AWS_REGION": "x@127.0.0.1:9/"}, True),
+        ("s3://b/x", {**OWN_S3, **ENDPOINT}, {}, False),  # the administrator chose the endpoint
+        ("gs://b/x", {}, {"STORAGE_EMULATOR_HOST": "127.0.0.1:9"}, True),
+        ("gs://b/x", {"STORAGE_EMULATOR_HOST": "127.0.0.1:9"}, {}, False),
+        (
+            "az://c/x",
+            {},
+            {
+                "AZURE_STORAGE_ACCOUNT": "a",
+                "AZURE_STORAGE_KEY": "eA==",
+                "AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:9",
+            },
+            True,
+        ),
+    ],
+)
+def test_storages_of_a_project_are_outside_unless_an_administrator_allows_them(
+    url: str, environment: dict[str, str], secrets: dict[str, str], refused: bool
+) -> None:
+    for targets in ("", "10.0.0.0/8", "127.0.0.1", EVERY):
+        found = open_place(url, merge_keys(environment, secrets, targets), lambda: NOW)
+        inside = refused and targets in ("", "10.0.0.0/8")
+        with pytest.raises(ObjectDenied if inside else ObjectTryAgain) as caught:
+            found.place.head(found.key)
+        assert ("server.private_targets does not list it" in str(caught.value)) == inside

@@ -1,5 +1,6 @@
 """A name that has a harmless address when it is checked, and another one when it is called."""
 
+import asyncio
 import itertools
 import socket
 import threading
@@ -14,7 +15,7 @@ from cavvy.control import webhooks
 from cavvy.store.objects import http
 from cavvy.store.objects.base import ObjectDenied
 
-METADATA = "127.0.0.5"  # stands for an address of a metadata service
+ALLOWED, INSIDE = "127.0.0.1", "127.0.0.5"  # an administrator allows the first one only
 
 
 class Credentials(BaseHTTPRequestHandler):
@@ -36,39 +37,36 @@ class Credentials(BaseHTTPRequestHandler):
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     Credentials.asked = []
-    server = ThreadingHTTPServer((METADATA, 0), Credentials)
+    server = ThreadingHTTPServer((INSIDE, 0), Credentials)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    answers = itertools.chain(["127.0.0.1"], itertools.repeat(METADATA))
+    answers = itertools.chain([ALLOWED], itertools.repeat(INSIDE))
     resolve = socket.getaddrinfo
 
     def rebind(host: str, *rest: Any, **more: Any) -> Any:
         return resolve(next(answers) if host == "rebound.test" else host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", rebind)
-    monkeypatch.setattr(http, "_METADATA", {METADATA})
     yield f"http://rebound.test:{server.server_port}/latest"
     server.shutdown()
     server.server_close()
 
 
-def open_with(opener: Any) -> Callable[[str], object]:
-    def call(url: str) -> object:
-        http.check_host(url)
-        return opener.open(url, timeout=5)
-
-    return call
+def pull(url: str) -> None:
+    registry.ImageRepository(registry.parse_image("a/b"), None, ALLOWED)._send(url, (), "")
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda url: http.ask("GET", url),
-        open_with(registry._OPENER),
-        open_with(webhooks._OPENER),
+        lambda url: http.ask("GET", url, targets=ALLOWED),
+        pull,
+        lambda url: asyncio.run(webhooks.post_json(url, b"{}", ALLOWED)),
     ],
     ids=["bucket", "registry", "webhook"],
 )
 def test_the_address_that_is_called_is_checked(url: str, call: Callable[[str], object]) -> None:
-    with pytest.raises(ObjectDenied, match=r"rebound\.test is a link-local or metadata address"):
+    with pytest.raises(
+        (ObjectDenied, registry.RegistrySilent), match=r"rebound\.test is not a public address"
+    ):
         call(url)
     assert Credentials.asked == []

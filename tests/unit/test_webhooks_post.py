@@ -9,8 +9,10 @@ from contextlib import suppress
 import pytest
 
 from cavvy.control.webhooks import post_json
+from cavvy.domain.targets import EVERY, AddressKind, find_kind, is_allowed, read_targets
 from cavvy.providers.redirects import NoRedirects
-from cavvy.store.objects.http import make_opener
+from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
+from cavvy.store.objects.http import ask, make_opener
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,8 @@ def test_what_a_receiver_says_is_quoted_in_part() -> None:
     ],
 )
 def test_the_metadata_services_of_clouds_are_not_called(host: str) -> None:
-    assert "which the server does not call" in asyncio.run(post_json(f"http://{host}/", b"{}"))
+    with pytest.raises(ObjectDenied, match="which the server does not call"):
+        asyncio.run(post_json(f"http://{host}/", b"{}"))
 
 
 def test_receivers_that_do_not_answer_keep_no_thread_of_the_server() -> None:
@@ -122,3 +125,140 @@ def test_an_answer_that_arrives_byte_by_byte_has_a_time_limit(said: bytes) -> No
         finally:
             ended.set()
             thread.join()
+
+
+PUBLIC, PRIVATE, LOOPBACK, METADATA = AddressKind
+ADDRESSES = {
+    "8.8.8.8": PUBLIC,
+    "2606:4700::1111": PUBLIC,
+    "::ffff:8.8.8.8": PUBLIC,
+    "64:ff9b::8.8.8.8": PUBLIC,
+    "2002:0808:0808::1": PUBLIC,
+    "10.1.2.3": PRIVATE,
+    "172.31.0.1": PRIVATE,
+    "172.32.0.1": PUBLIC,
+    "192.168.0.1": PRIVATE,
+    "100.64.0.1": PRIVATE,
+    "255.255.255.255": PRIVATE,
+    "224.0.0.1": PRIVATE,
+    "fc00::1": PRIVATE,
+    "fec0::1": PRIVATE,
+    "ff02::1": PRIVATE,
+    "64:ff9b:1::8.8.8.8": PRIVATE,  # a translator of this network
+    "::ffff:10.0.0.1": PRIVATE,
+    "::10.0.0.1": PRIVATE,
+    "::ffff:0:10.0.0.1": PRIVATE,
+    "64:ff9b::10.0.0.1": PRIVATE,
+    "2002:0a00:0001::": PRIVATE,
+    "2001:0:0808:0808:0:0:f5ff:fffe": PRIVATE,  # the client 10.0.0.1 of Teredo
+    "2001:0:0a00:0001:0:0:f7f7:f7f7": PRIVATE,  # the server 10.0.0.1
+    "2606:4700::5efe:10.0.0.1": PRIVATE,
+    "2606:4700::200:5efe:10.0.0.1": PRIVATE,
+    "127.0.0.1": LOOPBACK,
+    "127.255.255.254": LOOPBACK,
+    "0.0.0.0": LOOPBACK,
+    "0.1.2.3": LOOPBACK,
+    "::": LOOPBACK,
+    "::1": LOOPBACK,
+    "::1%lo": LOOPBACK,
+    "::ffff:127.0.0.1": LOOPBACK,
+    "::ffff:0.0.0.0": LOOPBACK,
+    "::127.0.0.1": LOOPBACK,
+    "64:ff9b::7f00:1": LOOPBACK,
+    "64:ff9b:1::127.0.0.1": LOOPBACK,
+    "2002:7f00:1::": LOOPBACK,
+    "fe80::5efe:10.0.0.1%eth0": METADATA,
+    "169.254.169.254": METADATA,
+    "fe80::1%eth0": METADATA,
+    "::ffff:169.254.169.254": METADATA,
+    "::169.254.169.254": METADATA,
+    "64:ff9b::a9fe:a9fe": METADATA,
+    "64:ff9b:1::a9fe:a9fe": METADATA,
+    "2002:a9fe:a9fe::": METADATA,
+    "2001:0:0808:0808:0:0:5601:5601": METADATA,
+    "2606:4700::5efe:a9fe:a9fe": METADATA,
+    "::ffff:168.63.129.16": METADATA,
+    "fd00:ec2::254": METADATA,
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_is_of_the_kind_of_what_it_leads_to(address: str) -> None:
+    kind = ADDRESSES[address]
+    assert find_kind(address) is kind
+    assert is_allowed("", "host.test", address) == (kind is PUBLIC)
+    assert is_allowed(EVERY, "host.test", address) == (kind is not METADATA)
+
+
+@pytest.mark.parametrize(
+    ("targets", "host", "address", "allowed"),
+    [
+        ("10.0.0.0/8", "10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.0/8", "x.test", "::ffff:10.0.0.1", True),
+        ("10.0.0.0/8", "x.test", "64:ff9b::10.0.0.1", True),
+        ("10.0.0.0/8", "x.test", "192.168.0.1", False),
+        ("10.0.0.0/8", "x.test", "2001:0:0a00:0001:0:0:80ff:fffe", False),  # 127.0.0.1 behind it
+        ("hooks.test , 10.0.0.1", "HOOKS.test.", "192.168.0.1", True),
+        ("hooks.test", "other.hooks.test", "192.168.0.1", False),
+        ("169.254.0.0/16, meta.test", "meta.test", "169.254.169.254", False),
+        ("[::1], 127.0.0.1", "x.test", "::1", True),
+    ],
+)
+def test_an_administrator_allows_hosts_and_networks(
+    targets: str, host: str, address: str, allowed: bool
+) -> None:
+    assert is_allowed(targets, host, address) is allowed
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/33", "http://a.test", "a b", "a.test:80", "*.test"])
+def test_targets_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a host, an address or a network"):
+        read_targets(text)
+
+
+def call_inside(url: str) -> str:
+    """Return why the server does not call a URL for a user."""
+    with pytest.raises(ObjectDenied) as caught:
+        asyncio.run(post_json(url, b"{}", ""))
+    with pytest.raises(ObjectDenied) as again:
+        ask("HEAD", url, targets="")
+    assert str(caught.value) == str(again.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1"),
+        *("0.0.0.0", "0", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]"),
+        *("[64:ff9b::127.0.0.1]", "10.0.0.1", "user@127.0.0.1", "①②⑦.⓪.⓪.①"),
+    ],
+)
+def test_nothing_inside_is_called_and_no_answer_tells_what_is_there(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        port = server.getsockname()[1]
+        open_, closed = (call_inside(f"http://{host}:{each}/x") for each in (port, 9))
+        assert open_ == closed
+        assert "server.private_targets does not list it" in open_
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.parametrize("to", ["http://10.0.0.1:9/", "http://[::1]:9/", "ftp://127.0.0.1:9/"])
+def test_a_redirect_leads_nowhere_else(to: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(65536)
+                line.sendall(f"HTTP/1.1 302 F\r\nLocation: {to}\r\n\r\n".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        with pytest.raises((ObjectDenied, ObjectTryAgain)) as caught:
+            ask("GET", url, targets="127.0.0.1")
+        thread.join(10)
+    assert "does not list it" in str(caught.value) or "redirect" in str(caught.value).lower()

@@ -19,6 +19,9 @@ import msgspec
 from cavvy.client.addresses import is_loopback
 from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import Struct
+from cavvy.providers.redirects import NoRedirects
+from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.objects.http import make_opener
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -280,16 +283,12 @@ def check_issuer(url: str) -> str:
 
 
 def _fetch(url: str, issuer: str) -> dict[str, Any]:
-    """Return the JSON object at a URL that the issuer names. Redirects are not followed. Raises
+    """Return the JSON object at a URL that the issuer names. Redirects are not followed. An admin
+    has named the host of the issuer; the issuer itself can name only public addresses. Raises
     IssuerSilent.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import HTTPRedirectHandler, build_opener
-
-    class NoRedirect(HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            return None
 
     problem = check_issuer(url.partition("?")[0])
     if not problem and issuer.startswith("https:") and not url.startswith("https:"):
@@ -298,10 +297,11 @@ def _fetch(url: str, issuer: str) -> dict[str, Any]:
     if problem:
         raise IssuerSilent(f"cannot read {url}: {problem}")
     try:
-        with build_opener(NoRedirect()).open(url, timeout=_FETCH_S) as answer:
+        opener = make_opener(NoRedirects, targets=urlsplit(issuer).hostname or "")
+        with opener.open(url, timeout=_FETCH_S) as answer:
             body = answer.read(_MOST_BYTES + 1)
         found = msgspec.json.decode(body) if len(body) <= _MOST_BYTES else None
-    except (OSError, HTTPException, ValueError, RecursionError) as error:
+    except (OSError, HTTPException, ObjectDenied, ValueError, RecursionError) as error:
         if isinstance(error, HTTPError):
             error.close()
         raise IssuerSilent(f"cannot read {url}: {error}") from error

@@ -17,6 +17,7 @@ from cavvy.agent.bundle import make_archive, make_command
 from cavvy.api.app_state import AppState
 from cavvy.api.database import BindsFolder, bind_folder
 from cavvy.api.execs import JobExecs
+from cavvy.api.images.pinned import ImageVerifier
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
@@ -36,9 +37,11 @@ from cavvy.client.state import write_private
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.share import WorkShare
+from cavvy.control.webhooks import post_json
 from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
+from cavvy.domain.targets import EVERY, read_targets
 from cavvy.domain.tasks import ResourceSpec, Scalar
 from cavvy.domain.units import Money, UnitError
 from cavvy.domain.values import Struct, replace
@@ -235,7 +238,8 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
     seen, files = watched(parts.store, watch), open_stored_files(settings, parts.place)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, parts)
-    dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
+    private_targets = read_private_targets(settings)
+    dependencies = make_dependencies(seen, sealer, tokens, files, parts.address, private_targets)
     peers = parts.make_peers(tokens)
     context = parts.make_context(endpoint, peers)
     execs = JobExecs(watch)
@@ -254,6 +258,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         credentials=make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
         execs=execs,
+        images=ImageVerifier(dependencies.read_targets),
         peers=peers,
         watch=watch,
         settings=settings,
@@ -451,15 +456,28 @@ def read_discounts(settings: Settings) -> Sequence[Discount]:
         raise SettingsError(f"costs.discounts: {error}") from error
 
 
+def read_private_targets(settings: Settings) -> str:
+    """Return the private targets that users may name in URLs. Raises SettingsError."""
+    text = settings.text("server.private_targets").strip()
+    try:
+        read_targets("" if text == EVERY else text)
+    except ValueError as error:
+        hint = "write, for example, hooks.example.com, 10.20.0.0/16"
+        raise SettingsError(f"server.private_targets: {error}", hint) from error
+    return text
+
+
 def make_dependencies(
     store: Store,
     sealer: SecretSealer,
     tokens: GangTokens,
     files: StoredFiles,
     address: str,
+    private_targets: str,
 ) -> ControlPlaneDependencies:
     """Return the dependencies of the control plane that the server provides, such as the agents'
-    address, decrypted secrets, and the folders that are kept between attempts.
+    address, decrypted secrets, and the folders that are kept between attempts. `private_targets`
+    are the private targets that users may name in URLs, if they are not the server's only user.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -468,6 +486,12 @@ def make_dependencies(
         return await to_thread(
             lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()}
         )
+
+    async def read_allowed() -> str:
+        return private_targets if await store.accounts() else EVERY
+
+    async def post(url: str, body: bytes) -> str:
+        return await post_json(url, body, await read_allowed())
 
     def read(project: str, name: str) -> bytes:
         with files.blobs.of(project).open(name) as file:
@@ -481,6 +505,8 @@ def make_dependencies(
         folders=files.folders,
         read_blob=lambda project, name: to_thread(read, project, name),
         environment=ChainMap({OWN_FILES: files.bucket_url}, os.environ),
+        read_targets=read_allowed,
+        post=post,
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )

@@ -32,6 +32,7 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter, Store
+from cavvy.store.objects.base import ObjectDenied
 
 BUDGETS = "budgets"  # the worklist's key
 _REFRESH = timedelta(seconds=15)  # maximum age of the sums of the ledger
@@ -227,7 +228,10 @@ class BudgetKeeper:
                 "limit_micros": state.limit.micros,
                 "text": text,
             }
-            problem = await self._post(budget.webhook, json.dumps(told).encode())
+            try:
+                problem = await self._post(budget.webhook, json.dumps(told).encode())
+            except ObjectDenied as error:
+                problem = str(error)
             if problem:
                 _log.warning("a budget's webhook failed", extra={"budget": budget.name})
 

@@ -12,7 +12,7 @@ from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.deposits import DepositDependencies, Deposits
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, ReadBlob
-from cavvy.control.agents.transfers import Transfers
+from cavvy.control.agents.transfers import ReadTargets, Transfers, read_every
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.agents.work_secrets import OpenSecrets
 from cavvy.control.audit import BillAudit
@@ -82,6 +82,8 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     read_blob: ReadBlob | None = None  # reads the files of submitted working folders
     # the server's environment variables, which may contain storage keys for all projects
     environment: Mapping[str, str] = field(default_factory=dict)
+    # returns the private targets that users may name in URLs
+    read_targets: ReadTargets = read_every
     # reads the prices of outgoing data; None means that all data is free
     egress: ReadEgress | None = None
     egress_dates: ReadEgressDates | None = None  # reads the dates of these prices
@@ -206,12 +208,21 @@ class ControlPlane:
 
     def _make_opener(self, dependencies: ControlPlaneDependencies) -> BucketCheckpointOpener:
         return BucketCheckpointOpener(
-            dependencies.open_secrets, dependencies.environment, self._clock.now
+            dependencies.open_secrets,
+            dependencies.environment,
+            self._clock.now,
+            dependencies.read_targets,
         )
 
     def _make_transfers(self) -> tuple[Transfers, UnfinishedUploads]:
         dependencies = self._outside
-        given = self._store, self._clock, dependencies.open_secrets, dependencies.environment
+        given = (
+            self._store,
+            self._clock,
+            dependencies.open_secrets,
+            dependencies.environment,
+            dependencies.read_targets,
+        )
         return Transfers(*given), UnfinishedUploads(*given)
 
     def _make_deposits(self) -> Deposits:

@@ -22,6 +22,7 @@ from cavvy.control.decide.rows import make_event
 from cavvy.control.decide.transitions import find_undelivered, wanted_deliveries
 from cavvy.control.loop import WIDTH
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import Delivery, WebhookTarget
 from cavvy.providers.redirects import NoRedirects
 from cavvy.store.base import AtomicWrite, RowNotFound, Store
@@ -37,7 +38,7 @@ _LONGEST_S = 30  # maximum seconds for one message; a host name can have many ad
 _MOST_SAID = 200  # maximum characters of a problem's text, which may quote the receiver
 _LATELY = timedelta(hours=2)
 
-# takes the URL and the JSON, and returns "" or the problem
+# takes the URL and the JSON, and returns "" or the problem; may raise ObjectDenied
 Post = Callable[[str, bytes], Awaitable[str]]
 
 
@@ -77,7 +78,12 @@ class Webhooks:
         for hook in job.task.webhooks:
             if what not in hook.on or hook.url in told:
                 continue
-            problem = await self._post(hook.url, _payload(job, what))
+            try:
+                problem = await self._post(hook.url, _payload(job, what))
+            except ObjectDenied as error:  # another try would be refused, too
+                told.add(hook.url)
+                await self._tell(job, hook, what, f"was not called: {error}")
+                continue
             if problem:
                 problems.append((hook, problem))
             else:
@@ -113,11 +119,13 @@ class Webhooks:
         await self._store.commit(AtomicWrite(events=[event]))
 
 
-async def post_json(url: str, body: bytes) -> str:
-    """POST JSON; return "" on success, otherwise the problem."""
+async def post_json(url: str, body: bytes, targets: str = EVERY) -> str:
+    """POST JSON; return "" on success, otherwise the problem. `targets` are the private targets
+    that may be called. Raises ObjectDenied for a target that may not be called.
+    """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         return "not an http or https address"
-    sent = asyncio.get_running_loop().run_in_executor(_THREADS, _post, url, body)
+    sent = asyncio.get_running_loop().run_in_executor(_THREADS, _post, url, body, targets)
     try:
         async with asyncio.timeout(_LONGEST_S):
             return await sent
@@ -125,17 +133,16 @@ async def post_json(url: str, body: bytes) -> str:
         return f"no answer within {_LONGEST_S} s"
 
 
-_OPENER = make_opener(NoRedirects, _TIMEOUT_S)
 # Separate threads, because receivers can be slow: other work of the server must not wait for them.
 _THREADS = ThreadPoolExecutor(WIDTH, "webhooks")
 
 
-def _post(url: str, body: bytes) -> str:
+def _post(url: str, body: bytes, targets: str) -> str:
     headers = {"Content-Type": "application/json", "User-Agent": "cavvy"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
-        check_host(url)
-        with _OPENER.open(request, timeout=_TIMEOUT_S):
+        check_host(url, targets)
+        with make_opener(NoRedirects, _TIMEOUT_S, targets).open(request, timeout=_TIMEOUT_S):
             return ""
     except http.client.InvalidURL:
         # do not show the error's text: it contains a part of the URL, which may be a secret
@@ -146,7 +153,7 @@ def _post(url: str, body: bytes) -> str:
                 f"a redirect ({error.code}); redirects are not followed" if error.code < 400 else ""
             )
             return moved or str(error.reason)[:_MOST_SAID] or f"status {error.code}"
-    except (OSError, ObjectDenied, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
 
 

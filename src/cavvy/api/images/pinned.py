@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cavvy.api.errors import ApiProblem
 from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
+from cavvy.control.agents.transfers import ReadTargets, read_every
 from cavvy.domain.policies import BoundPolicy, name_key
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
@@ -20,9 +21,10 @@ _HINT = (
 
 class ImageVerifier:
     """Verifies images. The look-ups run in their own threads, so that slow registries delay nothing
-    else."""
+    else. `read_targets` returns the private targets at which registries may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_targets: ReadTargets = read_every) -> None:
+        self._read_targets = read_targets
         self._threads = ThreadPoolExecutor(_TOGETHER, thread_name_prefix="images")
 
     async def pin(
@@ -35,10 +37,10 @@ class ImageVerifier:
         keys = sorted({key for each in policies for key in each.policy.signed_by})
         if not keys or task.image is None:
             return replace(task, image_signers=())
-        loop = asyncio.get_running_loop()
+        loop, targets = asyncio.get_running_loop(), await self._read_targets()
         try:
             image, signers, keyless = await loop.run_in_executor(
-                self._threads, _verify, task.image, login, keys
+                self._threads, _verify, task.image, login, keys, targets
             )
         except RegistrySilent as error:
             told = f"image: the signatures of {task.image} cannot be verified: {error}"
@@ -53,14 +55,16 @@ class ImageVerifier:
         return pinned
 
 
-def _verify(image: str, login: str | None, keys: Sequence[str]) -> tuple[str, list[str], bool]:
+def _verify(
+    image: str, login: str | None, keys: Sequence[str], targets: str
+) -> tuple[str, list[str], bool]:
     """Return the image's name with its digest, the fingerprints of the keys that signed the image,
     and whether the image has a keyless signature. Raises RegistrySilent.
     """
     from cavvy.api.images.signatures import find_signatures, list_signers
 
     name = parse_image(image)
-    repository = ImageRepository(name, login)
+    repository = ImageRepository(name, login, targets)
     digest = repository.find_digest()
     if digest is None:
         raise RegistrySilent(f"{name.registry} has no such image")

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from cavvy.client.addresses import is_loopback
+from cavvy.domain.targets import EVERY
 from cavvy.domain.values import Struct
 from cavvy.planner.policies import name_image
 from cavvy.store.objects.base import ObjectDenied
@@ -97,13 +98,17 @@ def parse_image(image: str) -> ImageName:
 
 
 class ImageRepository:
-    """One repository of a registry. `login` has the form USER:PASSWORD, or is None."""
+    """One repository of a registry. `login` has the form USER:PASSWORD, or is None. `targets` are
+    the private targets that may be called.
+    """
 
-    def __init__(self, name: ImageName, login: str | None = None) -> None:
+    def __init__(self, name: ImageName, login: str | None = None, targets: str = EVERY) -> None:
         host = _HUB_HOST if name.registry == _HUB else name.registry
         self._host = host
         self._name = name
         self._login = login
+        self._targets = targets
+        self._opener = make_opener(CheckedRedirects(targets), _MOST_S, targets)
         # Container engines, too, use http for registries of their own machine only.
         scheme = "http" if is_loopback(urlsplit(f"//{host}").hostname or "") else "https"
         self._root = f"{scheme}://{host}/v2/{quote(name.repository)}"
@@ -207,16 +212,18 @@ class ImageRepository:
         if authorization:  # not sent to the storages to which registries redirect
             request.add_unredirected_header("Authorization", authorization)
         try:
-            check_host(url)
+            check_host(url, self._targets)
             if monotonic() > self._until:
                 raise ValueError(f"the answers of the registry take more than {_MOST_S:.0f} s")
-            with _OPENER.open(request, timeout=_WAIT_S) as reply:
+            with self._opener.open(request, timeout=_WAIT_S) as reply:
                 return self._answer(reply)
         except urllib.error.HTTPError as error:
             with error:
                 headers = {name.lower(): value for name, value in error.headers.items()}
                 return WebAnswer(status=error.code, body=b"", headers=headers)
-        except (OSError, ObjectDenied, HTTPException, ValueError) as error:
+        except ObjectDenied as error:
+            raise RegistrySilent(str(error)) from error
+        except (OSError, HTTPException, ValueError) as error:
             reason = str(getattr(error, "reason", error))[:200]
             raise RegistrySilent(f"{urlsplit(url).hostname} does not answer: {reason}") from error
 
@@ -232,9 +239,6 @@ class ImageRepository:
             if monotonic() > self._until:
                 raise ValueError(f"the answers of the registry take more than {_MOST_S:.0f} s")
         return WebAnswer(status=reply.status, body=body)
-
-
-_OPENER = make_opener(CheckedRedirects, _MOST_S)
 
 
 def _check(body: bytes, reference: str) -> bytes:

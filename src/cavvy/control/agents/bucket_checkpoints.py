@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cavvy.control.agents.transfers import SignedObjects
+from cavvy.control.agents.transfers import ReadTargets, SignedObjects, read_every
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
 from cavvy.store.base import HashMismatch
@@ -112,9 +112,11 @@ class BucketCheckpointOpener:
         open_secrets: Callable[[str, Sequence[str]], Awaitable[dict[str, str]]],
         environment: Mapping[str, str],
         now: Callable[[], datetime],
+        read_targets: ReadTargets = read_every,
     ) -> None:
         self._open_secrets = open_secrets
         self._environment = environment
+        self._read_targets = read_targets
         self._now = now
 
     async def open(self, job: JobRecord) -> BucketCheckpoints | None:
@@ -132,7 +134,7 @@ class BucketCheckpointOpener:
         prefix of the keys in the job's folder `folder`. Raises ObjectDenied.
         """
         secrets = await self._open_secrets(project, KEYS)
-        keys = merge_keys(self._environment, secrets)
+        keys = merge_keys(self._environment, secrets, await self._read_targets())
         found = await in_thread(open_place, url, keys, self._now)
         if not isinstance(found.place, ObjectBucket):
             scheme = urlsplit(url).scheme

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound, Store
@@ -26,7 +27,7 @@ from cavvy.store.objects.base import (
     part_bytes,
 )
 from cavvy.store.objects.base import ObjectInfo as Object
-from cavvy.store.objects.http import ask, check
+from cavvy.store.objects.http import SignedStorage, ask, check
 from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open_place
 from cavvy.store.objects.regions import FoundRegions, find_regions
 from cavvy.store.objects.sizes import find_sizes
@@ -166,7 +167,8 @@ class SignedObjects:
                     self.write(path, at, size, data)
                     continue
                 signed = self.sign_part(path, how.upload, part)
-                sent = ask(signed.method, signed.url, data, signed.headers)
+                targets = self.place.targets if isinstance(self.place, SignedStorage) else EVERY
+                sent = ask(signed.method, signed.url, data, signed.headers, targets)
                 tags.append(check(sent, self.key(path)).headers.get("etag", "-"))
             if how.upload:
                 self.complete(path, how.upload, tags, size)
@@ -194,10 +196,19 @@ class SignedObjects:
 REGIONS_S, SIZES_S = 5.0, 5.0
 
 
+# returns the private targets that users may name
+ReadTargets = Callable[[], Awaitable[str]]
+
+
+async def read_every() -> str:
+    """Return that users may name all private targets."""
+    return EVERY
+
+
 class Transfers:
     """Opens the inputs and outputs of jobs. `environment` contains the server's environment
     variables, with storage keys. The secrets of a project take precedence over the environment
-    variables."""
+    variables. `read_targets` returns the private targets that projects may name."""
 
     def __init__(
         self,
@@ -205,11 +216,13 @@ class Transfers:
         clock: ControlClock,
         open_secrets: Callable[[str, Sequence[str]], Awaitable[dict[str, str]]],
         environment: Mapping[str, str],
+        read_targets: ReadTargets = read_every,
     ) -> None:
         self._store = store
         self._clock = clock
         self._open_secrets = open_secrets
         self._environment = environment
+        self._read_targets = read_targets
         self._pool: dict[tuple[str, str], SignedObjects] = {}
 
     async def page(self, gang: str, index: int, after: str) -> InputPage:
@@ -232,21 +245,25 @@ class Transfers:
 
     async def open_url(self, project: str, url: str) -> ObjectLocation:
         """Open the store that a URL names, with the project's keys. Raises ObjectDenied."""
-        keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
+        keys = await self._read_keys(project)
         return open_place(url, keys, self._clock.now)
 
     async def find_regions(self, project: str, urls: Sequence[str]) -> FoundRegions:
         """Find the regions of buckets with the project's keys, within REGIONS_S seconds."""
-        keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
+        keys = await self._read_keys(project)
         return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
 
     async def find_sizes(self, project: str, urls: Sequence[str]) -> Mapping[str, int]:
         """Return, by URL, the sizes in MiB of the data in buckets. The buckets are listed with the
         project's keys. URLs that cannot be listed within SIZES_S seconds are omitted.
         """
-        keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
+        keys = await self._read_keys(project)
         found = await in_thread(find_sizes, urls, keys, self._clock.now, SIZES_S)
         return {url: each for url, each in found.items() if isinstance(each, int)}
+
+    async def _read_keys(self, project: str) -> Mapping[str, str]:
+        secrets = await self._open_secrets(project, KEYS)
+        return merge_keys(self._environment, secrets, await self._read_targets())
 
     async def _is_output_too(self, gang: str, index: int) -> bool:
         task = (await self._store.job((await self._store.attempt_of_gang(gang)).job_id)).task
@@ -267,8 +284,7 @@ class Transfers:
             raise ObjectMissing(f"{url} is no URL")
         known = self._pool.get((attempt.id, url))
         if known is None:
-            secrets = await self._open_secrets(job.project, KEYS)
-            place = open_place(url, merge_keys(self._environment, secrets), self._clock.now)
+            place = open_place(url, await self._read_keys(job.project), self._clock.now)
             known = SignedObjects(place.place, place.key, url)
             if len(self._pool) >= _KNOWN:
                 del self._pool[next(iter(self._pool))]

@@ -14,7 +14,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cavvy.control.agents.transfers import SignedObjects, TransferUpload
+from cavvy.control.agents.transfers import (
+    ReadTargets,
+    SignedObjects,
+    TransferUpload,
+    read_every,
+)
 from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.provider_state import ProviderDocument
@@ -67,11 +72,13 @@ class UnfinishedUploads:
         clock: ControlClock,
         open_secrets: Callable[[str, Sequence[str]], Awaitable[dict[str, str]]],
         environment: Mapping[str, str],
+        read_targets: ReadTargets = read_every,
     ) -> None:
         self._store = store
         self._clock = clock
         self._open_secrets = open_secrets
         self._environment = environment
+        self._read_targets = read_targets
         # IDs of the attempts for which this process has recorded uploads
         self._recorded: set[str] = set()
 
@@ -190,7 +197,7 @@ class UnfinishedUploads:
             return silent[storage]
         try:
             secrets = await self._open_secrets(record.project, KEYS)
-            keys = merge_keys(self._environment, secrets)
+            keys = merge_keys(self._environment, secrets, await self._read_targets())
             place = (await in_thread(open_place, record.url, keys, self._clock.now)).place
             if isinstance(place, ObjectBucket):
                 await in_thread(place.abort, record.key, record.upload)

@@ -2,19 +2,20 @@
 
 import email.utils
 import http.client
-import ipaddress
 import socket
 import ssl
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as Xml
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http.client import HTTPMessage
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector
 
+from cavvy.domain.targets import EVERY, AddressKind, find_kind, is_allowed
 from cavvy.domain.values import Struct, field
 from cavvy.store.objects.base import (
     ObjectDenied,
@@ -28,12 +29,6 @@ from cavvy.timed_replies import connect_timed
 TIMEOUT_S = 30.0  # maximum seconds without any byte of an answer
 _ANSWER_S = 300.0  # maximum seconds until an answer is complete, even if it arrives byte by byte
 _OWN_S = 300  # how many seconds the server's own signed requests are valid
-# The addresses of metadata services that are not link-local: those of Azure, Alibaba Cloud and
-# Oracle Cloud; over IPv6, those of EC2, EKS, Google Cloud, Oracle Cloud and Scaleway
-_METADATA = {
-    *("168.63.129.16", "100.100.100.200", "192.0.0.192"),
-    *("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"),
-}
 _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
@@ -48,17 +43,24 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
 
 
 def ask(
-    method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    method: str,
+    url: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    targets: str = EVERY,
 ) -> WebAnswer:
-    """Send a request. Raises ObjectTryAgain if no response arrives."""
-    check_host(url)
+    """Send a request. `targets` are the private targets that may be called. Raises ObjectTryAgain
+    if no response arrives, and ObjectDenied for a target that may not be called.
+    """
+    check_host(url, targets)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
         request.add_unredirected_header(
             "Content-Type", request.get_header("Content-type", "application/octet-stream")
         )
     try:
-        with _OPENER.open(request, timeout=TIMEOUT_S) as reply:
+        opener = make_opener(CheckedRedirects(targets), targets=targets)
+        with opener.open(request, timeout=TIMEOUT_S) as reply:
             return _answer(reply.status, reply, dict(reply.headers))
     except urllib.error.HTTPError as error:
         with error:
@@ -68,28 +70,57 @@ def ask(
         raise ObjectTryAgain(f"{request.host} does not answer: {reason}") from error
 
 
-def check_host(url: str) -> None:
-    """Raise ObjectDenied for hosts that the server must not call for users, such as a cloud's
-    metadata service, which gives credentials to this machine.
+def check_host(url: str, targets: str = EVERY) -> None:
+    """Raise ObjectDenied for hosts that the server must not call for users: a cloud's metadata
+    service, which gives credentials to this machine, and private addresses that are not in
+    `targets`. The text is the same whether or not a program answers there.
 
     The check is needed because users choose the URLs and receive the content of the responses.
     """
     parts = urlsplit(url)
     try:
-        found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
+        list_allowed(parts.hostname or "", parts.port or 443, targets)
     except (OSError, ValueError):
         return  # the request itself will report the error later
-    for *_, address in found:
-        _check_address(parts.hostname or "", str(address[0]))
 
 
-def _check_address(host: str, address: str) -> None:
-    number = ipaddress.ip_address(address.partition("%")[0])
-    number = getattr(number, "ipv4_mapped", None) or number
-    if number.is_link_local or str(number) in _METADATA:
+def list_allowed(host: str, port: int, targets: str) -> list[str]:
+    """Return the addresses of a host. Raises ObjectDenied if one of them may not be called, and
+    OSError or ValueError if the host is not found.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(address[0]) for *_, address in found]
+    for address in addresses:
+        if is_allowed(targets, host, address):
+            continue
+        if find_kind(address) is AddressKind.METADATA:
+            raise ObjectDenied(
+                f"{host} is a link-local or metadata address, which the server does not call"
+            )
         raise ObjectDenied(
-            f"{host} is a link-local or metadata address, which the server does not call"
+            f"{host} is not a public address, and the server's setting server.private_targets "
+            "does not list it"
         )
+    return addresses
+
+
+def connect_allowed(
+    address: tuple[str, int],
+    timeout: float | None,
+    source_address: tuple[str, int] | None = None,
+    *,
+    targets: str,
+) -> socket.socket:
+    """Connect as `socket.create_connection` does, but only to addresses that are allowed: a second
+    look at a host name may have another result. Raises ObjectDenied, OSError.
+    """
+    problem = OSError(f"{address[0]} has no address")
+    for each in list_allowed(*address, targets):
+        try:
+            return socket.create_connection((each, address[1]), timeout, source_address)
+        except OSError as error:
+            problem = error
+    raise problem
 
 
 def check(answer: WebAnswer, what: str) -> WebAnswer:
@@ -134,8 +165,10 @@ class SignedStorage(ABC):
     buckets and Azure containers.
 
     Subclasses sign the requests. `headers` are sent with every request; `put_headers` are also sent
-    with a request that sends a whole object.
+    with a request that sends a whole object. `targets` are the private targets that may be called.
     """
+
+    targets: str = EVERY
 
     headers: ClassVar[Mapping[str, str]] = {}
     put_headers: ClassVar[Mapping[str, str]] = {}
@@ -180,7 +213,7 @@ class SignedStorage(ABC):
         headers: Mapping[str, str] | None = None,
     ) -> WebAnswer:
         url = self._sign(method, key, query or {}, _OWN_S)
-        return ask(method, url, body, {**self.headers, **(headers or {})})
+        return ask(method, url, body, {**self.headers, **(headers or {})}, self.targets)
 
     @abstractmethod
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
@@ -194,9 +227,10 @@ class WebPages(Struct, frozen=True, kw_only=True):
     """The files on one web server. A key is the path of a file."""
 
     root: str  # https://host
+    targets: str = EVERY  # the private targets that may be called
 
     def head(self, key: str) -> ObjectInfo | None:
-        answer = ask("HEAD", self._url(key))
+        answer = ask("HEAD", self._url(key), targets=self.targets)
         if answer.status in (404, 410):
             return None
         if answer.status in (405, 501):  # the server does not support HEAD
@@ -210,7 +244,8 @@ class WebPages(Struct, frozen=True, kw_only=True):
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         headers = _range(offset, length)
-        answer = check(ask("GET", self._url(key), headers=headers), self._url(key))
+        answer = ask("GET", self._url(key), headers=headers, targets=self.targets)
+        check(answer, self._url(key))
         if headers and answer.status == 200:
             return answer.body[offset:] if length is None else answer.body[offset : offset + length]
         return answer.body
@@ -238,7 +273,11 @@ def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAns
 class CheckedRedirects(urllib.request.HTTPRedirectHandler):
     """A handler that follows redirects to allowed hosts only, and from https only to https.
     Otherwise, any web server could make this server call programs without TLS on its own machine.
+    `targets` are the private targets that may be called.
     """
+
+    def __init__(self, targets: str = EVERY) -> None:
+        self._targets = targets
 
     def redirect_request(
         self,
@@ -249,54 +288,67 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        if req.type == "https" and urlsplit(newurl).scheme != "https":
-            raise ObjectDenied(f"{req.host} redirects to an address without https://")
-        check_host(newurl)
+        try:
+            self._check(req, newurl)
+        except ObjectDenied:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
-
-class _CheckedConnection(http.client.HTTPConnection):
-    """A connection that checks the server's address again, because the host name can resolve to a
-    different address than in `check_host`.
-    """
-
-    def connect(self) -> None:
-        super().connect()
-        _check_address(self.host, str(self.sock.getpeername()[0]))
-
-
-class _CheckedTlsConnection(http.client.HTTPSConnection):
-    def connect(self) -> None:
-        super().connect()
-        _check_address(self.host, str(self.sock.getpeername()[0]))
+    def _check(self, req: urllib.request.Request, newurl: str) -> None:
+        scheme = urlsplit(newurl).scheme
+        if req.type == "https" and scheme != "https":
+            raise ObjectDenied(f"{req.host} redirects to an address without https://")
+        if scheme not in ("http", "https"):
+            raise ObjectDenied(f"{req.host} redirects to an address without http:// or https://")
+        check_host(newurl, self._targets)
 
 
 class _CheckedHttp(urllib.request.HTTPHandler):
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, targets: str) -> None:
         super().__init__()
-        self._answer_s = answer_s
+        self._given = answer_s, targets
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(connect_timed(_CheckedConnection, self._answer_s), req)
+        return self.do_open(_connect(http.client.HTTPConnection, req, *self._given), req)
 
 
 class _CheckedHttps(urllib.request.HTTPSHandler):
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, targets: str) -> None:
         super().__init__()
-        self._answer_s = answer_s
+        self._given = answer_s, targets
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(connect_timed(_CheckedTlsConnection, self._answer_s), req)
+        return self.do_open(_connect(http.client.HTTPSConnection, req, *self._given), req)
+
+
+def _connect(
+    kind: type[http.client.HTTPConnection],
+    req: urllib.request.Request,
+    answer_s: float,
+    targets: str,
+) -> Callable[..., http.client.HTTPConnection]:
+    timed = connect_timed(kind, answer_s)
+    if req.has_proxy() or getattr(req, "_tunnel_host", None):
+        return timed  # the environment names the proxy, and the proxy looks up the host itself
+
+    def make(host: str, **options: Any) -> http.client.HTTPConnection:
+        connection: Any = timed(host, **options)
+        connection._create_connection = partial(connect_allowed, targets=targets)
+        return connection  # type: ignore[no-any-return]  # http.client hides the attribute
+
+    return make
 
 
 def make_opener(
-    redirects: type[urllib.request.HTTPRedirectHandler], answer_s: float = _ANSWER_S
+    redirects: urllib.request.HTTPRedirectHandler | type[urllib.request.HTTPRedirectHandler],
+    answer_s: float = _ANSWER_S,
+    targets: str = EVERY,
 ) -> OpenerDirector:
-    """Return an opener for users' URLs that connects only to allowed addresses. If an answer is not
-    complete after `answer_s` seconds, TimeoutError is raised, so that a slow server cannot occupy a
-    thread forever.
+    """Return an opener for users' URLs that connects only to allowed addresses. `targets` are the
+    private targets that may be called. If an answer is not complete after `answer_s` seconds,
+    TimeoutError is raised, so that a slow server cannot occupy a thread forever.
     """
-    return urllib.request.build_opener(redirects, _CheckedHttp(answer_s), _CheckedHttps(answer_s))
-
-
-_OPENER = make_opener(CheckedRedirects)
+    return urllib.request.build_opener(
+        redirects, _CheckedHttp(answer_s, targets), _CheckedHttps(answer_s, targets)
+    )

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from cavvy.domain.targets import EVERY
 from cavvy.domain.values import Struct
 from cavvy.store.objects import azure_regions
 from cavvy.store.objects.azure import AzureContainer
@@ -50,6 +51,9 @@ _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CRED
 OWN_FILES = "server.files"
 # Not a variable either: no key is read from the server's file of AWS profiles.
 _NO_PROFILE = "no profile"
+# Not variables either: the private targets that storages of the user's choice may be at. The name
+# of a family follows.
+_TARGETS = "private targets of "
 _AWS_KEY = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 _FAMILIES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
@@ -63,9 +67,12 @@ class ObjectLocation(Struct, frozen=True, kw_only=True):
     key: str
 
 
-def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+def merge_keys(
+    environment: Mapping[str, str], secrets: Mapping[str, str], targets: str = EVERY
+) -> dict[str, str]:
     """Return the keys to use for one project. If the project's secrets contain a key of one family,
-    such as AWS, no key of that family is taken from the server's environment or files.
+    such as AWS, no key of that family is taken from the server's environment or files. `targets`
+    are the private targets at which a storage may be whose host the project chooses.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}
@@ -78,6 +85,8 @@ def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> di
     reserved = environment.get(OWN_FILES, "")
     if reserved and _FAMILIES.get(urlsplit(reserved).scheme.lower()) not in families:
         keys[OWN_FILES] = reserved
+    if targets != EVERY:
+        keys |= {f"{_TARGETS}{family}": targets for family in (*families, "HTTP", "SFTP")}
     return keys
 
 
@@ -109,19 +118,29 @@ def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -
         raise ObjectDenied(f"the server stores its own files at {url}: use another bucket")
     match scheme:
         case "s3":
-            return ObjectLocation(place=_open_s3(parts.netloc, keys, now), key=key)
+            storage: XmlBucket | AzureContainer = _open_s3(parts.netloc, keys, now)
         case "gs":
-            return ObjectLocation(place=_open_google(parts.netloc, keys, now), key=key)
+            storage = _open_google(parts.netloc, keys, now)
         case "az":
-            return ObjectLocation(place=_open_azure(parts.netloc, keys, now), key=key)
+            storage = _open_azure(parts.netloc, keys, now)
         case "http" | "https":
             raw = parts.path.lstrip("/") + (f"?{parts.query}" if parts.query else "")
-            return ObjectLocation(place=WebPages(root=f"{parts.scheme}://{parts.netloc}"), key=raw)
+            root, targets = f"{parts.scheme}://{parts.netloc}", _targets(keys, "HTTP")
+            return ObjectLocation(place=WebPages(root=root, targets=targets), key=raw)
         case "sftp":
             from cavvy.store.objects.sftp import SftpServer
 
-            return ObjectLocation(place=SftpServer(parts.netloc, keys), key=unquote(parts.path))
-    raise ObjectDenied(f"{url} is not the URL of a storage; known schemes: {', '.join(SCHEMES)}")
+            server = SftpServer(parts.netloc, keys, _targets(keys, "SFTP"))
+            return ObjectLocation(place=server, key=unquote(parts.path))
+        case _:
+            known = ", ".join(SCHEMES)
+            raise ObjectDenied(f"{url} is not the URL of a storage; known schemes: {known}")
+    storage.targets = _targets(keys, _FAMILIES[scheme])
+    return ObjectLocation(place=storage, key=key)
+
+
+def _targets(keys: Mapping[str, str], family: str) -> str:
+    return keys.get(f"{_TARGETS}{family}", EVERY)
 
 
 def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:

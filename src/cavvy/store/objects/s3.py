@@ -105,7 +105,7 @@ class XmlBucket(SignedStorage):
         https://cloud.google.com/storage/docs/xml-api/get-bucket-location
         """
         if isinstance(self._signer, AmazonKey):
-            answer = ask("HEAD", self._roots[0] + "/")
+            answer = ask("HEAD", self._roots[0] + "/", targets=self.targets)
             if region := answer.headers.get("x-amz-bucket-region", ""):
                 return region.lower()
             if answer.status == 404:
@@ -121,7 +121,7 @@ class XmlBucket(SignedStorage):
         signatures for any region except the bucket's region."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
-        answer = ask("HEAD", self._roots[0] + "/")
+        answer = ask("HEAD", self._roots[0] + "/", targets=self.targets)
         region = answer.headers.get("x-amz-bucket-region", "")
         if answer.status == 404:
             raise ObjectMissing(f"the bucket {self.name} does not exist")

@@ -6,13 +6,16 @@ asyncssh runs in a thread with its own event loop, because all functions of this
 
 import asyncio
 import posixpath
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cavvy.domain.targets import EVERY
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectMissing, ObjectTryAgain
+from cavvy.store.objects.http import connect_allowed, list_allowed
 
 if TYPE_CHECKING:
     import asyncssh
@@ -23,16 +26,17 @@ _PATIENCE_S = 60.0
 
 class SftpServer:
     """One server, given as `[user@]host[:port]`. Keys are absolute paths. Each call opens a new
-    connection.
+    connection. `targets` are the private targets that may be called.
     """
 
-    def __init__(self, where: str, keys: Mapping[str, str]) -> None:
+    def __init__(self, where: str, keys: Mapping[str, str], targets: str = EVERY) -> None:
         user, at, host = where.rpartition("@")
         self._where = host
         name, colon, port = host.rpartition(":")
         self._host, self._port = (name, int(port)) if colon and port.isdigit() else (host, 22)
         self._user = user if at else keys.get("SFTP_USER", "")
         self._keys = keys
+        self._targets = targets
 
     def head(self, key: str) -> ObjectInfo | None:
         async def look(sftp: "asyncssh.SFTPClient") -> ObjectInfo | None:
@@ -130,12 +134,13 @@ class SftpServer:
         import asyncssh
 
         try:
-            async with (
-                asyncio.timeout(_PATIENCE_S),
-                asyncssh.connect(self._host, self._port, **self._options()) as line,
-                line.start_sftp_client() as sftp,
-            ):
-                return await work(sftp)
+            with await asyncio.to_thread(self._dial) or nullcontext() as sock:
+                async with (
+                    asyncio.timeout(_PATIENCE_S),
+                    asyncssh.connect(self._host, self._port, sock=sock, **self._options()) as line,
+                    line.start_sftp_client() as sftp,
+                ):
+                    return await work(sftp)
         except asyncssh.SFTPNoSuchFile as error:
             raise ObjectMissing(f"{self._where}: {error.reason}") from error
         except (
@@ -147,10 +152,22 @@ class SftpServer:
         except (asyncssh.Error, OSError, TimeoutError) as error:
             raise ObjectTryAgain(f"{self._where}: {error or 'no answer'}") from error
 
-    def _options(self) -> dict[str, object]:
+    def _dial(self) -> socket.socket | None:
+        """Connect to an allowed address. If every private target may be called, return None:
+        asyncssh then connects, and finds hosts in `~/.ssh/config` of the server's user. Raises
+        ObjectDenied, OSError.
+        """
+        if self._targets != EVERY:
+            address = self._host, self._port
+            return connect_allowed(address, _PATIENCE_S, targets=self._targets)
+        with suppress(OSError):
+            list_allowed(self._host, self._port, EVERY)
+        return None
+
+    def _options(self) -> dict[str, Any]:
         import asyncssh
 
-        options: dict[str, object] = {}
+        options: dict[str, Any] = {}
         if self._user:
             options["username"] = self._user
         if "SFTP_PASSWORD" in self._keys:
