@@ -390,6 +390,26 @@ class GatewaySuite:
             assert talk.read().status == 200
         assert MADE not in str(replicas[0].seen)
 
+    def test_nothing_of_cavvy_passes_by_the_route_for_models_or_with_a_deferred_call(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        for name in ("model", "svc"):
+            plane.set_replicas(name, replicas[:1])
+        sent = {"cookie": f"{_CONSOLE}; a=1", "authorization": f"Bearer {OWNER_TOKEN}"}
+        body, model = b'{"model": "org/tiny"}', {"host": "any.example"}
+        path = f"/v1/completions?token={ACCOUNT}"
+        assert ask(plane.port, "POST", path, body, **model, **sent).status == 200
+        assert ask(plane.port, "POST", "/echo", b"x", prefer="respond-async", **sent).status == 202
+        wait_for(lambda: len(replicas[0].seen) == 2)
+        for seen in replicas[0].seen:
+            assert (seen.get("cookie"), seen.get("authorization")) == ("a=1", None)
+            assert seen.path in ("/v1/completions", "/echo")
+        for origin in ("https://evil.example", "null"):
+            reply = ask(plane.port, "POST", "/v1/completions", body, origin=origin, **model)
+            assert (reply.status, reply.json["error"]["code"]) == (403, "origin-refused")
+        assert len(replicas[0].seen) == 2
+
     def test_a_key_that_a_browser_sends_by_itself_permits_nothing(self, plane: Any) -> None:
         """A page of another site could use it."""
         for field in ({"cookie": f"key={MADE}"}, {"referer": f"https://a.example/?key={MADE}"}):

@@ -32,6 +32,8 @@ def test_a_service_has_one_url(tmp_path: Path) -> None:
     assert (
         listener.locate(("a.ai.example.com",), "/p/chat", 8443) == "https://a.ai.example.com:8443"
     )
+    assert listener.public
+    assert not read(services_listen="[::1]:80").public
     assert listener.permits("A.ai.example.com")
     assert not listener.permits("ai.example.com"), "others may use the domain itself"
     assert not listener.permits("evilai.example.com")

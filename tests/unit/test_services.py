@@ -34,6 +34,14 @@ from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 from cavvy.spec.support import object_to_service
 
+ORIGINS = {
+    "https://app.example.com": "https://app.example.com",
+    "HTTPS://App.example.com:443": "https://app.example.com",
+    "http://localhost:5173": "http://localhost:5173",
+    "http://[::1]:80": "http://[::1]",
+    "tauri://localhost": "tauri://localhost",
+    "*": "*",
+}
 SMALL = "run: serve\nservice: {port: 8000}\n"
 WHOLE = """\
 name: chat
@@ -165,6 +173,21 @@ def test_batches_are_read_and_described() -> None:
     assert read(text).batch == BatchRule(most=8)
     (task,) = parse_file(text).tasks
     assert "at most 8 instances" in dict(describe_task(task))["batches"]
+
+
+@pytest.mark.parametrize("written", ORIGINS)
+def test_origins_are_read_as_browsers_write_them(written: str) -> None:
+    service = read(f"run: serve\nservice: {{port: 1, origins: {written!r}}}\n")
+    assert service.origins == (ORIGINS[written],)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["null", "app.example.com", "https://a.example/", "https://*.example.com", "https://a:99999"],
+)
+def test_what_is_no_origin_is_refused(written: str) -> None:
+    with pytest.raises(SpecError, match="is not the origin of a page"):
+        read(f"run: serve\nservice: {{port: 1, origins: ['{written}']}}\n")
 
 
 def test_a_service_without_a_port_has_the_usual_one() -> None:

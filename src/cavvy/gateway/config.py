@@ -18,7 +18,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]+$", max_length=255)]
 Place = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 HeaderName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]+$", max_length=100)]
-Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|https?://[a-z0-9.\[\]:_-]+)$", max_length=300)]
+Origin = Annotated[
+    str, msgspec.Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$", max_length=300)
+]
 PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 

@@ -33,9 +33,14 @@ def may_call(head: RequestHead, route: ServiceRoute, keyed: bool, names: tuple[s
     """
     is_foreign = head.fetch_site.lower() not in _OWN_SITES
     if route.origins:
-        page = head.origin or (head.get_header(b"referer") if is_foreign else b"")
-        found = _ORIGIN.match(page.lower())
-        if "*" in route.origins or (found and found[0].decode("latin-1") in route.origins):
+        page = head.origin.lower()
+        if (
+            not page
+            and is_foreign
+            and (found := _ORIGIN.match(head.get_header(b"referer").lower()))
+        ):
+            page = found[0]
+        if "*" in route.origins or page.decode("latin-1") in route.origins:
             return True
     elif keyed:
         return True

@@ -27,7 +27,8 @@ ENCODED = r"%(?:25|2[dD]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])"
 _ENCODED = re.compile(ENCODED.encode())
 _START = 8  # characters of the owner's token that the gateway knows; 35 more stay secret
 _MOST_DECODED = 3  # times that a value may be encoded
-_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{8,}")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{8,80}")  # longer than a token
+_MOST_RUNS = 100  # that one value may contain; more come from nobody who means a key
 _OF_CREDENTIALS = re.compile(rb"auth|key|token|secret|passw|credential")
 _SEPARATOR = re.compile(rb"([&;])")
 # fields that decide how the message is read, or that are not passed on as they are
@@ -43,11 +44,10 @@ class OwnValues:
 
     def __init__(self, owner: OwnerToken | None = None) -> None:
         self._owner = owner
-        self.signs = tuple(
-            each.encode()
-            for word in ("cavvy", *([owner.start] if owner else []))
-            for each in _write_signs(word)
-        )
+        words = ("cavvy", *([owner.start] if owner else []))
+        # what the words become in base64 -> the number of characters before it in its group
+        self._coded = {sign: lead for word in words for sign, lead in _write_coded(word)}
+        self.signs = (*(each.encode() for each in words), *self._coded)
 
     def remove(self, head: bytes) -> tuple[bytes, Sequence[bytes], bool]:
         """Return a request's head without Cavvy's own values, the keys of services in it except
@@ -68,7 +68,7 @@ class OwnValues:
             if kept is not None:
                 cleaned.append(kept)
         data = b"\r\n".join(cleaned)
-        carries = bool(keys) or any(_SERVICE_KEY.search(each) for each in _read(head))
+        carries = bool(keys) or any(_SERVICE_KEY.search(each) for each in self._read(head))
         return (head if data == head else data), keys, carries
 
     def may_hold(self, data: bytes) -> bool:
@@ -82,7 +82,7 @@ class OwnValues:
 
     def holds(self, value: bytes) -> bool:
         """Return whether a value contains one of Cavvy's own, in any form."""
-        return self.may_hold(value) and any(self._find(each) for each in _read(value))
+        return self.may_hold(value) and any(self._find(each) for each in self._read(value))
 
     def _find(self, text: bytes) -> bytes:
         """Return the first own value in a text, or b""."""
@@ -112,7 +112,7 @@ class OwnValues:
         if not self.holds(value):
             return line
         if lower not in _BY_ITSELF:
-            _add_keys(value, keys)
+            self._add_keys(value, keys)
         if lower in _KEY_FIELDS:
             return line
         if lower == b"sec-websocket-protocol":
@@ -134,7 +134,7 @@ class OwnValues:
         """Return a URL or its path and query without the parts that contain an own value."""
         if not self.holds(url):
             return url
-        _add_keys(url, keys)
+        self._add_keys(url, keys)
         path, mark, query = url.partition(b"?")
         if self.holds(path):
             path = b"/".join(b"" if self.holds(each) else each for each in path.split(b"/"))
@@ -154,7 +154,37 @@ class OwnValues:
         return b";".join(kept)
 
     def _is_own_cookie(self, pair: bytes) -> bool:
-        return any(_OWN_COOKIE.match(each) for each in (pair, unquote_to_bytes(pair)))
+        return bool(
+            _OWN_COOKIE.match(pair) or (b"%" in pair and _OWN_COOKIE.match(unquote_to_bytes(pair)))
+        )
+
+    def _add_keys(self, value: bytes, keys: list[bytes]) -> None:
+        for text in self._read(value):
+            if found := _SERVICE_KEY.search(text):
+                keys.append(found[0])
+                return
+
+    def _read(self, value: bytes) -> Iterator[bytes]:
+        """Yield the texts as which a program could read a value."""
+        for _ in range(_MOST_DECODED + 1):
+            yield value
+            for sign, lead in self._coded.items():
+                at = -1
+                for _ in range(_MOST_RUNS):
+                    at = value.find(sign, at + 1)
+                    if at < 0:
+                        break
+                    if (run := _BASE64.match(value, max(at - lead, 0))) is not None:
+                        yield _decode(run[0])
+            if b"%" not in value:
+                return
+            value = unquote_to_bytes(value)
+
+
+def _decode(run: bytes) -> bytes:
+    plain = run.replace(b"-", b"+").replace(b"_", b"/")
+    plain = plain[:-1] if len(plain) % 4 == 1 else plain
+    return b64decode(plain + b"=" * (-len(plain) % 4))
 
 
 def describe_owner(token: str) -> OwnerToken | None:
@@ -165,45 +195,13 @@ def describe_owner(token: str) -> OwnerToken | None:
     return OwnerToken(start=token[:_START], length=len(token), sha256=digest)
 
 
-def _add_keys(value: bytes, keys: list[bytes]) -> None:
-    for text in _read(value):
-        if found := _SERVICE_KEY.search(text):
-            keys.append(found[0])
-            return
-
-
-def _read(value: bytes) -> Iterator[bytes]:
-    """Yield the texts as which a program could read a value."""
-    for _ in range(_MOST_DECODED + 1):
-        yield value
-        for run in _BASE64.finditer(value):
-            yield from _decode(run[0])
-        decoded = unquote_to_bytes(value)
-        if decoded == value:
-            return
-        value = decoded
-
-
-def _decode(run: bytes) -> Iterator[bytes]:
-    """Yield what a run of characters means in base64, which may begin at any of its first four
-    characters: a `/` belongs to base64, but also separates it.
+def _write_coded(word: str) -> Iterator[tuple[bytes, int]]:
+    """Yield what the word becomes in base64 after any number of other bytes, without the characters
+    that also depend on these bytes, and the number of characters before it in its group of four.
     """
-    plain = run.replace(b"-", b"+").replace(b"_", b"/")
-    for start in range(4):
-        part = plain[start:]
-        part = part[:-1] if len(part) % 4 == 1 else part
-        yield b64decode(part + b"=" * (-len(part) % 4))
-
-
-def _write_signs(word: str) -> Iterator[str]:
-    """Yield the word, and what it becomes in base64 after any number of other bytes: the characters
-    that do not depend on these bytes.
-    """
-    yield word
     for before in range(3):
-        text = urlsafe_b64encode(b"\0" * before + word.encode() + b"\0\0").decode()
-        sign = text[(before * 8 + 5) // 6 : (before + len(word)) * 8 // 6]
-        yield sign
-        plain = sign.replace("-", "+").replace("_", "/")
-        if plain != sign:
-            yield plain
+        text = urlsafe_b64encode(b"\0" * before + word.encode() + b"\0\0")
+        lead = (before * 8 + 5) // 6
+        sign = text[lead : (before + len(word)) * 8 // 6]
+        for each in {sign, sign.replace(b"-", b"+").replace(b"_", b"/")}:
+            yield each, lead

@@ -5,6 +5,7 @@ settings.
 from pathlib import Path
 
 from cavvy.api.state_dir import StateDirError
+from cavvy.domain.host_names import is_loopback_name
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import OwnerToken
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
@@ -87,7 +88,7 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         name=settings.text("services.name"),
         domains=tuple(each.lower().strip(".") for each in domains),
         shared=shared,
-        public=host not in _LOOPBACK,
+        public=not is_loopback_name(host),
         haproxy=haproxy,
     )
 

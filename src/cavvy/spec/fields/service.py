@@ -408,7 +408,9 @@ def _read_origin(text: str) -> str:
     port = ":([1-9][0-9]{0,4})"
     host = r"(\[[0-9a-f:.]+\]|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)"
     plain = text.lower()
-    if plain == "*" or re.fullmatch(rf"https?://{host}({port})?", plain):
+    # applications have other schemes, such as tauri://localhost
+    found = re.fullmatch(rf"[a-z][a-z0-9+.-]{{0,30}}://{host}({port})?", plain)
+    if plain == "*" or (found and int(found[4] or 0) <= 65535):
         for scheme, usual in (("http://", ":80"), ("https://", ":443")):
             if plain.startswith(scheme):
                 plain = plain.removesuffix(usual)  # as browsers write it
