@@ -9,6 +9,7 @@ import pytest
 from tests.api.api_state import Api
 
 from cavvy.api.access_tokens import hash_token, is_token, make_token
+from cavvy.control.schedules import find_bar
 
 pytestmark = pytest.mark.anyio
 
@@ -219,3 +220,31 @@ async def test_a_wrong_name_is_explained(api: Api, name: str) -> None:
         assert code(answer) == (422, "invalid-request")
     wrong = await api.http.post("/v1/accounts", json={"name": "a", "kind": "robot"})
     assert code(wrong) == (422, "invalid-request")
+
+
+async def test_a_job_belongs_to_the_account_that_submits_or_retries_it(api: Api) -> None:
+    ada, bob = [await add(api, name, ("team", "member")) for name in ("ada", "bob")]
+    hourly = {"text": "{name: hourly, run: x, schedule: {cron: '0 * * * *'}}", "user": "eve"}
+    made = await call(api, ada, "POST", "/projects/team/jobs", hourly)
+    assert made.status_code in (200, 201), made.text
+    store = api.app_state.store
+    job = await store.find_job("team", "hourly")
+    assert (job.user, job.account, job.barred) == ("ada", "ada", False)
+    assert await find_bar(store, job) == ""
+    await api.http.put("/v1/accounts/ada/disabled")
+    assert await find_bar(store, job) == "the account ada is disabled"
+    await api.http.delete("/v1/accounts/ada/disabled")
+    assert await find_bar(store, job) == ""
+    await api.http.delete("/v1/accounts/ada")
+    assert await find_bar(store, job) == "the account ada was removed"
+    await add(api, "ada", ("team", "member"))  # perhaps another person
+    assert await find_bar(store, job) == "the account ada was removed"
+    assert (await call(api, bob, "POST", "/projects/team/jobs/hourly/stop")).status_code == 200
+    assert (await call(api, bob, "POST", "/projects/team/jobs/hourly/retry")).status_code == 200
+    job = await store.find_job("team", "hourly")
+    assert (job.account, await find_bar(store, job)) == ("bob", "")
+    own = {"text": "{name: own, run: x, schedule: {cron: '0 * * * *'}}", "user": "eve"}
+    await api.http.post("/v1/projects/team/jobs", json=own)
+    job = await store.find_job("team", "own")
+    assert (job.user, job.account) == ("eve", ""), "the owner of the server has no account"
+    assert await find_bar(store, job) == ""

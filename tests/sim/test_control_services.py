@@ -17,6 +17,7 @@ from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, TooLate, UnsupportedTask, gang_name
 from cavvy.control.loop import WIDTH
+from cavvy.domain.accounts import Account
 from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
@@ -89,9 +90,11 @@ class ControlHarness:
     clock: VirtualClock
     posts: list[tuple[str, dict[str, object]]]
 
-    async def submit(self, **changes: object) -> JobRecord:
+    async def submit(self, account: str = "", /, **changes: object) -> JobRecord:
         task = replace(TaskSpec(name="digits", run="x", secrets=("TOKEN",)), **changes)  # type: ignore[arg-type]
-        return await self.control_plane.jobs.submit(task, RunOrigin(), "default", consented=True)
+        return await self.control_plane.jobs.submit(
+            task, RunOrigin(), "default", account=account, consented=True
+        )
 
     async def wait(self, seconds: float = 2) -> None:
         await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
@@ -626,6 +629,78 @@ def test_a_job_that_repeats_starts_a_run_each_time_and_leaves_out_those_that_wou
         await harness.control_plane.jobs.stop(last.project, last.name)
         await harness.wait(7200)
         assert await runs() == []
+
+    in_harness(scenario, fault_scripts=(FaultScript(boots=False),) * 30)
+
+
+def test_a_schedule_starts_no_runs_while_its_account_is_disabled_or_removed() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        now = harness.clock.now()
+        await harness.store.add_account(Account(name="ada", created_at=now))
+        head = await harness.submit("ada", schedule=JobSchedule(cron="0 * * * *"))
+
+        async def wait_for_next() -> JobRecord:
+            job = await harness.store.job(head.id)
+            assert job.held_until is not None
+            await harness.wait((job.held_until - harness.clock.now()).total_seconds() + 5)
+            return await harness.store.job(head.id)
+
+        async def count_runs() -> int:
+            return len([key for key in await harness.store.unfinished() if key != head.id])
+
+        await harness.store.disable_account("ada", now)
+        for _ in range(3):
+            job = await wait_for_next()
+            assert job.reason.startswith("no run starts, because the account ada is disabled; next")
+            assert (job.phase, job.barred) == (JobPhase.QUEUED, True)
+        assert await count_runs() == 0
+        events = await harness.store.events(head.id)
+        assert [each.kind for each in events].count("account") == 1, "not one for each time"
+        await harness.store.disable_account("ada", None)
+        assert not (await wait_for_next()).barred
+        assert await count_runs() == 1, "it goes on once the account is enabled"
+        (run,) = [key for key in await harness.store.unfinished() if key != head.id]
+        await harness.control_plane.jobs.stop("default", run)
+        await harness.store.remove_account("ada")
+        assert "because the account ada was removed" in (await wait_for_next()).reason
+        later = Account(name="ada", created_at=harness.clock.now())
+        await harness.store.add_account(later)  # perhaps another person
+        assert "because the account ada was removed" in (await wait_for_next()).reason
+        await harness.control_plane.jobs.stop("default", head.id)
+        await harness.store.add_account(Account(name="bob", created_at=harness.clock.now()))
+        await harness.control_plane.jobs.retry("default", head.id, "bob")
+        assert not (await wait_for_next()).barred
+        assert await count_runs() == 1, "the schedule now belongs to another account"
+
+    in_harness(scenario, fault_scripts=(FaultScript(boots=False),) * 30)
+
+
+def test_a_job_that_has_not_started_waits_while_its_account_is_disabled() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        now = harness.clock.now()
+        for name in ("ada", "bob"):
+            await harness.store.add_account(Account(name=name, created_at=now))
+        started = await harness.submit("ada")
+        await harness.wait(60)
+        before = len(await harness.store.attempts(started.id))
+        await harness.store.disable_account("ada", harness.clock.now())
+        at = harness.clock.now() + timedelta(minutes=10)
+        soon = await harness.submit("ada", schedule=JobSchedule(at=at))
+        held = await harness.submit("ada")
+        other = await harness.submit("bob")
+        await harness.wait(3600)
+        for job in (soon, held):
+            assert not await harness.store.attempts(job.id)
+            reason = (await harness.store.job(job.id)).reason
+            assert reason == "the job does not start, because the account ada is disabled"
+        assert await harness.store.attempts(other.id)
+        assert len(await harness.store.attempts(started.id)) > before >= 1, "it is tried again"
+        await harness.store.disable_account("ada", None)
+        await harness.wait(120)
+        for job in (soon, held):
+            assert await harness.store.attempts(job.id)
+            texts = [each.text for each in await harness.store.events(job.id)]
+            assert "the account ada may start jobs again" in texts
 
     in_harness(scenario, fault_scripts=(FaultScript(boots=False),) * 30)
 

@@ -36,6 +36,18 @@ def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
     assert (row["cron"], row["next_at"]) == ("0 3 * * 1-5", "2027-01-04T02:00:00+00:00")
 
 
+def test_a_schedule_whose_account_is_disabled_says_so(client: FakeClient) -> None:
+    task = TaskSpec(name="nightly", run="x", schedule=JobSchedule(cron="0 3 * * *"))
+    why = "no run starts, because the account ada is disabled"
+    client.all_jobs["nightly"] = make_job(
+        "nightly", "queued", task=Raw(encode(task)), held=True, barred=True, reason=why
+    )
+    told = CliRunner().invoke(cli, ["schedules"], prog_name="cavvy")
+    head, *lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    assert head.endswith("NOTE")
+    assert why in " ".join(lines)
+
+
 def test_nothing_that_repeats_is_said_with_what_to_do(client: FakeClient) -> None:
     told = CliRunner().invoke(cli, ["schedules"], prog_name="cavvy")
     assert "no job repeats" in told.output

@@ -13,7 +13,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 @output_option
 def command(project: str | None, output: str) -> None:
     """List repeating jobs and their next start times. `cavvy stop NAME` ends a schedule, but not
-    the runs that it has already started.
+    the runs that it has already started. No run starts while the account of a schedule is disabled.
     """
 
     columns = [
@@ -32,8 +32,10 @@ def command(project: str | None, output: str) -> None:
             job = client.job(row.project, row.name)
             schedule = json.loads(bytes(job.task)).get("schedule") or {}
             if cron := schedule.get("cron"):
-                when = (cron, schedule.get("time_zone", "UTC"), job.not_before)
-                cells.append((job.name, job.project, *when, job.id))
+                zone = schedule.get("time_zone", "UTC")
+                note = job.reason if job.barred else ""
+                cells.append((job.name, job.project, cron, zone, job.not_before, job.id, note))
+    columns.append(TableColumn("note", wrap=True, hidden=not any(each[-1] for each in cells)))
     empty = (
         "no job repeats; add `schedule: 0 3 * * 1-5` to a task file, then run it with `cavvy run`"
     )

@@ -49,9 +49,13 @@ def list_users(output: str) -> None:
 @command.command("disable")
 @click.argument("name")
 def disable(name: str) -> None:
-    """Refuse an account's tokens and sign-ins from now on. Its jobs continue."""
+    """Refuse an account's tokens and sign-ins from now on. Its running jobs and its services
+    continue; nothing else of it starts."""
     _disable(name, disabled=True)
-    click.echo(f"{name} is disabled; `cavvy user enable {name}` undoes this")
+    click.echo(
+        f"{name} is disabled; its running jobs and its services continue, and nothing else of it "
+        f"starts. `cavvy user enable {name}` undoes this"
+    )
 
 
 @command.command("enable")
@@ -72,7 +76,8 @@ def _disable(name: str, *, disabled: bool) -> None:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Remove an account with its tokens and roles. Its jobs continue."""
+    """Remove an account with its tokens and roles. Its running jobs and its services continue;
+    nothing else of it starts."""
     from cavvy.client.accounts import AccountClient
 
     with session() as client:

@@ -229,6 +229,8 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     standbys: list[int] = []  # numbers of attempts that may replace the current one
     # for each offer or shared host that failed: when its cooldown ends
     avoid: dict[str, datetime] = {}
+    # whether the job does not start because its account is disabled or was removed
+    barred: bool = False
 
 
 class EventView(Answer, frozen=True, kw_only=True):

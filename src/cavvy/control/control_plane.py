@@ -591,6 +591,7 @@ class ControlPlane:
             schedule.origin,
             schedule.project,
             user=schedule.user,
+            account=schedule.account,
             consented=schedule.consented,
             ceiling=schedule.ceiling,
             job_id=run_id,

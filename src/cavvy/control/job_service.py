@@ -134,6 +134,7 @@ class JobService:
         project: str,
         *,
         user: str = "",
+        account: str = "",
         consented: bool = False,
         ceiling: Money | None = None,
         job_id: str | None = None,
@@ -152,6 +153,7 @@ class JobService:
             project=project,
             name=task.name,
             user=user,
+            account=account,
             task=task,
             origin=origin,
             submitted_at=now,
@@ -224,16 +226,16 @@ class JobService:
 
         return await self._on_job(project, name, stop)
 
-    async def retry(self, project: str, name: str) -> JobRecord:
-        """Queue a failed or stopped job again, with its retry counts reset. Raises RowNotFound,
-        TooLate.
+    async def retry(self, project: str, name: str, account: str = "") -> JobRecord:
+        """Queue a failed or stopped job again, with its retry counts reset, as a job of the account
+        that requests this. Raises RowNotFound, TooLate.
         """
 
         async def retry(job: JobRecord) -> JobRecord:
             removing = job.removing or job.id in self._removing
             if objection := object_to_retry(replace(job, removing=removing)):
                 raise TooLate(*objection)
-            changes = retry_job(job, self._clock.now())
+            changes = retry_job(job, self._clock.now(), account)
             written = await self._write(self._store.commit, job, changes)
             self._arrived()
             return written

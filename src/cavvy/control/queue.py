@@ -37,6 +37,7 @@ from cavvy.control.decide.queue import (
     note_arrival,
 )
 from cavvy.control.decide.rows import RowChanges
+from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.provider_pool import ProviderPool
@@ -174,7 +175,10 @@ class QueueReconciler:
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
         full = False
+        barred = await self._bar_jobs(head, now)
         for job in head:
+            if job.id in barred:
+                continue
             machine = job.task.machine
             waits = stays if machine is None else machines[job.project, machine]
             if full and machine is None:
@@ -187,6 +191,18 @@ class QueueReconciler:
             full = _is_full(stays, snapshot, scheduler)
             await self._clock.rest()
         return stays, machines.values()
+
+    async def _bar_jobs(self, head: Sequence[JobRecord], now: datetime) -> Collection[str]:
+        """Hold the jobs that have not started yet and whose account may start no work. Return their
+        IDs. A job that has started continues, also after its nodes are lost."""
+        fresh = [job for job in head if job.account and not job.attempt]
+        known = {each.name: each for each in await self._store.accounts()} if fresh else {}
+        barred = set()
+        for job in fresh:
+            if why := explain_bar(job, known.get(job.account)):
+                await self._commit(job, bar_job(job, why, now))
+                barred.add(job.id)
+        return barred
 
     async def _give_turn(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime

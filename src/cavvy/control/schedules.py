@@ -11,6 +11,8 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.placement import list_usable
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import (
+    bar_job,
+    explain_bar,
     find_run,
     find_window,
     hold_schedule,
@@ -60,10 +62,12 @@ class ScheduleReconciler:
         now, schedule = self._clock.now(), job.task.schedule
         if job.held_until is not None and now < job.held_until:
             return job.held_until - now
-        if schedule is not None and schedule.cron is not None:
+        if not job.attempt and (why := await find_bar(self._store, job)):
+            changes = bar_job(job, why, now)
+        elif schedule is not None and schedule.cron is not None:
             changes = await self._start_run(job, schedule, now)
         elif (interval := find_window(job, now)) is None:
-            changes = release_job(job, "the job no longer waits for its window", now)
+            changes = release_job(job, _say_released(job), now)
         else:
             changes = hold_window(job, interval, await self._prices(job, interval, now), now)
         held = changes.job
@@ -110,3 +114,17 @@ class ScheduleReconciler:
         seen = await self._store.observations([cheapest.key], now - HISTORY)
         prices = [(each.at, each.rate) for each in seen if each.rate is not None]
         return [*prices, (now, cheapest.rate)]
+
+
+async def find_bar(store: Store, job: JobRecord) -> str:
+    """Return why the job's account may start no work now, or "" if it may."""
+    if not job.account:
+        return ""
+    known = {each.name: each for each in await store.accounts()}
+    return explain_bar(job, known.get(job.account))
+
+
+def _say_released(job: JobRecord) -> str:
+    if job.barred:
+        return f"the account {job.account} may start jobs again"
+    return "the job no longer waits for its window"

@@ -225,6 +225,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     project: str
     name: str  # unique in the project
     user: str = ""
+    account: str = ""  # that submitted the job or retried it; "" for the owner of the server
     task: TaskSpec
     origin: RunOrigin = RunOrigin()
     phase: JobPhase = JobPhase.QUEUED
@@ -256,6 +257,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     standbys: tuple[int, ...] = ()
     numbered: int = 0  # the highest attempt number so far, if it belongs to a standby gang
     plan_state: PlanState | None = None
+    # the job does not start, because its account is disabled or was removed
+    barred: bool = False
     # the nodes are released after the work, although the task has `keep` or the provider keeps them
     released: bool = False
     # whether the user is removing the job, which therefore cannot be retried

@@ -54,8 +54,8 @@ _OTHER_PROJECTS = (
     "for the models of another project, use its base URL /PROJECT/v1"
 )
 _UNKNOWN_KEY = (
-    "no service with models knows this key; it may be revoked, expired, or the key of a service "
-    "that has ended or belongs to another project; send keys as `Authorization: Bearer KEY`"
+    "no service knows this key; it may be revoked, expired, or the key of a service that has ended "
+    "or belongs to another project; send keys as `Authorization: Bearer KEY`"
 )
 # bytes of all bodies whose model is unknown; if they hold more, no body is read beyond `hold_bytes`
 _HELD_MAX = 256 << 20

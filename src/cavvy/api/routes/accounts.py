@@ -129,7 +129,7 @@ async def add_account(request: Request) -> Response:
     "/accounts/{account}/disabled",
     **document(
         "Disable an account: its tokens are refused, and it cannot sign in. The account "
-        "keeps its roles, and its jobs continue.",
+        "keeps its roles. Its running jobs and its services continue; nothing else of it starts.",
         rule=on_installation(Permission.MANAGE),
         status=204,
         errors=("account-not-found",),
@@ -163,7 +163,8 @@ async def _disable(request: Request, account: str, at: datetime | None) -> Respo
 @router.delete(
     "/accounts/{account}",
     **document(
-        "Remove an account with its tokens and roles. Its jobs continue.",
+        "Remove an account with its tokens and roles. Its running jobs and its services continue; "
+        "nothing else of it starts.",
         rule=on_installation(Permission.MANAGE),
         status=204,
         errors=("account-not-found",),

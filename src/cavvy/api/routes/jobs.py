@@ -17,7 +17,7 @@ from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import check_submission, submit_task
-from cavvy.api.rules import filter_projects, in_path, in_query, name_user
+from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
 from cavvy.api.wire import MIB, PositionQuery, read, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
@@ -91,7 +91,9 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
         digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
         note_change(request, after={"id": job_id, "name": task.name, "file_sha256": digest})
 
-    job, created = await submit_task(app_state, project, ask, key, announce)
+    job, created = await submit_task(
+        app_state, project, ask, key, principal_of(request).account or "", announce
+    )
     answer = view(wire.Submitted, job, created=created)
     return reply(answer, 201 if created else 200)
 
@@ -336,8 +338,9 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
 async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
     app_state = app_state_of(request)
     await app_state.store.archive.check(project)
+    jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
     try:
-        return await _row(app_state, await app_state.control_plane.jobs.retry(project, name))
+        return await _row(app_state, await jobs.retry(project, name, account))
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         if job.removing:

@@ -60,10 +60,12 @@ async def submit_task(
     project: str,
     ask: wire.SubmitRequest,
     key: str | None,
+    account: str,
     announce: Callable[[str, TaskSpec], None],
 ) -> tuple[JobRecord, bool]:
-    """Store the job. The second returned value is False if an earlier request with the same `key`
-    has already created the job. `announce` is called with the ID and the task before the job
+    """Store the job as a job of `account`, which is "" for the owner of the server. The second
+    returned value is False if an earlier request with the same `key` has already created the job.
+    `announce` is called with the ID and the task before the job
     is stored.
     Raises ApiProblem, SpecError.
     """
@@ -87,6 +89,7 @@ async def submit_task(
             origin,
             project,
             user=ask.user,
+            account=account,
             consented=consented,
             ceiling=read_ceiling(ask),
             job_id=job_id,

@@ -83,8 +83,8 @@ def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
     )
 
 
-def retry_job(job: JobRecord, now: datetime) -> RowChanges:
-    """Queue the job again, with its retry counts reset."""
+def retry_job(job: JobRecord, now: datetime, account: str = "") -> RowChanges:
+    """Queue the job again, with its retry counts reset, as a job of the account that asks."""
     not_before, held_until = find_hold(job.task, now)
     text = "retried by the user"
     fresh = replace(
@@ -92,6 +92,8 @@ def retry_job(job: JobRecord, now: datetime) -> RowChanges:
         phase=JobPhase.QUEUED,
         reason=text,
         since=now,
+        account=account,
+        barred=False,
         not_before=not_before if held_until is not None else None,
         held_until=held_until,
         stop_reason=None,

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.domain.accounts import Account
 from cavvy.domain.jobs import FAR, JobRecord
 from cavvy.domain.tasks import JobSchedule, TaskSpec
 from cavvy.domain.values import Struct, replace
@@ -21,6 +22,7 @@ from cavvy.planner.calendar import (
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BARRED = timedelta(minutes=1)  # how long a barred job is held before its account is read again
 
 
 def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime | None]:
@@ -32,6 +34,36 @@ def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime 
         return FAR, _next(schedule, now)
     start = schedule.at if schedule is not None else None
     return (FAR, start or now) if task.window is not None else (start, None)
+
+
+# Accounts
+
+
+def explain_bar(job: JobRecord, account: Account | None) -> str:
+    """Return why the job's account may start no work now, or "" if it may. `account` is the stored
+    account with the name of the job's account. A later account with this name does not count,
+    because it may belong to another person.
+    """
+    if not job.account:
+        return ""
+    if account is None or account.created_at > job.since:
+        return f"the account {job.account} was removed"
+    return "" if account.disabled_at is None else f"the account {job.account} is disabled"
+
+
+def bar_job(job: JobRecord, why: str, now: datetime) -> RowChanges:
+    """Hold the job, because its account may start no work. A repeating job is held until its next
+    run, and any other job for a short time. Only the first of these holds is recorded as an event.
+    """
+    schedule = job.task.schedule
+    if schedule is not None and schedule.cron is not None:
+        upcoming = _next(schedule, now)
+        reason = f"no run starts, because {why}; {say_next(upcoming)}"
+    else:
+        upcoming, reason = now + _BARRED, f"the job does not start, because {why}"
+    held = replace(job, not_before=FAR, held_until=upcoming, reason=reason, barred=True)
+    events = () if job.barred else (make_event(job, now, "account", reason),)
+    return RowChanges(job=held, events=events)
 
 
 # Schedules
@@ -61,7 +93,8 @@ def hold_schedule(
     """
     upcoming = _next(schedule, now)
     reason = say_next(upcoming)
-    held = replace(job, held_until=upcoming, last_run=run_id or job.last_run, reason=reason)
+    last_run = run_id or job.last_run
+    held = replace(job, held_until=upcoming, last_run=last_run, reason=reason, barred=False)
     event = make_event(job, now, "schedule", f"{text}; {reason}")
     return RowChanges(job=held, events=(event,))
 
@@ -114,7 +147,7 @@ def hold_window(
     if start.at is None:
         return release_job(job, start.reason, now)
     look = start.at if deadline is None else min(start.at, deadline)
-    held = replace(job, held_until=look, reason=start.reason)
+    held = replace(job, held_until=look, reason=start.reason, barred=False)
     news = job.held_until != look
     event = make_event(job, now, "window", start.reason)
     return RowChanges(job=held, events=(event,) if news else ())
@@ -122,7 +155,7 @@ def hold_window(
 
 def release_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
     """Add a held job to the queue."""
-    freed = replace(job, not_before=None, held_until=None, reason=reason)
+    freed = replace(job, not_before=None, held_until=None, reason=reason, barred=False)
     return RowChanges(job=freed, events=(make_event(job, now, "window", reason),))
 
 
