@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
 
-from cavvy.agent.work import hide
+from cavvy.agent.bundle import make_command
 
 pytestmark = pytest.mark.system
 
@@ -44,8 +43,8 @@ def look(user: User, name: str) -> list[str]:
 
 def test_a_job_sees_nothing_of_the_server_or_of_other_jobs(user: User, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
-    tried = [sys.executable, "-I", "-S", hide.__file__, str(tmp_path), str(tmp_path / "kept")]
-    if subprocess.run(tried).returncode:
+    tried = [*make_command(), "--protects", str(tmp_path), str(tmp_path / "kept")]
+    if not subprocess.run(tried, capture_output=True).stdout.strip():
         pytest.skip("this system offers no namespaces")
     user.submit("name: other\nrun: sleep 600")
     user.wait("other", "running")

@@ -23,15 +23,15 @@ from cavvy.providers.local.tasks import check_task
 
 WORK = """
 import ctypes, os, sys
-sys.path.insert(0, {path!r})
-import hide
+package = type(sys)("agent")
+package.__path__ = [{path!r}]
+sys.modules["agent"] = package
+from agent.work import hide
 os.setgroups([])
 os.setgid({user})
 os.setuid({user})
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a process that starts as this user is dumpable
-if os.fork() == 0:
-    os._exit(hide.main({folder!r}, {shown!r}))
-if os.wait()[1]:
+if not hide.find_ability({folder!r}, {shown!r}):
     sys.exit("this system offers no namespaces")
 ready, go = os.pipe()
 pid = os.fork()
@@ -44,7 +44,7 @@ try:
     if command == 0:
         os.write(go, b"x")
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # as the agent does
-        hide.enter({folder!r}, lambda: pid)
+        hide.enter({folder!r}, lambda: [pid])
         os.execv("/bin/sh", ["sh", "-c", "ls {folder}; readlink /proc/self/ns/mnt; umount {folder}"])
     os.waitpid(command, 0)
     print(os.readlink(f"/proc/{{pid}}/ns/mnt"))
@@ -87,7 +87,7 @@ def test_a_command_next_to_the_work_sees_what_the_work_sees(user: int, above: st
         Path(folder, "token").touch()
         for each in (top, folder, shown):
             os.chown(each, user, user)
-        path = str(Path(hide.__file__).parent)
+        path = str(Path(hide.__file__).parent.parent)
         code = WORK.format(path=path, user=user, folder=folder, shown=shown)
         python = [sys.executable, "-I", "-S", "-c", code]
         done = subprocess.run(python, capture_output=True, text=True, cwd="/")
@@ -120,8 +120,10 @@ def test_inputs_and_volumes_place_no_links_in_the_hidden_folder(
 
 RENAME = """
 import os, sys
-sys.path.insert(0, {path!r})
-import hide
+package = type(sys)("agent")
+package.__path__ = [{path!r}]
+sys.modules["agent"] = package
+from agent.work import hide
 try:
     hide.hide({folder!r}, {shown!r})
 except OSError as error:
@@ -148,7 +150,7 @@ def test_work_cannot_replace_the_home_of_its_agent(folder: Path) -> None:
         f"{folder}/storage/job",
     ]
     code = RENAME.format(
-        path=str(Path(hide.__file__).parent), folder=str(folder), shown=config.shown[:2]
+        path=str(Path(hide.__file__).parent.parent), folder=str(folder), shown=config.shown[:2]
     )
     python = [sys.executable, "-I", "-S", "-c", code]
     done = subprocess.run(python, capture_output=True, text=True, cwd="/")
@@ -163,19 +165,20 @@ def test_work_that_has_ended_cannot_be_entered(
 ) -> None:
     monkeypatch.setattr(hide, "ENTER_S", 0.0)
     with pytest.raises(ProcessLookupError, match="the work is not running"):
-        hide.enter(str(folder), lambda: 0)
+        hide.enter(str(folder), lambda: [0])
 
 
 BESIDE = """
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.work import hide
 from cavvy.agent.work.process import WorkProcess
+from cavvy.agent.work.protect import Protection
 from cavvy.agent.work.reaper import ChildCommand
 from cavvy.agent.work.view import WorkView
 hide.ENTER_S = 0.0
 loop, said = EventLoop(), []
 command = ChildCommand(["true"], {}, "/")
-command.view, command.beside = WorkView("/missing", [], devices=[]), 1
+command.view, command.beside = WorkView("/missing", [], Protection([], ""), devices=[]), 1
 WorkProcess(loop, command, wrote=said.append, gone=loop.stop)
 loop.run()
 print(b"".join(said).decode(), end="")

@@ -253,8 +253,12 @@ class AgentConfig(ConfigRecord, RankPaths):
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
     # whether namespaces can hide the folder `hides` on this machine; None: the agent tests it
     covers: bool | None
+    # whether `covers` also gives the work its own process namespace; tested with `covers`
+    alone: bool
     # whether the work is also separated from all other processes of this user
     separates: bool
+    # with `covers`, files and folders of the server that the work must not change
+    obeys: list[str]
     lease_s: float = 21600
     grace_s: float = 10
     # After the work has ended, the agent exits if the server has been silent for this many seconds.
@@ -289,6 +293,7 @@ class AgentConfig(ConfigRecord, RankPaths):
         self.cache = self.cache or self.home + "/cache"
         self.caches = self.cache  # the folder that contains the caches of all projects
         self.shown: list[str] = []  # the folders below `hides` that the work sees
+        self.kept = ""  # the folder for new entries of home folders; "": there are none
 
 
 class CheckpointConfig(ConfigRecord):

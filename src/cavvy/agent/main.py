@@ -27,7 +27,10 @@ KEPT = (
     "token",
     "cache",
 )  # files of a rank's folders that are kept for the node's next work
-USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG, or --separates FOLDER SHOWN"
+USAGE = (
+    "usage: python -I -S agent.pyz [--deliver] CONFIG, or --separates FOLDER SHOWN, or --protects "
+    "FOLDER SHOWN"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -38,8 +41,14 @@ def main(arguments: list[str]) -> int:
     answer, and 1 if messages remain for a different reason.
 
     With `--separates`, only test whether this machine can separate work, and print the obstacle, if
-    any.
+    any. With `--protects`, only print what this machine can do to hide a folder.
     """
+    if arguments[:1] == ["--protects"] and len(arguments) == 3:
+        from .work.hide import find_ability
+
+        sys.stdout.write(find_ability(*arguments[1:]) + "\n")
+        sys.stdout.flush()
+        return 0
     if arguments[:1] == ["--separates"] and len(arguments) == 3:
         from .work.obstacle import find_obstacle
 

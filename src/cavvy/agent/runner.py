@@ -307,6 +307,7 @@ class RankRunner:
                 return
 
             self._config.shown = list_shown(self._config, work)
+            self._config.kept = f"{self._config.cache}/homes/{work.project}"
         self._open_channels(work)
         self._log.limit(work.log_limit_mib)
         self.link.listen_soon()

@@ -6,87 +6,119 @@ some folders below this folder stay visible. The work also gets its own user nam
 user IDs stay the same. The user namespace prevents the work from unmounting the empty file system,
 and from reading the memory and files of processes outside the namespace. Hiding a folder requires
 Linux, and permission to create mount and user namespaces.
-
-Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden on this machine.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
+
+from .alone import CLONE_NEWPID, continue_as_child, start_alone
+from .mounts import (
+    MS_BIND,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    bind,
+    call,
+    contains,
+    is_root,
+    list_programs,
+    make_place,
+    make_read_only,
+    mount,
+)
+from .protect import Protection, protect_proc
 
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
-_MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 0x400, 0x800, 0x200000
-# as in the result of statvfs, whose other flags have the same numbers as those of mount
-_ST_RELATIME = 0x1000
 ALL_IDS = "0 0 4294967295"
 ENTER_S = 10.0  # maximum seconds to wait until a process of the work has hidden the folder
+# What a machine can do: hide the folder, and also give the work its own processes.
+HIDES, ALONE = "hides", "alone"
 
 
-def hide(folder: str, shown: list[str], programs: Iterable[str] = ()) -> None:
+def hide(
+    folder: str, shown: list[str], protection: Protection | None = None, *, alone: bool = False
+) -> None:
     """Hide `folder`, except the existing folders in `shown`, from this process and the process's
-    later children. The files and folders in `programs` stay visible, but cannot be changed.
+    later children, which cannot change what `protection` protects.
 
-    The process must have only one thread. Raises OSError; after an error, parts of the folder may
-    still be visible.
+    With `alone`, the function returns in a new process with its own process namespace, as
+    `start_alone` describes. The process must have only one thread. Raises OSError; after an error,
+    parts of the folder may still be visible.
     """
     shown = [path for path in shown if os.path.isdir(path)]
-    if os.geteuid() == 0:  # mount first: the new user namespace then cannot remove the mount
-        call("unshare", CLONE_NEWNS)
-        _cover(folder, shown, programs)
+    spaces = CLONE_NEWNS | (CLONE_NEWPID if alone else 0)
+    if is_root():  # mount first: the new user namespace then cannot remove the mounts
+        limits = os.open("/proc", os.O_PATH)  # stays writable
+        call("unshare", spaces)
+        _cover(folder, shown, protection)
+        if alone:
+            start_alone(protect_proc)
         _enter_user_namespace()
+        _forbid_groups(f"self/fd/{limits}/")
+        os.close(limits)
     else:  # the work has no capabilities in the new namespace, since it is not root there
-        uid, gid = os.geteuid(), os.getegid()
-        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
-        write("self/setgroups", "deny")
-        write("self/uid_map", f"{uid} {uid} 1")
-        write("self/gid_map", f"{gid} {gid} 1")
-        _cover(folder, shown, programs)
+        enter_own_user(spaces)
+        _cover(folder, shown, protection)
+        if alone:
+            start_alone(protect_proc)
 
 
-def can_hide(folder: str, shown: str) -> bool:
-    """Return whether this machine can hide the folder from work. A child process tries it. The
-    process must have only one thread."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = main(folder, shown)
-        finally:
-            os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
+def enter_own_user(spaces: int) -> None:
+    """Enter a new user namespace in which this user, who is not root, keeps its IDs, and other new
+    namespaces. Raises OSError."""
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", CLONE_NEWUSER | spaces)
+    write("self/setgroups", "deny")
+    write("self/uid_map", f"{uid} {uid} 1")
+    write("self/gid_map", f"{gid} {gid} 1")
+    _forbid_groups()
 
 
-def enter(folder: str, find: Callable[[], int]) -> None:
-    """Wait until the process that `find` returns has hidden `folder`, then enter that process's
-    namespaces.
+def _forbid_groups(proc: str = "") -> None:
+    """Forbid new namespaces of control groups. In one, the work could mount the control groups and
+    end its own group, which Cavvy's server may share."""
+    with suppress(FileNotFoundError):
+        write(proc + "sys/user/max_cgroup_namespaces", "0")
+
+
+def enter(folder: str, find: Callable[[], list[int]], *others: str, alone: bool = False) -> None:
+    """Wait until one of the processes that `find` returns has hidden `folder`, then enter that
+    process's namespaces, those in `others` included. With `alone`, the function returns in a new
+    process.
 
     The caller must have only one thread. Raises OSError.
     """
     pid = wait_until_hidden(folder, find)
-    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")]
+    names = ["user", "mnt", *others]
+    if alone:  # root's process namespace belongs to the user namespace above that of the work
+        names.insert(0 if is_root() else len(names), "pid_for_children")
+    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]
     for fd in opened:
         call("setns", fd, 0)
         os.close(fd)
+    if alone:
+        continue_as_child()
 
 
-def wait_until_hidden(folder: str, find: Callable[[], int]) -> int:
-    """Wait until the process that `find` returns has hidden `folder`, and return that process's ID.
-    Raises OSError.
+def wait_until_hidden(folder: str, find: Callable[[], list[int]]) -> int:
+    """Wait until one of the processes that `find` returns has hidden `folder`, and return that
+    process's ID. Raises OSError.
     """
     until = time.monotonic() + ENTER_S
-    while not _has_hidden(pid := find(), folder):
+    while True:
+        for pid in find():
+            if _has_hidden(pid, folder):
+                return pid
         if time.monotonic() > until:
             raise ProcessLookupError(errno.ESRCH, "the work is not running")
         time.sleep(0.01)
-    return pid
 
 
 def _has_hidden(pid: int, folder: str) -> bool:
@@ -110,56 +142,32 @@ def is_hidden(folder: str, shown: list[str], path: str, *, follow: bool = True) 
     above, name = os.path.split(path)
     real = os.path.realpath(path) if follow else os.path.join(os.path.realpath(above), name)
     folder = os.path.realpath(folder)
-    if any(_contains(os.path.realpath(each), real) for each in shown):
+    if any(contains(os.path.realpath(each), real) for each in shown):
         return False
-    return _contains(folder, real) or _contains(real, folder)
+    return contains(folder, real) or contains(real, folder)
 
 
-def _contains(folder: str, path: str) -> bool:
-    return os.path.commonpath([folder, path]) == folder
-
-
-def _cover(folder: str, shown: list[str], programs: Iterable[str]) -> None:
-    """Mount an empty file system over the folder, and mount the folders of `shown` and the programs
-    in the folder into this file system.
+def _cover(folder: str, shown: list[str], protection: Protection | None) -> None:
+    """Mount an empty file system over the folder, and mount the folders of `shown`, and Cavvy's
+    programs, into this file system.
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     real = os.path.realpath(folder)
-    inside = [path for path in programs if _contains(real, path) and path != real]
-    opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in shown]
-    opened += [(path, os.open(path, os.O_RDONLY)) for path in inside]
+    programs = [each for each in list_programs() if contains(real, each) and each != real]
+    opened = [(path, os.open(path, os.O_RDONLY)) for path in [*shown, *programs]]
+    if protection is not None:
+        protection.begin()
+        protection.pin(real)
     mount("tmpfs", folder, "tmpfs", 0)
     for path, fd in opened:
         make_place(path, fd)
-        mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
+        bind(f"/proc/self/fd/{fd}", path)
         os.close(fd)
-    for path in inside:
-        protect(path)
+    for path in programs:
+        make_read_only(path)
     mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
-
-
-def make_place(path: str, fd: int) -> None:
-    """Create the folder or empty file on which the open file is mounted, unless the path exists."""
-    if os.path.exists(path):
-        return
-    is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
-    if not is_folder:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-
-
-def protect(path: str) -> None:
-    """Make the mount at the path read-only."""
-    mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | _read_flags(path))
-
-
-def _read_flags(path: str) -> int:
-    """Return the flags of the mount at `path`. A new mount there, in a user namespace, must have
-    the same flags.
-    """
-    flags = os.statvfs(path).f_flag
-    same = MS_NOSUID | MS_NODEV | MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME
-    return (flags & same) | (_MS_RELATIME if flags & _ST_RELATIME else 0)
+    if protection is not None:
+        protection.finish(real)
 
 
 def _enter_user_namespace() -> None:
@@ -195,27 +203,20 @@ def write(name: str, text: str) -> None:
         file.write(text)
 
 
-def mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, None)
-
-
-def call(name: str, *arguments: object) -> None:
-    """Call a function of the C library. Raises OSError."""
-    import ctypes
-
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    if function(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def main(folder: str, shown: str) -> int:
-    try:
-        hide(folder, [shown])
-        return 0 if os.listdir(folder) and os.path.isdir(shown) else 1
-    except (OSError, AttributeError, ImportError):
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def find_ability(folder: str, shown: str) -> str:
+    """Return what this machine can do: ALONE, HIDES or "" if it cannot hide the folder `folder`
+    except its part `shown`. Each attempt runs in a process of its own."""
+    for ability in (ALONE, HIDES):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                hide(folder, [shown], Protection([], ""), alone=ability == ALONE)
+                code = 0 if os.listdir(folder) and os.path.isdir(shown) else 1
+            except (OSError, AttributeError, ImportError):
+                code = 1
+            finally:
+                os._exit(code)
+        if os.waitpid(pid, 0)[1] == 0:
+            return ability
+    return ""

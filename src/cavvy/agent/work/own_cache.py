@@ -14,7 +14,7 @@ import os
 from contextlib import suppress
 
 from ..disk import open_private
-from .hide import can_hide
+from .hide import ALONE, find_ability
 from .trees import remove_tree
 
 TYPE_CHECKING = False
@@ -28,7 +28,8 @@ def open_cache(config: AgentConfig) -> int | None:
     cache as used until the file is closed, or None if all projects share the cache. Raises OSError.
     """
     if config.covers is None:
-        config.covers = bool(config.hides) and can_hide(config.hides, config.home)
+        ability = find_ability(config.hides, config.home) if config.hides else ""
+        config.covers, config.alone = bool(ability), ability == ALONE
     if not config.own_cache:
         return None
     seen = bool(config.fresh_cache) and not config.covers

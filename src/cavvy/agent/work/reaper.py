@@ -238,13 +238,16 @@ def descendants(*roots: int) -> list[int]:
     return found
 
 
-def find_first(reaper: int) -> int:
-    """Return the oldest child of a reaper, or 0 if the reaper has no child. While the work's first
-    process runs, the oldest child is that process.
+def list_first(reaper: int) -> list[int]:
+    """Return the oldest child of a reaper, and its descendants in the order of their starts. While
+    the work's first process runs, the oldest child is that process, or the process that waits for
+    it outside of the work's process namespace.
     """
-    found = ((pid, read_process(pid)) for pid in descendants(reaper))
-    begun = [(int(each[19]), pid) for pid, each in found if each and int(each[1]) == reaper]
-    return min(begun, default=(0, 0))[1]
+    found = [(pid, read_process(pid)) for pid in descendants(reaper)]
+    begun = sorted((int(each[19]), pid, int(each[1])) for pid, each in found if each)
+    first = next((pid for _, pid, parent in begun if parent == reaper), 0)
+    below = {first, *descendants(first)} if first else set()
+    return [pid for _, pid, _ in begun if pid in below]
 
 
 def exit_code(status: int) -> int:
@@ -334,7 +337,7 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         if command.view is not None:
             if command.beside:
                 prctl(PR_SET_DUMPABLE, 0)  # the work must not read this agent's memory
-                command.view.join(lambda: find_first(command.beside))
+                command.view.join(lambda: list_first(command.beside))
             else:
                 command.view.take()
             # changing the user clears the death signal, so set it again

@@ -8,28 +8,23 @@ user's home and runtime folders, and the server's folder. The sockets of contain
 devices of other jobs, are hidden from the work. All processes of the work end when the first
 process of its namespace ends. The server's user must not be root, because root owns the files of
 the system in every namespace.
-
-Usage: python separate.py FOLDER SHOWN. The exit code is 0 if this system can separate work.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from glob import glob
+
+from . import hide, mounts
+from .alone import CLONE_NEWPID, find_code, start_alone
+from .mounts import MS_NODEV, MS_NOSUID
+from .protect import Protection, protect_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-if __package__:
-    from . import hide
-else:  # this file runs as a program
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import hide  # type: ignore[import-not-found,no-redef]
-
-CLONE_NEWIPC, CLONE_NEWPID = 0x8000000, 0x20000000
+CLONE_NEWIPC = 0x8000000
 _SOCKETS = (
     "/run/docker.sock",
     "/run/podman/podman.sock",
@@ -43,7 +38,12 @@ _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
 _SCOPE_ABSTRACT_SOCKETS = 1
 
 
-def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None:
+def separate(
+    folder: str,
+    shown: list[str],
+    devices: Iterable[str] = (),
+    protection: Protection | None = None,
+) -> None:
     """Separate this process and its later children. The separated processes see neither `folder`,
     except its subfolders in `shown`, nor the device files in `devices`.
 
@@ -51,45 +51,22 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
     with the new process's exit code. The calling process must have only one thread. Raises OSError;
     after an error, the process may be separated only in part.
     """
-    uid, gid = os.geteuid(), os.getegid()
+    uid = os.geteuid()
     if uid == 0:
         raise PermissionError(1, "work of the root user cannot be separated")
     cwd = os.getcwd()
-    hide.call("unshare", hide.CLONE_NEWUSER | hide.CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
-    hide.write("self/setgroups", "deny")
-    hide.write("self/uid_map", f"{uid} {uid} 1")
-    hide.write("self/gid_map", f"{gid} {gid} 1")
-    _cover(folder, shown, uid, devices)
-    reader, writer = os.pipe()
-    if os.fork():
-        os.close(writer)
-        _wait_for(reader)
-    os.close(reader)
-    flags = hide.MS_NOSUID | hide.MS_NODEV | hide.MS_NOEXEC
-    hide.mount("proc", "/proc", "proc", flags)
-    program = os.fork()
-    if program:
-        _serve(program, writer)
-    os.close(writer)
+    hide.enter_own_user(hide.CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
+    _cover(folder, shown, uid, devices, protection)
+    start_alone(protect_proc)
     _close_abstract_sockets()
     os.chdir(cwd if os.path.isdir(cwd) else "/")
 
 
-def enter(pid: int) -> None:
-    """Enter the namespaces of separated work; `pid` is the ID that the work's first process has
-    outside the namespaces. Like `separate`, this function forks: only the child process returns
-    from the function, and the calling process waits for the child process and exits with its exit
-    code.
+def enter(folder: str, find: Callable[[], list[int]]) -> None:
+    """Enter the namespaces of separated work, like `hide.enter`. Only a new process returns from
+    the function, and the calling process waits for the new process and exits with its exit code.
     """
-    names = ("user", "mnt", "ipc", "pid_for_children")
-    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]
-    for fd in opened:
-        hide.call("setns", fd, 0)
-        os.close(fd)
-    program = os.fork()
-    if program:
-        _let_go(4096)
-        os._exit(_code(os.waitpid(program, 0)[1]))
+    hide.enter(folder, find, "ipc", alone=True)
     _close_abstract_sockets()
 
 
@@ -107,40 +84,39 @@ def list_covers(folder: str, uid: int) -> list[str]:
     return sorted(usable, key=lambda each: each.count("/"))
 
 
-def list_programs() -> list[str]:
-    """Return the paths of this Python and of this program, which may be an archive. If these paths
-    are below a folder that is hidden from the work, the work still sees these paths. The server and
-    the agents run the files at these paths, which the work cannot change.
-    """
-    agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    package = agent if os.path.isfile(agent) else os.path.dirname(agent)
-    found = {os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, package)}
-    return sorted(each for each in found - {"/usr"} if os.path.exists(each))
-
-
-def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> None:
+def _cover(
+    folder: str,
+    shown: list[str],
+    uid: int,
+    devices: Iterable[str],
+    protection: Protection | None,
+) -> None:
     covers = list_covers(folder, uid)
-    programs = list_programs()
+    programs = mounts.list_programs()
     below = [each for each in shown if any(_is_below(each, cover) for cover in covers)]
     kept = [*programs, *(each for each in below if os.path.isdir(each))]
-    hide.mount("none", "/", None, hide.MS_REC | hide.MS_PRIVATE)
+    mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE)
     opened = [(path, os.open(path, os.O_RDONLY)) for path in kept]
+    if protection is not None:
+        protection.begin(homes=[])
     for cover in covers:
         os.makedirs(cover, exist_ok=True)
-        hide.mount("tmpfs", cover, "tmpfs", hide.MS_NOSUID | hide.MS_NODEV)
+        mounts.mount("tmpfs", cover, "tmpfs", MS_NOSUID | MS_NODEV)
         if cover in _MEETING_PLACES:
             os.chmod(cover, 0o1777)
     for path, fd in opened:
-        hide.make_place(path, fd)
-        hide.mount(f"/proc/self/fd/{fd}", path, None, hide.MS_BIND | hide.MS_REC)
+        mounts.make_place(path, fd)
+        mounts.bind(f"/proc/self/fd/{fd}", path)
         os.close(fd)
     for path in programs:
-        hide.protect(path)
-    closed = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | hide.MS_NOSUID | hide.MS_NODEV
-    hide.mount("none", folder, None, closed)
+        mounts.make_read_only(path)
+    closed = mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY | MS_NOSUID | MS_NODEV
+    mounts.mount("none", folder, None, closed)
+    if protection is not None:
+        protection.finish(folder)
     for path in (*_SOCKETS, *devices):
         if os.path.exists(path):
-            hide.mount("/dev/null", os.path.realpath(path), None, hide.MS_BIND)
+            mounts.bind("/dev/null", os.path.realpath(path))
 
 
 def list_other_gpus(own: list[str] | None) -> list[str]:
@@ -166,43 +142,6 @@ def _is_below(path: str, folder: str) -> bool:
     return os.path.commonpath([path, folder]) == folder
 
 
-def _wait_for(reader: int) -> None:
-    """Exit with the exit code that the first process of the namespace reports."""
-    _let_go(reader)
-    told = os.read(reader, 1)
-    os._exit(told[0] if told else 137)
-
-
-def _serve(program: int, writer: int) -> None:
-    """Act as the first process of the namespace: report the program's exit code, and reap the
-    processes that the program leaves behind. All processes of the namespace are killed when this
-    process ends.
-    """
-    _let_go(writer)
-    while True:
-        try:
-            pid, status = os.wait()
-        except ChildProcessError:
-            os._exit(0)
-        if pid == program:
-            os.write(writer, bytes([_code(status)]))
-            os.close(writer)
-
-
-def _let_go(kept: int) -> None:
-    """Close all files except one, and ignore signals that only the program should receive."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.closerange(0, kept)
-    os.closerange(kept + 1, 4096)
-
-
-def _code(status: int) -> int:
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
 def _close_abstract_sockets() -> bool:
     """Let this process and its children connect only to abstract sockets that they have created.
     Return False if the system cannot restrict connections in this way.
@@ -225,15 +164,11 @@ def main(folder: str, shown: str) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            separate(folder, [shown])
+            separate(folder, [shown], (), Protection([], ""))
             alone = os.getpid() == 2 and len([x for x in os.listdir("/proc") if x.isdigit()]) == 2
             os._exit(0 if alone and os.path.isdir(shown) else 1)
         except (OSError, AttributeError, ImportError):
             os._exit(1)
         finally:
             os._exit(1)
-    return _code(os.waitpid(pid, 0)[1])
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    return find_code(os.waitpid(pid, 0)[1])

@@ -1,6 +1,7 @@
-"""Describes the part of the machine that the work sees. The folder `config.hides` is hidden from
-the work. If the machine separates projects, the view also hides processes outside the work and the
-folders through which processes communicate.
+"""Describes the part of the machine that the work sees and may change. The folder `config.hides` is
+hidden from the work, and the work cannot change what the machine, its user and Cavvy's server obey.
+If the machine separates projects, the view also hides the folders through which processes
+communicate.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 
 from . import hide, separate
+from .protect import Protection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,32 +20,39 @@ if TYPE_CHECKING:
 
 class WorkView:
     """The part of the machine that the programs of one rank see. `folder` is hidden, except the
-    folders in `shown`. If `separated` is set, the work is separated by `separate.separate`, and the
-    device files in `devices` are hidden.
+    folders in `shown`, and the programs cannot change what `protection` protects. If `alone` is
+    set, the programs have their own process namespace. If `separated` is set, the work is separated
+    by `separate.separate`, and the device files in `devices` are hidden.
     """
 
     def __init__(
-        self, folder: str, shown: list[str], *, separated: bool = False, devices: list[str]
+        self,
+        folder: str,
+        shown: list[str],
+        protection: Protection,
+        *,
+        alone: bool = False,
+        separated: bool = False,
+        devices: list[str],
     ) -> None:
-        self._folder, self._shown = folder, shown
-        self._separated, self._devices = separated, devices
+        self._folder, self._shown, self._protection = folder, shown, protection
+        self._alone, self._separated, self._devices = alone, separated, devices
 
     def take(self) -> None:
         """Hide everything outside the view from this process. The process must have only one
         thread. Raises OSError."""
         if self._separated:
-            separate.separate(self._folder, self._shown, self._devices)
+            separate.separate(self._folder, self._shown, self._devices, self._protection)
         else:
-            hide.hide(self._folder, self._shown, separate.list_programs())
+            hide.hide(self._folder, self._shown, self._protection, alone=self._alone)
 
-    def join(self, find: Callable[[], int]) -> None:
-        """Give this process the same view of files as another process, whose ID `find` returns.
-        Raises OSError.
-        """
-        if not self._separated:
-            hide.enter(self._folder, find)
-            return
-        separate.enter(hide.wait_until_hidden(self._folder, find))
+    def join(self, find: Callable[[], list[int]]) -> None:
+        """Give this process the same view as the first process with this view among those whose
+        IDs `find` returns. Raises OSError."""
+        if self._separated:
+            separate.enter(self._folder, find)
+        else:
+            hide.enter(self._folder, find, alone=self._alone)
 
 
 def make_view(config: AgentConfig) -> WorkView | None:
@@ -51,7 +60,14 @@ def make_view(config: AgentConfig) -> WorkView | None:
     if not config.covers:
         return None
     devices = separate.list_other_gpus(config.devices) if config.separates else []
-    return WorkView(config.hides, config.shown, separated=config.separates, devices=devices)
+    return WorkView(
+        config.hides,
+        config.shown,
+        Protection(config.obeys, config.kept),
+        alone=config.alone,
+        separated=config.separates,
+        devices=devices,
+    )
 
 
 def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:

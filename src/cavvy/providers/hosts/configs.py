@@ -26,7 +26,9 @@ class HostAgentConfig:
     fresh_cache: str = ""
     hides: str = ""
     covers: bool | None = False  # None: the agent tests it
+    alone: bool = False
     separates: bool = False
+    obeys: Sequence[str] = ()
     lease_s: float
     grace_s: float
     leaves_after_s: float = LEAVES_AFTER_S

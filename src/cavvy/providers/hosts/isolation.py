@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
+from cavvy.agent.work.hide import ALONE, HIDES
 from cavvy.agent.work.obstacle import METADATA, METADATA_ADDRESSES, NAMESPACES, NONE, ROOT
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
@@ -45,6 +46,21 @@ def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
     if obstacle:
         return f"the machine runs jobs of one project at a time, because {obstacle}"
     return "side by side, separated by namespaces"
+
+
+def say_protection(ability: str) -> str:
+    """Explain to users whether jobs without an image can change what the machine, its user and
+    Cavvy obey. `ability` is the result of `agent.work.hide.find_ability` on the machine.
+    """
+    what = "settings, programs, units, cron, start files or the kernel's settings"
+    if ability == ALONE:
+        return f"jobs cannot change {what}, nor signal other processes"
+    if ability == HIDES:
+        return f"jobs cannot change {what}, but can signal processes of the same user"
+    return (
+        f"jobs without an image can change {what} as far as the machine's user can, and can signal "
+        "processes: user namespaces are not available or turned off"
+    )
 
 
 def say_obstacle(code: str) -> str:

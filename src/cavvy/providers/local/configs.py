@@ -2,9 +2,11 @@
 variables that agents inherit.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cavvy import settings
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity
 from cavvy.providers.hosts.configs import HostAgentConfig
@@ -18,6 +20,47 @@ from cavvy.providers.local.offers import PROVIDER, make_host
 # The variables of the server's environment that agents inherit. Other variables may hold secrets.
 KEPT = service.KEPT | {"CONTAINER_HOST"}
 
+# Variables that name files and folders which the server's programs obey; several are lists.
+_NAMING = (
+    *(
+        "AWS_CONFIG_FILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AZURE_CONFIG_DIR",
+        "BASH_ENV",
+        "CAVVY_CONFIG",
+    ),
+    *(
+        "CLOUDSDK_CONFIG",
+        "DOCKER_CONFIG",
+        "ENV",
+        "GIT_CONFIG_GLOBAL",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+    *("KUBECONFIG", "LD_LIBRARY_PATH", "LD_PRELOAD", "NETRC", "OCI_CONFIG_FILE", "PIP_CONFIG_FILE"),
+    *("PYTHONHOME", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "PYTHONSTARTUP", "PYTHONUSERBASE"),
+    *("REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "UV_CONFIG_FILE", "XDG_CONFIG_HOME"),
+    "ZDOTDIR",
+)
+
+
+def list_obeyed(environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the files and folders that this server obeys: its settings, what they name, and what
+    its environment names. Jobs must not be able to change them.
+    """
+    values = [environ.get(name, "") for name in _NAMING]
+    named = {path for value in values for path in value.split(":") if path.startswith("/")}
+    try:
+        loaded = settings.load(environ)
+    except settings.SettingsError:
+        return sorted(named)
+    tables = [loaded.values, *loaded.providers.values()]
+    texts = [str(value) for table in tables for value in table.values()]
+    files = {os.path.expanduser(text) for text in texts if text.startswith(("/", "~/"))}
+    own = {str(loaded.file)}
+    if loaded.file.parent.name == "cavvy":
+        own.add(str(loaded.file.parent))
+    return sorted(named | own | {each for each in files if os.path.isfile(each)})
+
 
 def make_configs(
     gang: GangSpec,
@@ -26,12 +69,15 @@ def make_configs(
     hides: str = "",
     *,
     covers: bool = False,
+    alone: bool = False,
     separates: bool = False,
+    obeys: Sequence[str] = (),
 ) -> Sequence[HostAgentConfig]:
     """Return one configuration for each rank. `hides` is the path of a folder that the work must
-    not be able to read. `covers` states whether this machine can use namespaces to hide the folder.
-    `separates` states whether the namespaces also separate the work from all processes outside of
-    the work. Raises NoCapacity if the offer or an allocation does not fit this machine.
+    not be able to read, and `obeys` lists what it must not change. `covers` states whether this
+    machine can use namespaces for both, and `alone` whether they also give the work its own
+    processes. `separates` states whether the namespaces separate the work from all processes
+    outside of the work. Raises NoCapacity if the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
@@ -56,6 +102,8 @@ def make_configs(
             ),
             hides=hides,
             covers=covers,
+            alone=alone,
+            obeys=obeys,
             separates=separates,
         )
         for rank in range(gang.nodes)

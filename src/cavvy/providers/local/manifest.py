@@ -65,8 +65,9 @@ MANIFEST = Manifest(
         flag(
             "hide_server",
             "If `true`, jobs and the commands that users run in them do not see the server's "
-            "folder with its token, key and database. Without an image, jobs also cannot gain "
-            "privileges: `mount` and `sudo` fail. Hiding the folder needs Linux namespaces; "
+            "folder with its token, key and database. Without an image, jobs also cannot change "
+            "settings, programs and start files of the machine, its user and Cavvy, and cannot "
+            "gain privileges: `mount`, `sudo` and `apt-get` fail. This needs Linux namespaces; "
             "`cavvy check local` shows whether they are available. A task with an image is refused "
             "if one of the task's volumes contains the server's folder.",
             default=True,

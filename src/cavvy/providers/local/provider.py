@@ -1,10 +1,9 @@
 """The provider for this machine: agents are processes; the control plane allocates the devices."""
 
 import asyncio
-import sys
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 from cavvy.agent.bundle import make_command
 from cavvy.agent.work import hide
@@ -30,11 +29,12 @@ from cavvy.providers.hosts.isolation import (
     read_isolation,
     say_isolation,
     say_obstacle,
+    say_protection,
 )
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.hosts.supervisor.facts import find_user
-from cavvy.providers.local.configs import KEPT, make_configs
+from cavvy.providers.local.configs import KEPT, list_obeyed, make_configs
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.records import LocalGangEnd
@@ -68,7 +68,7 @@ class LocalProvider:
         self._engine = engine
         # the server's folder, if jobs must not be able to read it
         self._hides = context.server_folder if self._settings.get("hide_server", True) else None
-        self._can_hide: bool | None = None  # None: not tried yet
+        self._ability: str | None = None  # what namespaces can do here; None: not tried yet
         self._isolation = read_isolation(manifest.name, context.settings)
         # why jobs cannot be separated; "" if nothing prevents the separation; None: not tried
         self._unseparated: str | None = None
@@ -102,14 +102,16 @@ class LocalProvider:
     async def launch(self, gang: GangSpec) -> None:
         if not self._gang_store.command:
             raise Refused("no agent can be started: the server has no agent command")
-        hides, covers = str(self._hides or ""), await self._has_namespaces()
+        ability = await self._find_ability()
         configs = make_configs(
             gang,
             await self._discovered(),
             self._home,
-            hides,
-            covers=covers,
+            str(self._hides or ""),
+            covers=bool(ability),
+            alone=ability == hide.ALONE,
             separates=await self._separates(),
+            obeys=await asyncio.to_thread(list_obeyed, os.environ),
         )
         living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
@@ -148,6 +150,7 @@ class LocalProvider:
             ("accelerators", say_models(machine)),
             ("containers", self._engine() or "neither podman nor a running docker"),
             ("server's folder", await self._say_hidden()),
+            ("settings and programs", say_protection(await self._find_ability())),
             ("jobs of different projects", await self._say_isolation()),
             *(("note", note) for note in machine.notes),
         ]
@@ -159,13 +162,15 @@ class LocalProvider:
             if task is not None:
                 await asyncio.wait([task])
 
-    async def _has_namespaces(self) -> bool:
-        """Return True if the server's folder must be hidden from jobs without an image and the
-        system can hide this folder.
+    async def _find_ability(self) -> str:
+        """Return what namespaces can do for jobs without an image: `hide.ALONE`, `hide.HIDES`, or
+        "" if the system offers no namespaces or `hide_server` is off.
         """
-        if self._hides is not None and self._can_hide is None:
-            self._can_hide = await _succeeds(hide.__file__, self._hides, self._home)
-        return bool(self._can_hide)
+        if self._hides is not None and self._ability is None:
+            command = [*make_command(), "--protects", str(self._hides), str(self._home)]
+            answer = await _ask(command)
+            self._ability = answer if answer in (hide.ALONE, hide.HIDES) else ""
+        return self._ability or ""
 
     async def _separates(self) -> bool:
         """Return True if the settings require separate jobs and the system can separate jobs."""
@@ -186,7 +191,7 @@ class LocalProvider:
         return say_isolation(self._isolation, await self._find_obstacle() if required else "")
 
     async def _say_hidden(self) -> str:
-        if await self._has_namespaces():
+        if await self._find_ability():
             return _HIDDEN
         return _READABLE.format("jobs" if self._hides is None else "jobs without an image")
 
@@ -235,18 +240,6 @@ class LocalProvider:
                 self._watch.announce(gang.intent.name, rank.again_s)
             elif rank.process is not None and rank.dead_at is None:
                 self._watch.add(gang.intent.name, rank.process)
-
-
-async def _succeeds(program: str, folder: Path, home: Path) -> bool:
-    """Return whether `program` succeeds. The program tries to hide `folder` from a process and to
-    keep `home`, the provider's subfolder, accessible.
-    """
-    command = [sys.executable, "-I", "-S", program, str(folder), str(home)]
-    try:
-        tried = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
-    except OSError:
-        return False
-    return await tried.wait() == 0
 
 
 async def _ask(command: Sequence[str]) -> str:

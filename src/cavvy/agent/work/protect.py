@@ -1,0 +1,408 @@
+"""Protects what this machine, its user and Cavvy's server obey from the work: settings, programs,
+start files of shells, units, cron tables and settings of the kernel.
+
+In the work's mount namespace, the folders of the system, the files in `PATH`, Cavvy's program and
+its settings are read-only. In a home folder, the entries whose names begin with a dot are read-only
+except caches, and so is `bin`; the user's other files stay writable. New entries of a home folder
+go to a folder of the project, because the user's shell would read a new `~/.zshenv`. Sockets of
+programs that act for the user, such as container engines and systemd, are hidden, and so are disks.
+
+The functions of this module change the mount namespace of the calling process, which must be its
+own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from contextlib import contextmanager, suppress
+from glob import escape, glob
+
+from . import mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Folders of the system. Everything in them is read-only, except WRITABLE_PLACES.
+SYSTEM = (
+    *("/bin", "/boot", "/efi", "/etc", "/gnu", "/home", "/lib", "/lib32", "/lib64", "/libx32"),
+    *("/nix", "/opt", "/root", "/run", "/sbin", "/snap", "/sys", "/usr", "/var"),
+)
+WRITABLE_PLACES = ("/var/tmp",)
+# Folders that other users than root may own parts of, so that only root's work loses them.
+ROOTS_OWN = ("/home", "/opt", "/var")
+# Entries of a home folder whose names begin with a dot, and that the work may write.
+CACHES = frozenset({
+    ".cache", ".conda", ".cupy", ".EasyOCR", ".huggingface", ".insightface", ".keras", ".nv",
+    ".paddleocr", ".torch", ".triton", ".u2net", ".config/matplotlib", ".config/Ultralytics",
+    ".config/wandb", ".config/yolov5",
+})  # fmt: skip
+# Entries of a home folder that the work does not see, because it gets its own.
+PRIVATE = frozenset({".cursor-server", ".local/share/jupyter/runtime", ".vscode-server"})
+# Folders in a home folder that are treated like the home folder itself.
+LAYERED = frozenset({".config", ".local", ".local/share", ".local/share/jupyter"})
+MOST_HOMES = 16  # with more homes, those of other users are read-only
+# Files of /proc by which root changes the kernel, and that no capability protects.
+KERNEL = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "asound", "kcore", "mtrr")
+# Sockets of programs that act for a user or for root, whether or not they listen now.
+ENGINES = (
+    *("/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/containerd.sock"),
+    *("/run/crio/crio.sock", "/run/systemd/private", "/run/dbus/system_bus_socket"),
+    *("/run/snapd.socket", "/run/libvirt/libvirt-sock", "/run/buildkit/buildkitd.sock"),
+)
+# Sockets that programs need to look up names and users, and to use a GPU.
+NEEDED = ("/nscd/", "/sss/", "/systemd/resolve/", "/systemd/userdb/", "/munge/", "mps", "nvidia")
+# Characters devices by which root reaches memory, disks or keyboards.
+DEVICES = (
+    *("mem", "kmem", "port", "raw*", "raw/*", "sg*", "bsg/*", "nvme*", "mapper/control", "uinput"),
+    *("loop-control", "btrfs-control", "input/*", "cpu/*/msr", "mtd*", "vport*", "ipmi*", "tpm*"),
+    *("tty[0-9]*", "console", "vcs*", "hvc*", "watchdog*", "autofs", "cuse", "snapshot", "mcelog"),
+)
+
+
+class Protection:
+    """What the work may not change: what every system and user obeys, and besides the files and
+    folders in `obeyed`. New entries of home folders go to folders below `kept`; if `kept` is "",
+    home folders get no new entries.
+    """
+
+    def __init__(self, obeyed: list[str], kept: str) -> None:
+        self._obeyed, self._kept = obeyed, kept
+        self._bound: set[str] = set()
+        self._places: list[str] = []
+
+    def begin(self, homes: list[str] | None = None) -> None:
+        """Protect the home folders `homes`, by default all, and single files. Folders that are
+        mounted afterwards are not affected. Raises OSError."""
+        named = {os.path.realpath(each) for each in self._list_obeyed() if os.path.exists(each)}
+        homes = list_homes() if homes is None else homes
+        for home in homes:
+            named |= set(_find_linked(home))
+        if not mounts.is_root():
+            named = {each for each in named if _is_writable(each)}
+        self._places = [*_list_places(homes), *homes]
+        for home in homes:
+            with suppress(OSError):
+                os.makedirs(home + "/.cache", mode=0o700, exist_ok=True)
+        kept = {home: self._open_kept(home) for home in homes}
+        for place in self._places:
+            if place not in homes:
+                with _missing_is_safe(place):
+                    self._bind(place)
+        for home in homes:
+            self.pin(home)
+            _layer(home, f"/proc/self/fd/{kept[home]}" if kept[home] >= 0 else "", "")
+            self._bound.add(home)
+        for opened in kept.values():
+            if opened >= 0:
+                os.close(opened)
+        for path in sorted(named, key=len):
+            if path != "/" and path not in self._bound:
+                with _missing_is_safe(path):
+                    self.pin(path)
+                    if os.path.isfile(path):
+                        self._close(os.path.dirname(path), homes)
+                    self._bind(path)
+                    mounts.make_read_only(path)
+
+    def finish(self, hidden: str) -> None:
+        """Make the system's folders read-only and hide sockets and devices, except in the folder
+        `hidden`, which was mounted after `begin`. Raises OSError."""
+        _protect_system([*self._places, hidden])
+        protect_proc()
+        _hide_sockets(hidden)
+        _hide_devices()
+
+    def pin(self, path: str) -> None:
+        """Keep the work from renaming the folders above `path`, which must have no links."""
+        parts = path.split("/")[1:-1]
+        for count in range(1, len(parts) + 1):
+            self._bind("/" + "/".join(parts[:count]))
+
+    def _close(self, folder: str, homes: list[str]) -> None:
+        """Let the work create and replace no file in a folder. When a program outside replaces a
+        file, its own mount ends."""
+        if folder in ("/", "/tmp", "/var/tmp", *homes) or not os.access(folder, os.W_OK):
+            return
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                self._bind(entry.path)
+        mounts.make_read_only(folder, recursive=False)
+
+    def _bind(self, path: str) -> None:
+        if path not in self._bound:
+            mounts.bind_itself(path)
+            self._bound.add(path)
+
+    def _open_kept(self, home: str) -> int:
+        if not self._kept:
+            return -1
+        name = hashlib.sha256(home.encode()).hexdigest()[:8] + "-" + os.path.basename(home)
+        os.makedirs(f"{self._kept}/{name}", mode=0o700, exist_ok=True)
+        return os.open(f"{self._kept}/{name}", os.O_RDONLY | os.O_DIRECTORY)
+
+    def _list_obeyed(self) -> list[str]:
+        own = mounts.list_programs()
+        paths = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+        sources = [source for each in own for source in _list_sources(each)]
+        # Python also reads a `sitecustomize` from the folder that contains an editable package.
+        above = [os.path.dirname(each) for each in own if os.path.exists(each + "/agent/main.py")]
+        return [*self._obeyed, *own, *above, *paths, *sources]
+
+
+def list_homes() -> list[str]:
+    """Return the home folders that the work could write to, outer folders first."""
+    import pwd
+
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        home = ""
+    found = {home, os.environ.get("HOME", "")}
+    if mounts.is_root():
+        others = [each for each in glob("/home/*") if os.path.isdir(each)]
+        found |= set(others) if len(others) <= MOST_HOMES else set()
+    real = {os.path.realpath(each) for each in found if each.startswith("/")}
+    usable = [each for each in real if each.count("/") > 1 or each == "/root"]
+    return sorted((each for each in usable if os.path.isdir(each)), key=lambda at: at.count("/"))
+
+
+def is_obeyed(path: str, obeyed: list[str]) -> bool:
+    """Return whether the user, the system or the server would obey a file or folder that Cavvy
+    writes at `path` for the work. `path` has no links."""
+    if any(mounts.contains(each, path) for each in SYSTEM if each not in ROOTS_OWN):
+        return True
+    named = [os.path.realpath(each) for each in obeyed]
+    if any(mounts.contains(each, path) or mounts.contains(path, each) for each in named):
+        return True
+    for home in list_homes():
+        if mounts.contains(path, home):
+            return True
+        if mounts.contains(home, path):
+            return not is_free(os.path.relpath(path, home))
+    return False
+
+
+def is_free(name: str) -> bool:
+    """Return whether the work may write the entry `name` of a home folder. `name` is a path
+    relative to the home folder."""
+    parts = name.split("/")
+    if not name.startswith("."):
+        return parts[0] != "bin"
+    return any("/".join(parts[:count]) in CACHES for count in (1, 2))
+
+
+def protect_proc() -> None:
+    """Make the files of /proc read-only by which root changes the kernel."""
+    for name in KERNEL:
+        path = "/proc/" + name
+        if os.path.exists(path) and mounts.is_root():
+            mounts.bind_itself(path)
+            mounts.make_read_only(path)
+
+
+def _list_places(homes: list[str]) -> list[str]:
+    """Return the folders outside homes that the work may write, except single files in them."""
+    top = [f"/{name}" for name in os.listdir("/")]
+    found = [each for each in top if os.path.isdir(each) and not os.path.islink(each)]
+    system = set(SYSTEM) - (set() if mounts.is_root() else set(ROOTS_OWN)) | {"/proc"}
+    places = [each for each in found if each not in system]
+    places += [each for each in WRITABLE_PLACES if os.path.isdir(each)]
+    return [each for each in places if each not in homes]
+
+
+def _layer(folder: str, kept: str, below: str) -> None:
+    """Let the work write only the caches and the user's own files in a home folder, or in the part
+    `below` of it. The folder `kept` takes new entries."""
+    source = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        entries = list(os.scandir(source))
+        if kept:
+            os.makedirs(kept, mode=0o700, exist_ok=True)
+            mounts.bind(kept, folder)
+            _clear(kept, {entry.name for entry in entries})
+        else:
+            mounts.bind_itself(folder)
+        for entry in entries:
+            with suppress(OSError):  # the entry stays hidden or read-only
+                _place(entry, f"/proc/self/fd/{source}/{entry.name}", folder, kept, below)
+        if not kept:
+            mounts.make_read_only(folder, recursive=False)
+    finally:
+        os.close(source)
+
+
+def _place(entry: os.DirEntry[str], source: str, folder: str, kept: str, below: str) -> None:
+    name, path = os.path.join(below, entry.name), f"{folder}/{entry.name}"
+    if entry.is_symlink():
+        if kept and not os.path.lexists(path):
+            os.symlink(os.readlink(source), path)
+        return
+    is_folder = entry.is_dir(follow_symlinks=False)
+    if not is_folder and not entry.is_file(follow_symlinks=False):
+        return  # a pipe or socket, which stays hidden
+    if kept:
+        _make_place(path, is_folder=is_folder)
+    if name in PRIVATE:
+        return
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        mounts.mount(source, f"/proc/self/fd/{place}", None, mounts.MS_BIND | mounts.MS_REC)
+    finally:
+        os.close(place)
+    if is_folder and name in LAYERED:
+        _layer(path, f"{kept}/{entry.name}" if kept else "", name)
+    elif not is_free(name):
+        mounts.make_read_only(path)
+    elif is_folder and os.path.isdir(f"{path}/condabin"):
+        _protect_conda(path)
+
+
+def _protect_conda(folder: str) -> None:
+    """Protect an installation of conda, which a shell's start file runs, except environments."""
+    mounts.make_read_only(folder)
+    for name in ("envs", "pkgs"):
+        if os.path.isdir(f"{folder}/{name}"):
+            mounts.bind_itself(f"{folder}/{name}")
+            mounts.make_writable(f"{folder}/{name}")
+
+
+def _make_place(path: str, *, is_folder: bool) -> None:
+    """Create the folder or file on which an entry is mounted. The work may have left another
+    entry there, which is moved away."""
+    with suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode):
+            return
+        os.rename(path, f"{path}.replaced-{os.getpid()}")
+    with suppress(FileExistsError):
+        if is_folder:
+            os.mkdir(path, 0o700)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _clear(kept: str, names: set[str]) -> None:
+    """Remove the empty places and links of entries that the home folder no longer has."""
+    for entry in os.scandir(kept):
+        if entry.name in names:
+            continue
+        with suppress(OSError):
+            if entry.is_symlink():
+                os.unlink(entry.path)
+            elif entry.is_dir():
+                os.rmdir(entry.path)
+            elif entry.stat().st_size == 0:
+                os.unlink(entry.path)
+
+
+def _find_linked(home: str) -> Iterator[str]:
+    """Yield where protected links of a home folder lead, such as to a folder of dotfiles."""
+    todo = [""]
+    seen = 0
+    while todo and seen < 2000:
+        below = todo.pop()
+        try:
+            entries = list(os.scandir(os.path.join(home, below)))
+        except OSError:
+            continue
+        for entry in entries:
+            name = os.path.join(below, entry.name)
+            seen += 1
+            if is_free(name) or (name in PRIVATE):
+                continue
+            if entry.is_symlink():
+                if os.path.exists(entry.path):
+                    yield os.path.realpath(entry.path)
+            elif entry.is_dir() and (name in LAYERED or _holds_start_files(name)):
+                todo.append(name)
+
+
+def _holds_start_files(name: str) -> bool:
+    return name.startswith((".config/", ".ssh", ".local/bin", "bin")) and name.count("/") < 4
+
+
+def _list_sources(program: str) -> list[str]:
+    """Return the folders of editable packages that `.pth` files of a Python name."""
+    found = []
+    for path in glob(f"{escape(program)}/lib/python3*/site-packages/*.pth"):
+        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+            found += [line.strip() for line in file if line.startswith("/")]
+    return found
+
+
+def _protect_system(kept: list[str]) -> None:
+    """Make the mounts of the system's folders read-only, except those at or below `kept`."""
+    own = set() if mounts.is_root() else set(ROOTS_OWN)
+    system = [each for each in SYSTEM if each not in own]
+    for path in mounts.list_mounts():
+        if any(mounts.contains(each, path) for each in (*kept, "/proc", "/dev", "/run/user")):
+            continue
+        if path == "/" or any(mounts.contains(each, path) for each in system):
+            with _missing_is_safe(path):
+                mounts.make_read_only(path, recursive=False)
+
+
+def _hide_sockets(hidden: str) -> None:
+    """Hide the sockets of programs that act for the user, except in the folder `hidden`, which
+    shows the work's own."""
+    runtime = f"/run/user/{os.geteuid()}"
+    if os.path.isdir(runtime):
+        mounts.mount("tmpfs", runtime, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+    for folder in (f"/tmp/tmux-{os.geteuid()}", "/tmp/.X11-unix", *glob("/tmp/ssh-*")):
+        if os.path.isdir(folder) and not os.path.islink(folder):
+            with _missing_is_safe(folder):
+                mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+    for path in {*ENGINES, *_list_sockets()}:
+        real = os.path.realpath(path)
+        if mounts.contains(hidden, real) or any(each in real for each in NEEDED):
+            continue
+        if os.access(real, os.W_OK) and stat.S_ISSOCK(os.stat(real).st_mode):
+            with _missing_is_safe(real):
+                mounts.bind("/dev/null", real)
+
+
+@contextmanager
+def _missing_is_safe(path: str) -> Iterator[None]:
+    """Ignore errors if the path cannot be reached any more, such as a removed socket."""
+    try:
+        yield
+    except OSError:
+        if os.access(path, os.F_OK):
+            raise
+
+
+def _list_sockets() -> list[str]:
+    with open("/proc/net/unix", errors="replace") as file:
+        paths = [line.rstrip("\n").partition(" /")[2] for line in file]
+    return ["/" + path for path in paths if path]
+
+
+def _hide_devices() -> None:
+    """Hide disks, memory and keyboards, which root's work could open."""
+    found = [f"{folder}/{name}" for folder, _, names in os.walk("/dev") for name in names]
+    for path in found:
+        with suppress(OSError):
+            kind = os.lstat(path).st_mode
+            named = any(_matches(path, name) for name in DEVICES)
+            usable = os.access(path, os.R_OK) or os.access(path, os.W_OK)
+            if usable and (stat.S_ISBLK(kind) or (stat.S_ISCHR(kind) and named)):
+                mounts.bind("/dev/null", path)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    from fnmatch import fnmatch
+
+    return fnmatch(path[5:], pattern)
+
+
+def _is_writable(path: str) -> bool:
+    """Return whether this user could replace or change the file or folder."""
+    while True:
+        if os.access(path, os.W_OK) or os.stat(path).st_uid == os.geteuid():
+            return True
+        if path == "/":
+            return False
+        path = os.path.dirname(path)

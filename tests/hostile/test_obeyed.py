@@ -1,0 +1,193 @@
+"""A hostile job tries to change what the server, its machine and its user obey, and to end their
+processes: by default and with `isolation = "namespaces"`, as root and as another user, on the
+server's machine and on an SSH host. Nothing may succeed. Without protection, much does.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from tests.hostile.test_hostile_task import LOCAL, Nobody, nobody, submit
+from tests.system.trust import User, user_at
+from tests.waits import wait_until
+
+import cavvy
+
+pytestmark = pytest.mark.system
+
+MARK = f"obeyed-{os.getpid()}"
+ATTACKS = Path(__file__).with_name("obeyed_task.py")
+LIMITS = "[providers.local]\ncpus = 4\n"
+
+
+@contextmanager
+def root(settings: str) -> Iterator[User]:
+    """The user of the tests, who has its own home."""
+    if os.getuid() != 0:
+        pytest.skip("only root is root")
+    with TemporaryDirectory(prefix="obeyed-") as top, user_at(Path(top) / "user") as user:
+        (user.root / "own").mkdir()
+        user.settings(settings)
+        user.variables |= {"HOME": str(user.root / "own")}
+        yield user
+
+
+def make_home(home: Path, owner: int) -> list[Path]:
+    """Give a home folder some of the files that users have; the others are missing. Return the
+    user's own folders, which a job may write to."""
+    for name in (".ssh", ".config/fish", ".local/bin", "dotfiles", "data"):
+        (home / name).mkdir(parents=True, exist_ok=True)
+    for name in (".bashrc", ".ssh/authorized_keys", "dotfiles/zshrc", ".gitconfig"):
+        (home / name).write_text("# mine\n")
+    (home / ".zshrc").symlink_to("dotfiles/zshrc")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, owner, owner, follow_symlinks=False)
+    return [home / "data", home / ".cache"]
+
+
+def list_files(top: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(top):
+        yield from (Path(folder, name) for name in names)
+
+
+def find_planted(tops: list[Path]) -> list[str]:
+    """Files outside of Cavvy's folder that the job has written."""
+    found = []
+    for top in tops:
+        for path in [top] if top.is_file() else list_files(top):
+            try:
+                if path.is_file() and MARK.encode() in path.read_bytes()[-(1 << 16) :]:
+                    found.append(str(path))
+            except OSError:
+                continue
+    return found
+
+
+def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
+    """Return what the hostile job could do, and what it has left behind."""
+    owner = 65534 if isinstance(user, Nobody) and os.getuid() == 0 else os.getuid()
+    own = make_home(home, owner)
+    package = Path(cavvy.__file__).parent
+    prefix = Path(sys.prefix)
+    with socket.socket(socket.AF_UNIX) as agent, TemporaryDirectory(prefix="ssh-") as made:
+        folder = Path(made)
+        agent.bind(str(folder / "agent.1"))
+        agent.listen()
+        os.chown(folder, owner, owner)
+        user.cli("secret", "list")  # starts the server
+        server = user.server()
+        assert server
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        hunt: dict[str, Any] = {
+            "mark": MARK,
+            "home": str(home),
+            "paths": [
+                str(user.config),
+                str(package / "__init__.py"),
+                str(package / "agent/main.py"),
+                str(package.parent / "sitecustomize.py"),
+                str(prefix / "bin/cavvy"),
+                str(prefix / f"lib/{version}/site-packages/x.pth"),
+                str(home / "dotfiles/zshrc"),
+            ],
+            "sockets": [str(folder / "agent.1"), "/run/docker.sock", "/run/systemd/private"],
+            "pids": [server, os.getpid()],
+            "commands": ["cavvy.api", "pytest"],
+        }
+        user.cli("project", "create", "evil", code=None)
+        submit(user, "evil", "obeyed", ATTACKS.read_text(), HUNT=json.dumps(hunt))
+        user.cli("wait", "-p", "evil", "obeyed", code=None)
+        log = user.cli("logs", "-p", "evil", "obeyed", code=None)
+    assert "all tried" in log, log
+    assert user.server() == server, "the server was ended"
+    found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
+    assert len(found) > 200
+    looked = [home, user.config, package.parent, prefix, *map(Path, ("/etc", "/run", "/boot"))]
+    looked += [Path(each) for each in ("/var/spool", "/usr/lib/systemd", "/usr/local", "/opt/x")]
+    looked += [Path("/usr/bin"), Path("/x"), Path("/lib/x"), Path("/root/.bashrc")]
+    planted = [path for path in find_planted(looked) if not path.startswith(tuple(map(str, own)))]
+    return [each["attempt"] for each in found if each["done"]], planted
+
+
+@pytest.mark.parametrize("isolation", ["", "namespaces"])
+def test_a_job_of_another_user_than_root_changes_nothing(isolation: str) -> None:
+    with nobody(LOCAL + f"isolation = '{isolation}'") as user:
+        if "cannot change" not in user.cli("check", "local"):
+            pytest.skip("this system offers no namespaces")
+        assert attack(user, Path(user.variables["HOME"])) == ([], [])
+
+
+@pytest.mark.parametrize("isolation", ["", "namespaces"])
+def test_a_job_of_root_changes_nothing(isolation: str) -> None:
+    with root(LIMITS + f"isolation = '{isolation}'") as user:
+        if "cannot change" not in user.cli("check", "local"):
+            pytest.skip("this system offers no namespaces")
+        assert attack(user, Path(user.variables["HOME"])) == ([], [])
+
+
+def test_the_user_s_own_files_stay_writable() -> None:
+    with nobody(LOCAL) as user:
+        home = Path(user.variables["HOME"])
+        make_home(home, 65534 if os.getuid() == 0 else os.getuid())
+        if "cannot change" not in user.cli("check", "local"):
+            pytest.skip("this system offers no namespaces")
+        script = (
+            "import os\nos.chdir(os.path.expanduser('~'))\n"
+            "os.makedirs('.cache/pip')\nopen('.cache/pip/x', 'w').write('x')\n"
+            "open('data/x', 'w').write('x')\nos.makedirs('results')\n"
+            "open('results/x', 'w').write('x')\nprint(open('.gitconfig').read())\n"
+        )
+        submit(user, "good", "tidy", script)
+        user.cli("wait", "-p", "good", "tidy")
+        assert "# mine" in user.cli("logs", "-p", "good", "tidy")
+        assert (home / "data/x").read_text() == (home / ".cache/pip/x").read_text() == "x"
+        assert not (home / "results").exists()
+        submit(
+            user,
+            "good",
+            "later",
+            "print(open(__import__('os').environ['HOME'] + '/results/x').read())",
+        )
+        user.cli("wait", "-p", "good", "later")
+        assert "x" in user.cli("logs", "-p", "good", "later")
+
+
+def test_without_protection_the_same_attempts_succeed() -> None:
+    with nobody(LOCAL + "hide_server = false") as user:
+        assert "can change" in user.cli("check", "local")
+        home = Path(user.variables["HOME"])
+        planted = attack_unprotected(user, home)
+        assert {f"{home}/.bashrc", f"{home}/.zshenv", str(user.config)} <= set(planted)
+
+
+def attack_unprotected(user: User, home: Path) -> list[str]:
+    owner = 65534 if os.getuid() == 0 else os.getuid()
+    make_home(home, owner)
+    hunt = {
+        "mark": MARK,
+        "home": str(home),
+        "paths": [str(user.config)],
+        "sockets": [],
+        "pids": [],
+        "commands": ["nothing"],
+    }
+    program = (
+        ATTACKS.read_text()
+        .replace("    yield from list_escapes()\n", "")
+        .replace('    yield "processes ended", end_everything\n', "")
+        .replace(
+            '    for path in HUNT["paths"]:\n        yield f"swap',
+            '    for path in ():\n        yield f"swap',
+        )
+    )
+    submit(user, "evil", "obeyed", program, HUNT=json.dumps(hunt))
+    user.cli("wait", "-p", "evil", "obeyed", code=None)
+    wait_until(lambda: "all tried" in user.cli("logs", "-p", "evil", "obeyed", code=None))
+    return find_planted([home, user.config])
