@@ -19,6 +19,7 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
+from cavvy.domain.services import name_replica
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobLimits,
@@ -83,6 +84,18 @@ async def test_a_job_is_read_as_it_was_written(store: Store) -> None:
     assert await store.job("j1") == stored
     assert await store.find_job("p", "train") == stored
     assert await store.find_job("p", "j1") == stored
+
+
+async def test_replicas_take_no_names_of_jobs(store: Store) -> None:
+    for number in (1, 2):
+        await submit(store, f"r{number}", name=name_replica("train", number))
+    assert (await store.find_job("p", "train.2")).id == "r2"
+    assert (await store.find_job("p", "train-2")).id == "r2"
+    assert [(await submit(store, each)).name for each in ("j1", "j2")] == ["train", "train-2"]
+    assert (await store.find_job("p", "train-2")).id == "j2"  # the name of a job comes first
+    for name in ("train-3", "train-02", "train-", "-1", "rain-1"):
+        with pytest.raises(RowNotFound):
+            await store.find_job("p", name)
 
 
 async def test_reads_name_the_project(store: Store) -> None:

@@ -23,4 +23,4 @@ def test_the_demo_of_serving_ends_with_a_bill(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for said in ("50 x 200", "600 x 200", "400 x 200", "was killed", "was rolled back"):
         assert said in done.stdout
-    assert "hello-1" in done.stdout.partition("cavvy cost --by job")[2]
+    assert "hello.1" in done.stdout.partition("cavvy cost --by job")[2]

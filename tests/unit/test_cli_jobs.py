@@ -842,6 +842,17 @@ def test_the_time_stays_before_a_line_that_is_redrawn_on_a_terminal(
     assert [line.count("UTC") for line in piped.split("\n")] == [1, 1]
 
 
+def test_replicas_are_neither_rerun_nor_compared_with_jobs(client: FakeClient) -> None:
+    for name in ("hello", "hello.1", "hello.2"):
+        client.all_jobs[name] = make_job(name, "done")
+    told = run("diff", "hello", "hello.2")
+    assert (told.exit_code, "hello.2 is a replica of a service" in told.stderr) == (1, True)
+    assert run("diff", "hello.1", "hello.2").exit_code == 0
+    told = run("rerun", "hello.1")
+    assert (told.exit_code, "hello.1 is a replica of a service" in told.stderr) == (1, True)
+    assert "cavvy serve" in told.stderr
+
+
 def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
     refused = run("rm", "good", "now", "--yes")
     assert (refused.exit_code, client.asked) == (1, [])

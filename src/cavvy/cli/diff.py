@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -23,8 +24,15 @@ _TEXTS = frozenset(
 @output_option
 def command(first: str, second: str, project: str, output: str) -> None:
     """Show what differed between two runs: task, parameters, code, offer, versions and result."""
+    from cavvy.domain.services import is_replica
+
     with session() as client:
-        a, b = dict(_facts(client.job(project, first))), dict(_facts(client.job(project, second)))
+        jobs = client.job(project, first), client.job(project, second)
+    if len({is_replica(job.name) for job in jobs}) > 1:
+        replica = next(job.name for job in jobs if is_replica(job.name))
+        text = f"{first} and {second} cannot be compared: {replica} is a replica of a service"
+        raise CommandFailure(text, "`cavvy ps --all` lists the jobs and their reruns")
+    a, b = (dict(_facts(job)) for job in jobs)
     rows = [
         (name, _cell(name, a.get(name), output), _cell(name, b.get(name), output))
         for name in sorted({*a, *b})

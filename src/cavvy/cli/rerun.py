@@ -24,6 +24,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     from cavvy.cli.task.submission import submit
     from cavvy.client import ApiError
     from cavvy.domain.jobs import RunOrigin
+    from cavvy.domain.services import is_replica
     from cavvy.domain.tasks import TaskSpec
 
     changed = read_params(param)
@@ -31,6 +32,11 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         old = client.job(project, name)
         origin = msgspec.json.decode(old.origin, type=RunOrigin)
         task = msgspec.json.decode(old.task, type=TaskSpec)
+        if is_replica(old.name):
+            raise CommandFailure(
+                f"{old.name} is a replica of a service, not a job that can be run again",
+                "`cavvy serve FILE` starts the service's replicas",
+            )
         if not origin.task_text:
             raise CommandFailure(
                 f"{name} was not submitted from a file and cannot be run again",

@@ -2,6 +2,7 @@
 `ServiceSpec` from a file.
 """
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -298,7 +299,28 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has the replica's node"},
     ReplicaState.ENDED: {},
 }
+_DASHED = re.compile(r"([a-z0-9-]+)-([1-9][0-9]*)")
 SERVICE_TAG = "service"  # for a replica's job: the name of its service
+
+
+def name_replica(service: str, number: int) -> str:
+    """Return the name of a replica's job. Names of other jobs contain no dot, so a replica never
+    takes a name of a job or of its reruns."""
+    return f"{service}.{number}"
+
+
+def is_replica(job_name: str) -> bool:
+    """Return whether this is the name of a replica's job."""
+    return "." in job_name
+
+
+def read_dashed(name: str) -> str:
+    """Return the name of the replica that users may also call SERVICE-NUMBER, or "" if `name` does
+    not have this form."""
+    found = _DASHED.fullmatch(name)
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
 # The provider of the server's machine. Replicas there share the machine's ports with the gateway.
 HERE = "local"
 

@@ -255,7 +255,9 @@ class Store(Protocol):
 
     async def job(self, job_id: str) -> JobRecord: ...
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
-        """Return the job of this project that has exactly this name or ID. Raises RowNotFound."""
+        """Return the job of this project that has exactly this name or ID, or else the replica
+        that `name_or_id` means as SERVICE-NUMBER. Raises RowNotFound.
+        """
 
     async def list_jobs(
         self,

@@ -8,6 +8,7 @@ project has a condition on the project or on a primary key.
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.services import read_dashed
 from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
 from cavvy.store.accounts import in_projects
@@ -244,11 +246,17 @@ class SqlStore:
 
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         missing = f"project {project} has no job named {name_or_id}"
-        jobs, values = self._documents.jobs, (project, name_or_id)
-        try:
-            return await self._one(missing, jobs, "WHERE j.project = ? AND j.name = ?", *values)
-        except RowNotFound:
-            return await self._one(missing, jobs, "WHERE j.project = ? AND j.id = ?", *values)
+        replica = read_dashed(name_or_id)
+        tries = [
+            ("name", name_or_id),
+            ("id", name_or_id),
+            *([("name", replica)] if replica else []),
+        ]
+        for column, value in tries:
+            where = f"WHERE j.project = ? AND j.{column} = ?"
+            with suppress(RowNotFound):
+                return await self._one(missing, self._documents.jobs, where, project, value)
+        raise RowNotFound(missing)
 
     async def list_jobs(
         self,

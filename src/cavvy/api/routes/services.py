@@ -44,7 +44,13 @@ from cavvy.control.serving.requests import (
 from cavvy.domain.accounts import Permission
 from cavvy.domain.place_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
-from cavvy.domain.services import SERVING, ServiceLevel, ServiceReplica, UnplacedRequests
+from cavvy.domain.services import (
+    SERVING,
+    ServiceLevel,
+    ServiceReplica,
+    UnplacedRequests,
+    name_replica,
+)
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.support import object_to_service
@@ -225,7 +231,7 @@ def _view_unplaced(
     return UnplacedView(
         places=sorted(read_places(found.places)),
         waiting=0 if load is None else load.waiting,
-        instead=f"{service.name}-{found.instead}",
+        instead=name_replica(service.name, found.instead),
     )
 
 

@@ -32,7 +32,7 @@ from cavvy.control.serving.markets import ServiceMarkets
 from cavvy.control.serving.request_bills import RequestBills
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
-from cavvy.domain.services import ReplicaState, ServiceReplica
+from cavvy.domain.services import ReplicaState, ServiceReplica, name_replica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StaleVersion
@@ -373,7 +373,7 @@ class ServiceReconciler:
                 await self._jobs.stop(service.project, replica.id, reason)
 
     async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
-        name = f"{service.name}-{replica.number}"
+        name = name_replica(service.name, replica.number)
         market = next((each for each in service.markets if each.name == replica.market), None)
         service = as_revision(service, replica.revision)
         task = make_replica_task(service.task, name, replica.port, market, replica.bound_to)
