@@ -228,6 +228,7 @@ class Node:
             private: str = str(self.home)
             cache: str = str(self.home / "cache")
             caches: str = str(self.home / "cache")
+            own_cache: str = ""
 
         @dataclass
         class Work:

@@ -57,7 +57,7 @@ if argv[0] == "pull":
     json.dump(state, open(path, "w"))
     if login not in state["permits"]:
         sys.exit("denied")
-    open(argv[2], "w").close()
+    open(argv[argv.index("--force") + 1], "w").close()
 else:
     print("{}")
 """
@@ -71,6 +71,7 @@ class Machine:
     bring: Callable[..., object]
     program: str
     separates: bool = True
+    own_cache: str = ""
 
     def start(self, login: str | None, image: str = IMAGE, **work: object) -> None:
         """Get the image for a task with this login."""
@@ -82,6 +83,7 @@ class Machine:
             "home": str(self.folder / "home"),
             "cache": str(self.folder / "cache"),
             "separates": self.separates,
+            "own_cache": self.own_cache,
         }
         asked = {"job": "j", "job_id": "i", "project": "p", "attempt": 1, "run": "true", **work}
         self.bring(
@@ -182,3 +184,47 @@ def test_a_build_does_not_start_from_the_private_image_of_others(machine: Machin
     machine.separates = False
     machine.start(PUBLIC, "built", **made)
     assert machine.state()["builds"] == [False, True, True]
+
+
+def test_a_project_does_not_use_an_image_that_another_project_may_have_replaced(
+    machine: Machine,
+) -> None:
+    if machine.bring is bring_sif:
+        return  # each project has its own files of images
+    machine.own_cache, machine.separates = "h-own", False
+    machine.state(permits=[PUBLIC])
+    for _ in range(2):
+        machine.start(PUBLIC)
+    assert machine.state()["pulls"] == 1
+    machine.state(id="sha256:eeeeeeeeeeee")  # another image has the name now
+    machine.start(PUBLIC)
+    assert machine.state()["pulls"] == 2
+    machine.start(PUBLIC)
+    assert machine.state()["pulls"] == 2
+    machine.state(id="sha256:ffffffffffff", permits=[])  # the registry does not answer
+    machine.start(PUBLIC)
+    assert machine.state()["pulls"] == 3
+
+
+def test_a_project_builds_an_image_again_that_another_project_may_have_replaced(
+    machine: Machine,
+) -> None:
+    if machine.bring is bring_sif:
+        return  # Apptainer builds nothing
+    machine.own_cache, machine.separates = "h-own", False
+    blobs = machine.folder / "cache/blobs"
+    blobs.mkdir(parents=True)
+    made = {"workdir": {"snapshot": ""}, "build": {"path": "."}}
+    content = {"Dockerfile": b"FROM x\n"}
+    entries = []
+    for path, data in content.items():
+        name = hashlib.sha256(data).hexdigest()
+        (blobs / name).write_bytes(data)
+        entries.append({"path": path, "sha256": name, "size": 1 << 20})
+    manifest = json.dumps({"files": entries}).encode()
+    made["workdir"] = {"snapshot": hashlib.sha256(manifest).hexdigest()}
+    (blobs / made["workdir"]["snapshot"]).write_bytes(manifest)
+    for changes in ({}, {}, {"id": "sha256:eeeeeeeeeeee"}):
+        machine.state(**changes)
+        machine.start(PUBLIC, "built", **made)
+    assert len(machine.state()["builds"]) == 2

@@ -57,7 +57,9 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
             inner.update(
                 {f"{name}_DOCKER_PASSWORD": password for name in ("APPTAINER", "SINGULARITY")}
             )
-        if wait([program, "pull", "--force", fresh, f"docker://{image}"], inner):
+        # Apptainer's own cache is in the home folder, where other projects could change it.
+        options = ["--disable-cache"] if config.own_cache else []
+        if wait([program, "pull", *options, "--force", fresh, f"docker://{image}"], inner):
             raise CannotBuild(
                 f"the image {image} could not be pulled; Apptainer's reason is in the log"
             )

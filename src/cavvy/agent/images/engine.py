@@ -42,13 +42,30 @@ def bring_image(
     """
     image, env = work.image or "", command.env
     known = find_id(engine, image, env)
+    own = known and private.is_own(config, image, known)
     if work.build is not None:
-        if not known or private.must_ask(config):
+        if not own or private.must_ask(config):
             build(engine, config, work, command, variables)
-    elif not known or private.must_ask(config, image, known):
-        pull(engine, config, work, env)
+    elif not own or private.must_ask(config, image, known):
+        _pull_if_possible(engine, config, work, env, known)
+    private.note_own(config, image, find_id(engine, image, env))
     if reason := find_image_misfit(config, *look(engine, image, env)):
         raise CannotBuild(reason)
+
+
+def _pull_if_possible(
+    engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str], known: str
+) -> None:
+    """Pull the image. If this fails, use the machine's copy `known`, such as an image that an
+    administrator placed there, unless a task's login is needed. Raises CannotBuild."""
+    image = work.image or ""
+    try:
+        pull(engine, config, work, env)
+    except CannotBuild:
+        if not known or private.must_ask(config, image, known):
+            raise
+        text = f"cavvy: {image} cannot be pulled, so this node's copy is used without a check\n"
+        os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
 def pull(
@@ -148,6 +165,8 @@ def build(
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         # the build has no login, so it must not start from an image that another project pulled
         argv += ["--pull"] if private.must_ask(config) else []
+        if config.own_cache and "podman" in engine and "--pull" not in argv:
+            argv.append("--pull=newer")  # another project may have replaced the base image
         argv += ["--target", work.build.target] if work.build.target else []
         for name, value in sorted(work.build.args.items()):
             argv += ["--build-arg", f"{name}={value}"]

@@ -1,5 +1,7 @@
-"""Records which images this machine pulled with the login of a task. If the machine separates
-projects, a task gets such an image only if the registry permits the task's own login.
+"""Records which images this machine pulled with the login of a task, and which images each project
+has brought here. If the machine separates projects, a task gets an image of the first kind only if
+the registry permits the task's own login. On a host where each project has its own cache, the work
+of another project may have replaced an image that the task's project has not brought.
 
 The record of an image is an empty file for its name and one for its ID, because engines also find
 an image by its ID. The record of the name is written before the pull, so an image is never present
@@ -12,7 +14,7 @@ import hashlib
 import os
 
 from ..config import AgentConfig
-from ..disk import open_private
+from ..disk import open_private, read_text, write_whole
 
 
 def record(config: AgentConfig, *names: str) -> None:
@@ -35,6 +37,23 @@ def must_ask(config: AgentConfig, *names: str) -> bool:
     """
     paths = [_path(config, name) for name in names] or [_folder(config)]
     return config.separates and any(map(os.path.exists, paths))
+
+
+def is_own(config: AgentConfig, image: str, found: str) -> bool:
+    """Return whether the work of this project has brought the image with the ID `found`, or all
+    work shares images."""
+    return not config.own_cache or read_text(_own(config, image)) == found
+
+
+def note_own(config: AgentConfig, image: str, found: str) -> None:
+    """Record that this project has brought the image with the ID `found`. Raises OSError."""
+    if config.own_cache:
+        os.makedirs(config.cache + "/images", mode=0o700, exist_ok=True)
+        write_whole(_own(config, image), found)
+
+
+def _own(config: AgentConfig, image: str) -> str:
+    return f"{config.cache}/images/{hashlib.sha256(image.encode()).hexdigest()[:32]}"
 
 
 def _folder(config: AgentConfig) -> str:
