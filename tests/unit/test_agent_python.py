@@ -60,7 +60,7 @@ def test_the_environment_of_the_submitting_shell_comes_first(
     assert make_environment(config, read_work(path=path, env={"PATH": "/a"}))["PATH"] == "/a"
 
 
-def test_the_agents_own_environment_is_left_out(
+def test_the_agents_own_environment_is_used_only_where_work_cannot_change_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = make_programs(tmp_path / "own", "pyvenv.cfg"), make_programs(tmp_path / "other")
@@ -69,6 +69,8 @@ def test_the_agents_own_environment_is_left_out(
     assert own_environment() == str(tmp_path / "own")
     work = read_work(path=f"{own}:{other}")
     assert make_environment(read_config(tmp_path), work)["PATH"] == f"{other}:/usr/bin"
+    covers = make_environment(read_config(tmp_path, covers=True), work)
+    assert covers["PATH"] == f"{own}:{other}:/usr/bin"
     monkeypatch.setattr(sys, "executable", f"{other}/python3")
     assert own_environment() == ""
 

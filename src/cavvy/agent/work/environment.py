@@ -70,7 +70,8 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     """
     env = base_environment(every=config.boxed)
     if _has_shell(config, work):
-        use_shell(env, work.path, own_environment())
+        # Where namespaces protect Cavvy's packages, the work may use its environment.
+        use_shell(env, work.path, "" if config.covers else own_environment())
     if len(config.home) < LONGEST_HOME:
         env["TMUX_TMPDIR"] = (
             config.home
