@@ -7,11 +7,13 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.certificates import Authority
 from tests.system.trust import User, user_at
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.system
 _MISTAKE = ("role", "grant", "ben", "member", "-p", "vison")
@@ -74,6 +76,7 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
     for old, new in zip((certificate, key), newer, strict=True):
         new.replace(old)
     assert ben.json("ps", "-p", "vision")[0]["name"] == "hello"
+    check_targets(ben)
     ben.cli("logout")
     assert json.loads((ben.home / "contexts.json").read_text())["contexts"] == []
     assert ben.cli("server", "status", code=3)  # no server of ben's own was ever started
@@ -151,3 +154,31 @@ def check_work(ada: User, ben: User, root: User) -> None:
     assert "hello from ben" not in refused
     assert "project" in refused
     assert "role" in ben.cli("user", "add", "eve", code=1)
+
+
+def check_targets(ben: User) -> None:
+    """A member's webhook and input reach no program on the server's machine, and the refusals do
+    not tell whether one is there.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as program:
+        program.setblocking(False)
+        port = program.getsockname()[1]
+        for host in (f"127.0.0.1:{port}", "127.0.0.1:9", f"[::ffff:127.0.0.1]:{port}"):
+            hook = f"webhooks: [{{url: 'http://{host}/hook', on: [finish]}}]"
+            ben.task(f"name: hooked\nrun: 'true'\n{hook}\n")
+            ben.cli("run", "task.yaml", "-p", "vision", "--yes")
+            name = ben.json("ps", "-p", "vision", "--all")[0]["name"]
+            wait_until(partial(tell_webhook, ben, name))
+            assert "server.private_targets does not list it" in tell_webhook(ben, name)
+            ben.task(
+                f"name: fed\nrun: 'true'\ninputs: [{{source: 'http://{host}/x', target: x}}]\n"
+            )
+            said = ben.cli("run", "task.yaml", "-p", "vision", "--yes", code=None)
+            assert "server.private_targets does not list it" in said
+        with pytest.raises(BlockingIOError):
+            program.accept()
+
+
+def tell_webhook(user: User, job: str) -> str:
+    events = user.json("events", job, "-p", "vision")
+    return " ".join(each["text"] for each in events if each["kind"] == "webhook")
