@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cavvy.spec.ignore import list_files
+from cavvy.spec.origin import capture
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile, combine, freeze
 
 
@@ -131,6 +132,29 @@ def test_a_submodule_that_is_not_checked_out(tmp_path: Path, files: dict[str, st
         *(f"sub/{path}" for path in inside),
     ]
     assert list_files(tmp_path / "main") == [".gitmodules", "a", "sub/a"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/tmp/none", "./secret", "aa//secret", "link/secret"]
+)
+def test_an_index_names_nothing_outside_of_the_folder(tmp_path: Path, name: str) -> None:
+    """A program other than git can write any name into an index."""
+    folder = tmp_path / "folder"
+    write(tmp_path, {"secret": "mine", "folder/a": "x", "beside/secret": "mine"})
+    (folder / "link").symlink_to("../beside")
+    real = os.path.join(str(tmp_path), "secret") if name == "/tmp/none" else name
+    plain = real.replace(".", "x").replace("/", "y")
+    git(folder, "init")
+    git(folder, "add", "a")
+    git(folder, "commit", "-m", "x")
+    git(folder, "update-index", "--add", "--cacheinfo", f"100644,{'0' * 39}1,{plain}")
+    index = folder / ".git/index"
+    content = index.read_bytes()[:-20].replace(plain.encode(), real.encode())
+    index.write_bytes(content + hashlib.sha1(content, usedforsecurity=False).digest())
+    assert list_files(folder) == ["a", "link"]
+    assert "mine" not in (capture(folder).diff or "")
+    (folder / "a").write_text("y")
+    assert "mine" not in (capture(folder).diff or "")
 
 
 def test_a_folder_that_the_repository_around_it_ignores(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import stat
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,11 @@ def _ask_git(folder: Path) -> list[str] | None:
         # This folder is a submodule that is not checked out, so git lists only the folder itself.
         return None
     paths: list[str] = []
+    folders: dict[str, bool] = {}
     for name in sorted(names):
         full = folder / name
+        if not _is_inside(folder, name.rstrip("/"), folders):
+            continue  # another program than git has written the index
         if name.endswith("/") or (full.is_dir() and not full.is_symlink()):
             # Git lists a nested repository without its files.
             inner = name.rstrip("/")
@@ -65,6 +69,22 @@ def _ask_git(folder: Path) -> list[str] | None:
         elif os.path.lexists(full):  # Git also lists files whose deletion is not committed.
             paths.append(name)
     return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
+
+
+def _is_inside(folder: Path, name: str, known: dict[str, bool]) -> bool:
+    """Return whether a name leads to an entry of the folder without passing through a link or out
+    of the folder. `known` stores the result for each folder above the entry.
+    """
+    parts = name.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts):
+        return False
+    for parent in accumulate(parts[:-1], "{}/{}".format):
+        if parent not in known:
+            path = folder / parent
+            known[parent] = path.is_dir() and not path.is_symlink()
+        if not known[parent]:
+            return False
+    return True
 
 
 def _find_closed(folder: Path) -> OSError | None:

@@ -3,6 +3,7 @@ repeated and compared.
 """
 
 import platform
+import re
 from pathlib import Path
 
 from cavvy import __version__
@@ -10,6 +11,8 @@ from cavvy.domain.jobs import RunOrigin
 from cavvy.spec.repository import GitFolder, open_repository
 
 MOST_DIFF_BYTES = 1 << 20
+# the head of a file's changes, if the file's name is absolute or contains `.` or `..`
+_OUTSIDE = re.compile(rb"^diff --git .*/\.{0,2}/", re.MULTILINE)
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
@@ -42,6 +45,8 @@ def _diff(repository: GitFolder) -> str | None:
     diff = _ask(repository, "diff", *options, "--relative", "--find-renames", "HEAD", "--", ".")
     if not diff:
         return None
+    if _OUTSIDE.search(diff):  # another program than git has written the index
+        return "# left out by Cavvy: the repository's index names files outside of the repository\n"
     if len(diff) <= MOST_DIFF_BYTES:
         return diff.decode(errors="replace")
     kept = diff[: diff.rfind(b"\n", 0, MOST_DIFF_BYTES) + 1]
