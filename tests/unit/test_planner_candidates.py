@@ -159,7 +159,8 @@ def test_an_offer_that_failed_is_left_alone_for_a_while() -> None:
     assert (alone.offers, alone.hopeless, alone.again_at) == ((), False, soon)
     failed = replace(job, setback="no capacity")
     once = look(failed, OfferedMarket(offers=[FREE], hosts=[HOST]))
-    assert once.reason == f"no capacity; Cavvy tries again at {soon:%H:%M:%S} UTC"
+    told = f"no capacity; Cavvy tries again at {soon:%H:%M:%S} UTC"
+    assert once.reason == f"{told}; `cavvy check {FREE.provider}` shows more"
     again = look(replace(failed, reason=once.reason), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert again.reason == once.reason
     refused = replace(job, setback="it was refused", avoid={FREE.key: NOW + timedelta(days=1)})
@@ -216,6 +217,19 @@ def test_offers_that_could_not_be_read_are_not_said_to_be_missing(asked: tuple[s
         "Cavvy cannot read the offers: azure: the price list cannot be read: HTTP 503; "
         "`cavvy check azure` shows more"
     )
+
+
+def test_a_task_that_lacks_gpus_names_the_broken_driver() -> None:
+    broken = replace(HOST, name="here/box", notes=("NVIDIA: the driver reports an error",))
+    need = ResourceSpec(accelerators=(AcceleratorNeed(name="H100", count_min=1),))
+    task = TaskSpec(name="t", run="true", resources=need)
+    market = OfferedMarket(offers=[FREE], hosts=[broken])
+    found = look(make_job(task), market)
+    assert found.hopeless
+    assert "here/box: NVIDIA: the driver reports an error" in found.reason
+    assert found.reason.endswith("`cavvy check here` shows more")
+    elsewhere = replace(task, resources=replace(need, providers=("cloud",)))
+    assert "NVIDIA" not in look(make_job(elsewhere), market).reason
 
 
 def test_a_volume_that_exists_rules_out_the_offers_of_other_zones() -> None:

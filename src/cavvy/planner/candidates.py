@@ -17,7 +17,7 @@ from cavvy.domain.credentials import CredentialBook, split_account
 from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
-from cavvy.domain.tasks import DEFAULT_CPUS, Objection, TaskSpec
+from cavvy.domain.tasks import DEFAULT_CPUS, Objection, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
 from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
@@ -31,6 +31,7 @@ from cavvy.planner.slices import explain_slice
 from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
 
+_OMISSIONS = 2  # the maximum number of omitted accelerators that a reason names
 _MANY = 20  # the maximum number of offers for one job
 _DEVICES = {
     Constraint.ACCELERATOR,
@@ -148,7 +149,9 @@ def find_candidates(
     if again_at - now > _LONG:
         return _hopeless(job.task, market, why)
     return Candidates(
-        reason=f"{why}; Cavvy tries again at {again_at:%H:%M:%S} UTC", again_at=again_at
+        reason=f"{why}; Cavvy tries again at {again_at:%H:%M:%S} UTC; "
+        + say_checks(place.offer.provider for place in ranked.placements),
+        again_at=again_at,
     )
 
 
@@ -267,9 +270,26 @@ def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
 def _say_check(task: TaskSpec, market: OfferedMarket) -> str:
     """Return which commands show more about the providers whose answers were incomplete."""
     asked = task.resources.providers
-    names = [each.provider for each in market.problems if not asked or each.provider in asked]
-    checks = " and ".join(f"`cavvy check {name}`" for name in dict.fromkeys(names))
-    return f"{checks} shows more"
+    return say_checks(
+        each.provider for each in market.problems if not asked or each.provider in asked
+    )
+
+
+def say_checks(names: Iterable[str]) -> str:
+    """Return which commands show more about the state of these providers."""
+    checks = [f"`cavvy check {name}`" for name in dict.fromkeys(names)]
+    return f"{' and '.join(checks)} show{'s' if len(checks) == 1 else ''} more"
+
+
+def list_omissions(need: ResourceSpec, hosts: Iterable[Host]) -> list[str]:
+    """Return why hosts do not offer some of their accelerators, for example because the driver
+    reports an error. Return [] if no accelerators are requested.
+    """
+    if not need.accelerators:
+        return []
+    allowed = [each for each in hosts if each.name.partition("/")[0] in need.providers]
+    found = allowed if need.providers else hosts
+    return [f"{host.name}: {note}" for host in found for note in host.notes]
 
 
 def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
@@ -277,6 +297,9 @@ def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
     provider that the job may use has answered, because a provider that did not answer may have an
     offer that fits.
     """
+    if omitted := list_omissions(task.resources, market.hosts):
+        names = [each.partition("/")[0] for each in omitted]
+        reason = f"{reason}; {'; '.join(omitted[:_OMISSIONS])}; {say_checks(names)}"
     silent = _list_silent(task, market)
     if silent:
         told = f"{reason}; without a complete answer: {'; '.join(silent)}"

@@ -231,7 +231,8 @@ def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
     told = [f"{host.name} cannot be used: {host.problem or 'no answer'}" for host in hosts[:_TOLD]]
     more = [f"{len(hosts) - _TOLD} more hosts cannot be used"] if len(hosts) > _TOLD else []
     checks = " and ".join(f"`cavvy check {name}`" for name in names)
-    return f"waits because {'; '.join([*told, *more])}; {checks} shows more"
+    shows = "shows" if len(names) == 1 else "show"
+    return f"waits because {'; '.join([*told, *more])}; {checks} {shows} more"
 
 
 def _reason(offers: Sequence[Offer], earlier: bool) -> str:

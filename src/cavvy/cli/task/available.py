@@ -18,6 +18,7 @@ from cavvy.cli.task.configured import (
     list_problems,
     list_usable,
     make_judge,
+    say_unanswered,
 )
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
@@ -155,10 +156,10 @@ def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers,
     live.names = sorted(providers)
     for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
-            live.problems.append(f"{name} could not be queried: {answer}")
+            live.problems.append(say_unanswered(name, answer))
             live.failing.add(name)
         else:
-            live.problems += list_problems(name, answer)
+            live.problems += list_problems(name, answer, task.resources)
             live.problems += (
                 [f"the volumes of {name} could not be read: {answer.blind}"] if answer.blind else []
             )

@@ -11,6 +11,7 @@ from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.values import Struct, replace
+from cavvy.planner.candidates import list_omissions
 from cavvy.providers import registry
 from cavvy.providers.abilities import (
     CLOSEABLE,
@@ -57,10 +58,10 @@ def match_configured(
     offers: list[Offer] = []
     for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
-            problems.append(f"{name} could not be queried: {answer}")
+            problems.append(say_unanswered(name, answer))
             failing.add(name)
         else:
-            problems += [*list_problems(name, answer)]
+            problems += [*list_problems(name, answer, need)]
             offers += answer.offers
             fails = list_failing(name, answer)
             some = [each for each in answer.offers if not (fails & {name, each.key})]
@@ -80,6 +81,10 @@ def list_usable(provider: Provider, answer: ProviderAnswer) -> set[tuple[str, st
     return {(offer.provider, offer.region) for offer in answer.offers}
 
 
+def say_unanswered(name: str, why: str) -> str:
+    return f"{name} could not be queried: {why}; `cavvy check {name}` shows more"
+
+
 def list_failing(name: str, answer: ProviderAnswer) -> set[str]:
     """Return the provider's name if `cavvy check` reports that the provider cannot be used.
     Otherwise return the keys of the offers whose hosts are all unable to accept work.
@@ -92,14 +97,18 @@ def list_failing(name: str, answer: ProviderAnswer) -> set[str]:
     return {offer.key for offer, hosts in pairs if hosts and not any(each.ready for each in hosts)}
 
 
-def list_problems(name: str, answer: ProviderAnswer) -> Sequence[str]:
-    """Return messages about the provider, or the parts or hosts of it, that cannot be used."""
+def list_problems(name: str, answer: ProviderAnswer, need: ResourceSpec) -> Sequence[str]:
+    """Return messages about the provider, or the parts, hosts or requested accelerators of it, that
+    cannot be used.
+    """
     hint = f"`cavvy check {name}` shows more"
     if answer.problem:
         return [f"{name} cannot be used: {answer.problem}; {hint}"]
     hosts = [f"{host.name} cannot be used: {host.problem}; {hint}" for host in answer.hosts]
     failing = [text for host, text in zip(answer.hosts, hosts, strict=True) if not host.ready]
-    return [*(f"{name} answered only partly: {each}" for each in answer.silent), *failing]
+    omitted = [f"{each}; {hint}" for each in list_omissions(need, answer.hosts)]
+    silent = [f"{name} answered only partly: {each}" for each in answer.silent]
+    return [*silent, *failing, *omitted]
 
 
 def make_judge(

@@ -206,6 +206,7 @@ def make_host(name: str, machine: ThisMachine) -> Host:
         memory_mib=machine.memory_mib,
         devices=tuple(device.id for device in machine.devices),
         kinds=tuple(instance_type(model_of(device)) for device in machine.devices),
+        notes=tuple(machine.notes),
     )
 
 
