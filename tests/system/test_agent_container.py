@@ -110,3 +110,22 @@ def test_node_without_an_engine_refuses(tmp_path: Path) -> None:
         assert "needs podman, docker or Apptainer; install one of them on this node" in str(
             rig.exited()["reason"]
         )
+
+
+def test_the_image_runs_its_own_command(engine: str, tmp_path: Path) -> None:
+    image = "localhost/cavvy-agent-test:own"
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {IMAGE}\nWORKDIR /bin\nENTRYPOINT ["sh", "-c"]\nCMD ["pwd; exit 5"]\n'
+    )
+    build = [engine, "build", "--network", "host", "--tag", image, str(tmp_path)]
+    subprocess.run(build, check=True, capture_output=True, timeout=PATIENCE_S)
+    with make_rig(run="exec ${{ image.command }}") as rig:
+        prepare(rig)
+        rig.stub.work["image"] = image
+        assert rig.finish() == 0
+        assert rig.output().endswith("/bin\n")
+        assert rig.exited()["exit_code"] == 5
+    with make_rig(run="exec ${{ image.command }}") as rig:
+        prepare(rig)
+        assert rig.finish() == 0
+        assert "names no command" in str(rig.exited())

@@ -1,6 +1,7 @@
 """Kubernetes Deployments as services."""
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,14 @@ def test_a_deployment_is_a_service() -> None:
     assert parse_task(FILE, options=ReadOptions(serves=True)) == task
 
 
+def test_without_a_command_the_images_own_entry_point_starts() -> None:
+    found, task = read(FILE.replace("command: [python, serve.py]", ""))
+    assert found.refused == ()
+    assert task.run.startswith("exec ${{ image.entrypoint }} --model ")
+    bare = re.sub(r"args: \[.*\]", "", FILE.replace("command: [python, serve.py]", ""))
+    assert read(bare)[1].run == "exec ${{ image.command }}"
+
+
 def export(task: TaskSpec) -> list[Any]:
     return list(yaml.safe_load_all(make_export(task, None, 1, read_options({}))))
 
@@ -137,7 +146,6 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("command: [python, serve.py]", "", "the image's own program is not known"),
         ("ports: [{name: http, containerPort: 8080}]", "", "no port is named"),
         ("secretKeyRef", "configMapKeyRef", "configMapKeyRef has no equivalent"),
         ("emptyDir: {medium: Memory}", "secret: {secretName: a}", "secret has no equivalent"),
@@ -286,7 +294,7 @@ def test_a_wrong_form_is_told(old: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "code", "said"),
     [
-        ("command: [python, serve.py]", "", 1, "`cavvy serve` would refuse this file."),
+        ("      containers:", "      hostPID: true\n      containers:", 1, "serve` would refuse"),
         ("", "", 0, "`cavvy serve` starts this service"),
         ("command: [python, serve.py]", "command: 7", 2, "Kubernetes does not accept"),
     ],

@@ -10,6 +10,7 @@ import time
 
 from .control_client import complain
 from .disk import read_text, write_whole
+from .images.own_command import names_own_command
 from .notices.faults import GPU
 from .work.environment import SHELL_LINE, find_shell, write_rank_files
 from .work.process import WorkProcess
@@ -188,6 +189,10 @@ class StepRunner:
         write_rank_files(self._config, work)
         if work.image is not None:
             self._run_container()
+            return
+        if names_own_command(work.run):  # this node was started from the image
+            message = "the image's registry did not tell the image's command to the server"
+            self._owner.failed("setup", None, f"{message}; write `run`")
             return
         os.makedirs(self._config.folder, exist_ok=True)
         command = ChildCommand(

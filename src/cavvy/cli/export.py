@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.agent.images.own_command import names_own_command
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_settings
 from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
@@ -51,6 +52,11 @@ def command(
     from cavvy.providers.formats.index import find_format
 
     task = read_any_task(file, read_params(param))
+    if names_own_command(task.run) and provider != "dockerfile":
+        raise CommandFailure(
+            "the command of the image is known only to its registry",
+            f"write the command that {task.image} runs into `run`",
+        )
     if provider == "dockerfile":
         text = _write_dockerfile(task)
     elif job_format := find_format(provider):

@@ -23,7 +23,7 @@ def parse_own(
     documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
 ) -> TaskSpec:
     """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
-    from cavvy.spec.engine_section import expand_engine
+    from cavvy.spec.engine_section import add_own_command, expand_engine
     from cavvy.spec.fields.params import ParamFiller, read_params
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
@@ -35,10 +35,10 @@ def parse_own(
         raise AssertionError("the file could not be parsed, but no problem was recorded")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
-        fill = ParamFiller(values, notes).fill
+        fill = ParamFiller(values, notes, root.get("run")).fill
         # Declarations under `params` contain no expressions that could be replaced.
         entries = tuple((k, v if k.text == "params" else fill(v)) for k, v in root.entries)
-        root = expand_engine(replace(root, entries=entries), notes)
+        root = add_own_command(expand_engine(replace(root, entries=entries), notes))
     task: TaskSpec | None = TASK.read(root, notes)
     notes.check()
     assert task is not None

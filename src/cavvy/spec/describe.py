@@ -22,6 +22,7 @@ from cavvy.domain.tasks import (
 from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
 from cavvy.planner.slices import describe_slice
 from cavvy.spec.describe_service import describe_service
+from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.problems import listed
 
 
@@ -192,6 +193,7 @@ def _run(task: TaskSpec) -> str:
         return "nothing" + _image(task)
     if task.session:
         lines = ["a session that waits for you"]
+    lines[0] = lines[0].replace(OWN_COMMAND, "the image's own command")
     first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
     rest = len(lines) - 1
     more = f" (and {rest} more line{'s' if rest > 1 else ''})" if rest else ""

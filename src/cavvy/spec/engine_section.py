@@ -1,5 +1,5 @@
-"""Adds the keys that `service.engine` needs to a file's tree: `run`, and the port, probe and models
-of the service if the file does not state them.
+"""Adds keys that a file does not state to its tree: those that `service.engine` needs (`run`, and
+the port, probe and models of the service), and the image's own command.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,9 @@ from cavvy.spec.engines import (
 )
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+
+# An image's entry point with its arguments, and the entry point alone; they are filled in later.
+OWN_COMMAND, OWN_ENTRYPOINT = "${{ image.command }}", "${{ image.entrypoint }}"
 
 
 def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
@@ -40,6 +43,13 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     full = _complete(service, more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
     return _complete(replace(root, entries=entries), {"run": run})
+
+
+def add_own_command(root: MapNode) -> MapNode:
+    """Return the tree with the image's own command as `run`, if it names an image and no `run`."""
+    image = root.get("image")
+    has_image = isinstance(image, MapNode) or bool(isinstance(image, ScalarNode) and image.text)
+    return _complete(root, {"run": OWN_COMMAND}) if has_image else root
 
 
 def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:

@@ -20,6 +20,8 @@ def make_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Cavvy task file",
         "description": TASK.help,
-        **TASK.schema,
+        **{name: value for name, value in TASK.schema.items() if name != "required"},
+        # An image and an engine name their own commands.
+        "anyOf": [{"required": [name]} for name in ("run", "image", "service")],
         "$defs": {"expression": EXPRESSION},
     }

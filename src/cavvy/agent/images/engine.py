@@ -22,6 +22,7 @@ from .own_login import NoIdentity, find_own_login
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ..work.reaper import ChildCommand
 
@@ -197,13 +198,19 @@ def build_ways(engine: str) -> list[list[str]]:
 
 def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the image's environment variables and labels."""
+    found = find_config(engine, image, env)
+    pairs = [each.split("=", 1) for each in found.get("Env") or [] if "=" in each]
+    return {pair[0]: pair[1] for pair in pairs}, found.get("Labels") or {}
+
+
+def find_config(engine: str, image: str, env: dict[str, str]) -> dict[str, Any]:
+    """Return the part `config` of the image's configuration, or an empty table."""
     text = ask([engine, "image", "inspect", "--format", "{{json .Config}}", image], env)
     try:
         found = json.loads(text)
     except ValueError:
-        return {}, {}
-    pairs = [each.split("=", 1) for each in found.get("Env") or [] if "=" in each]
-    return {pair[0]: pair[1] for pair in pairs}, found.get("Labels") or {}
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def find_id(engine: str, image: str, env: dict[str, str]) -> str:

@@ -13,7 +13,8 @@ from ..config import AgentConfig, WorkConfig
 from ..disk import read_number, read_text, write_whole
 from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.devices import make_device_flags, make_specs_command
-from ..images.engine import ask, bring_image, quiet, wait
+from ..images.engine import ask, bring_image, find_config, quiet, wait
+from ..images.own_command import fill_in_command, names_own_command
 from .environment import BASE, SHELL_LINE
 from .folder import CannotBuild
 from .reaper import ChildCommand, report
@@ -192,6 +193,8 @@ def run_container(
     stopped = _outlive_stop()
     image = str(work.image)
     bring_image(engine, config, work, command, env)
+    if names_own_command(work.run):
+        _write_own_command(config, work, find_config(engine, image, command.env))
     mounts = [part for mount in list_mounts(config, work) for part in ("--volume", mount)]
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     for each in (make_specs_command(engine, config), [engine, "rm", "-f", name]):
@@ -225,12 +228,25 @@ def run_sif(
     """Like `run_container`, with Apptainer."""
     _outlive_stop()
     os.makedirs(config.folder, exist_ok=True)
+    if names_own_command(work.run):
+        raise CannotBuild(
+            f"{program} does not tell the command of the image {work.image}, and its registry did "
+            "not tell it to the server: write `run`"
+        )
     sif = bring_sif(program, config, work, command.env)
     mounts = list_mounts(config, work)
     write_whole(config.private + "/sif", sif)
     os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
     argv = [*make_argv(program, sif, config, mounts), "sh", config.entry_script]
     return wait(argv, inner_environment(command.env, env))
+
+
+def _write_own_command(config: AgentConfig, work: WorkConfig, image: dict[str, object]) -> None:
+    """Write the work's commands with the image's own command. Raises CannotBuild, OSError."""
+    try:
+        write_whole(config.run_script, fill_in_command(work.run, image) + "\n")
+    except ValueError as error:
+        raise CannotBuild(f"{work.image}: {error}") from error
 
 
 def _outlive_stop() -> list[int]:

@@ -1,9 +1,14 @@
-"""Pins the image of a task to the verified digest, if a policy requires signatures."""
+"""Pins the image of a task to the verified digest, if a policy requires signatures, and fills in
+the image's own command.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
+from cavvy.agent.images.own_command import fill_in_command, names_own_command
 from cavvy.api.errors import ApiProblem
 from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
 from cavvy.control.agents.transfers import ReadTargets, read_every
@@ -53,6 +58,40 @@ class ImageVerifier:
             )
             raise ApiProblem("policy-refused", f"{refusal}{told if keyless else ''}", _HINT)
         return pinned
+
+    async def fill_in_command(self, task: TaskSpec, login: str | None) -> TaskSpec:
+        """Return the task with the command that its image names, if its `run` contains this
+        command. The task is not changed if the registry does not answer: the node's container
+        engine may know the image. Raises ApiProblem if the image names no command.
+        """
+        if task.image is None or not names_own_command(task.run):
+            return task
+        loop = asyncio.get_running_loop()
+        try:
+            config = await loop.run_in_executor(self._threads, _read_config, task.image, login)
+            return replace(task, run=fill_in_command(task.run, config))
+        except RegistrySilent:
+            return task
+        except ValueError as error:
+            raise ApiProblem("invalid-task", f"image: {task.image}: {error}") from error
+
+
+def _read_config(image: str, login: str | None) -> Mapping[str, object]:
+    """Return the part `config` of the image's configuration. Raises RegistrySilent."""
+    name = parse_image(image)
+    repository = ImageRepository(name, login)
+    manifest = repository.read_manifest(name.digest or name.reference)
+    if manifest is not None and manifest.config is None and manifest.manifests:
+        # The images of an index, one for each platform, name the same command.
+        manifest = repository.read_manifest(manifest.manifests[0].digest)
+    if manifest is None or manifest.config is None:
+        raise RegistrySilent(f"{name.registry} has no such image")
+    try:
+        found = msgspec.json.decode(repository.read_blob(manifest.config.digest))
+    except msgspec.MsgspecError as error:
+        raise RegistrySilent(f"{name.registry} sent a configuration of an unknown form") from error
+    config = found.get("config") if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else {}
 
 
 def _verify(

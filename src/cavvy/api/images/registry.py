@@ -76,6 +76,7 @@ class OciDescriptor(Struct, frozen=True, kw_only=True):
 class OciManifest(Struct, frozen=True, kw_only=True):
     """The parts of a manifest, or of a list of manifests, that refer to manifests or blobs."""
 
+    config: OciDescriptor | None = None
     layers: tuple[OciDescriptor, ...] = ()
     manifests: tuple[OciDescriptor, ...] = ()
 

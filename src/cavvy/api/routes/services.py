@@ -158,7 +158,8 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     admitted, _ = await submission.admit_task(
         app_state, admitted, now, ask.user, consented=ask.consent
     )
-    task = structs.replace(task, image=admitted.image, image_signers=admitted.image_signers)
+    pinned = {"image": admitted.image, "image_signers": admitted.image_signers}
+    task = structs.replace(task, run=admitted.run, **pinned)
     try:
         found = await _services(app_state).put(
             task,

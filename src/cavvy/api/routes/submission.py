@@ -160,7 +160,9 @@ async def admit_task(
     if refusal := explain_image(policies, task):
         raise ApiProblem("policy-refused", str(refusal))
     # after the check of its name, so that the server calls only registries that are permitted
-    task = await app_state.images.pin(task, policies, await _open_login(app_state, task))
+    login = await _open_login(app_state, task)
+    task = await app_state.images.pin(task, policies, login)
+    task = await app_state.images.fill_in_command(task, login)
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented

@@ -35,6 +35,7 @@ from cavvy.importers.readers import (
     text_at,
 )
 from cavvy.importers.translation_header import WAIT, WAITS, enter_folder, use_python, write_secrets
+from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
@@ -182,14 +183,8 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
         ]
         return "\n".join([*init, WAIT])
     if not any(command.strip() for command in commands):
-        groups = child(root, "groups") is not None or items(child(root, "replicas"))
-        mark = mark_of(root, "image" if child(root, "image") is not None else "commands")
-        if not groups:
-            kept_keys.refuse(
-                mark,
-                "commands",
-                "an image's own command cannot be run yet; write the command in full",
-            )
+        # Without an image, dstack's rules require commands, except in groups.
+        return f"exec {OWN_COMMAND}" if child(root, "image") is not None else ""
     return join_commands(commands)
 
 

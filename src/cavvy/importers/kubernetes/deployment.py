@@ -13,6 +13,7 @@ from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.kubernetes.needs import read_resources, read_volumes
 from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, read_objects
 from cavvy.importers.kubernetes.unread_keys import keep_unread
+from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
 from cavvy.spec.problems import ProblemNotes, slug
 from cavvy.spec.tree import Node
 
@@ -78,16 +79,14 @@ def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec
 
 
 def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
-    """Return the container's command as a line of shell code. Cavvy does not know the program of an
-    image, so the file must name the program to run.
+    """Return the container's command as a line of shell code. Without `command`, it is the image's
+    own entry point, with the image's own arguments if `args` is absent too
+    (https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container).
     """
     container = objects.container
     words = [
         str(each) for each in (*(container.get("command") or ()), *(container.get("args") or ()))
     ]
-    if not container.get("command"):
-        reason = "the image's own program is not known here; write `command`"
-        kept_keys.refuse(objects.mark, "spec.template.spec.containers.command", reason)
     scripts = [words[2]] if len(words) == 3 and _is_shell(words) else []
     if len(words) == 4 and _is_shell(words) and words[2].endswith('-c "$0"'):
         scripts = [words[3]]  # a script for the image's shell, in the form that `export` writes
@@ -95,7 +94,10 @@ def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
     if scripts:
         run = _expand(scripts[0], names, lambda text: text).rstrip("\n")
     else:
-        run = " ".join(["exec", *(_expand(each, names, quote) for each in words)])
+        line = [_expand(each, names, quote) for each in words]
+        if not container.get("command"):
+            line.insert(0, OWN_ENTRYPOINT if words else OWN_COMMAND)
+        run = " ".join(["exec", *line])
     folder = container.get("workingDir")
     return run if folder is None else f"cd {quote(str(folder))}\n{run}"
 

@@ -43,6 +43,7 @@ _NAME = "[A-Za-z_][A-Za-z0-9_-]*"
 # `$${{` stands for a literal `${{`.
 # An expression that is not closed matches up to the end of the text. Otherwise, the search would
 # read the rest of the text again for each of these expressions.
+_LATER = ("image.command", "image.entrypoint")
 _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)(\}\}|\Z)", re.DOTALL)
 
 
@@ -151,10 +152,17 @@ def _note_unknown(
 
 
 class ParamFiller:
-    """Replaces expressions in the nodes of one file, and limits the length of the result."""
+    """Replaces expressions in the nodes of one file, and limits the length of the result. In the
+    node `run`, the expressions for the image's own command are kept: they are filled in later.
+    """
 
-    def __init__(self, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> None:
-        self._values, self._notes = values, notes
+    def __init__(
+        self,
+        values: Mapping[str, WrittenValue | None],
+        notes: ProblemNotes,
+        run: Node | None = None,
+    ) -> None:
+        self._values, self._notes, self._run = values, notes, run
         self._left = MAX_CHARACTERS
 
     def fill(self, node: Node) -> Node:
@@ -184,6 +192,9 @@ class ParamFiller:
                 continue
             if not match[2]:
                 is_open = True
+                continue
+            if match[1].strip() in _LATER and node is self._run:
+                parts.append(match[0])
                 continue
             written = _look_up(match[1].strip(), self._values)
             if isinstance(written, WrongValue):
@@ -300,6 +311,8 @@ def _look_up(
     if scope in ("secrets", "env"):
         hint = f"list it under `{scope}:` and use it as ${name or 'NAME'} in `run`"
         return WrongValue(f"`{scope}` cannot be inserted into the file's text", suggestion=hint)
+    if expression in _LATER:
+        return WrongValue(f"{expression} can be used in `run` only")
     close = nearest(expression, values)
     hint = (
         f"did you mean `${{{{ params.{close} }}}}`?"

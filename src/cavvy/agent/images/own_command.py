@@ -1,0 +1,47 @@
+"""Fills in the command that an image itself names. A task's `run` contains `${{ image.command }}`
+for the image's entry point with its arguments, and `${{ image.entrypoint }}` for the entry point
+alone. The server fills both in if the image's registry answers it; otherwise the agent asks the
+container engine.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MARK = re.compile(r"\$\{\{\s*image\.(command|entrypoint)\s*\}\}")
+
+
+def names_own_command(run: str) -> bool:
+    """Return whether shell commands contain an image's own command."""
+    return _MARK.search(run) is not None
+
+
+def fill_in_command(run: str, image: Mapping[str, object]) -> str:
+    """Return the shell commands with the image's own command, which starts in the image's own
+    folder. `image` is the part `config` of the image's configuration, as in the OCI image
+    specification: lists of words at `Entrypoint` and `Cmd`, and a folder at `WorkingDir`
+    (https://github.com/opencontainers/image-spec/blob/main/config.md). Raises ValueError if the
+    image names no command.
+    """
+    entrypoint, arguments = _words(image, "Entrypoint"), _words(image, "Cmd")
+    found = {"command": [*entrypoint, *arguments], "entrypoint": entrypoint}
+    folder = str(image.get("WorkingDir") or "/")
+
+    def write(match: re.Match[str]) -> str:
+        words = found[match[1]]
+        if not words:
+            what = "command" if match[1] == "command" else "entry point"
+            raise ValueError(f"the image names no {what}; write `run`")
+        return shlex.join(["sh", "-c", 'cd "$0" && exec "$@"', folder, *words])
+
+    return _MARK.sub(write, run)
+
+
+def _words(image: Mapping[str, object], name: str) -> Sequence[str]:
+    words = image.get(name)
+    return [str(each) for each in words] if isinstance(words, list) else []
