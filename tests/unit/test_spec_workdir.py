@@ -152,9 +152,9 @@ def test_an_index_names_nothing_outside_of_the_folder(tmp_path: Path, name: str)
     content = index.read_bytes()[:-20].replace(plain.encode(), real.encode())
     index.write_bytes(content + hashlib.sha1(content, usedforsecurity=False).digest())
     assert list_files(folder) == ["a", "link"]
-    assert "mine" not in (capture(folder).diff or "")
+    assert "mine" not in (capture(folder).diff or ""), capture(folder).diff
     (folder / "a").write_text("y")
-    assert "mine" not in (capture(folder).diff or "")
+    assert "mine" not in (capture(folder).diff or ""), capture(folder).diff
 
 
 def test_a_folder_that_the_repository_around_it_ignores(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from cavvy.domain.jobs import RunOrigin
 from cavvy.spec.repository import GitFolder, open_repository
 
 MOST_DIFF_BYTES = 1 << 20
-# the head of a file's changes, if the file's name is absolute or contains `.` or `..`
-_OUTSIDE = re.compile(rb"^diff --git .*/\.{0,2}/", re.MULTILINE)
+# a name that is absolute or contains `.` or `..`, in a list in which a NUL precedes each name
+_OUTSIDE = re.compile(rb"[\0/]\.{0,2}/")
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
@@ -45,7 +45,9 @@ def _diff(repository: GitFolder) -> str | None:
     diff = _ask(repository, "diff", *options, "--relative", "--find-renames", "HEAD", "--", ".")
     if not diff:
         return None
-    if _OUTSIDE.search(diff):  # another program than git has written the index
+    names = _ask(repository, "ls-files", "-z", "--cached", "--full-name")
+    if names is None or _OUTSIDE.search(b"\0" + names):
+        # another program than git has written the index
         return "# left out by Cavvy: the repository's index names files outside of the repository\n"
     if len(diff) <= MOST_DIFF_BYTES:
         return diff.decode(errors="replace")
