@@ -197,6 +197,10 @@ _PAGES = [
     ("POST", {"origin": "http://svc.example:3000"}, False),
     ("POST", {"origin": "http://svc.example.evil.example"}, False),
     ("POST", {"origin": "http://svc.example", "sec_fetch_site": "cross-site"}, False),
+    ("POST", {"origin": "http://127.0.0.1", "host": "127.0.0.1:8080"}, False),
+    ("POST", {"origin": "http://any.example", "host": "any.example:8080"}, False),
+    ("POST", {"origin": "https://any.example", "host": "127.0.0.1:8080"}, True),
+    ("POST", {"origin": "https://any.example:8443", "host": "any.example:8443"}, True),
     ("POST", {"sec_fetch_site": "cross-site"}, False),
     ("POST", {"sec_fetch_site": "same-site", "origin": "http://svc.example:3000"}, False),
     ("GET", {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}, False),
@@ -214,6 +218,16 @@ _PAGES = [
             "sec_fetch_dest": "document",
         },
         True,
+    ),
+    (
+        "GET",
+        {
+            "sec_fetch_site": "cross-site",
+            "sec_fetch_mode": "navigate",
+            "sec_fetch_dest": "document",
+            "sec_purpose": "prefetch",
+        },
+        False,
     ),
     ("POST", {}, True),
     ("POST", {"origin": "http://svc.example"}, True),
@@ -425,7 +439,9 @@ class GatewaySuite:
         passes: bool,
     ) -> None:
         one.seen.clear()
-        reply = ask(plane.port, method, "/echo", **fields)
+        plane.set_replicas("model", [one])  # which has no host name
+        path = "/p/model/echo" if "host" in fields else "/echo"
+        reply = ask(plane.port, method, path, **fields)
         assert (reply.status, len(one.seen)) == ((200, 1) if passes else (403, 0))
         if not passes:
             assert reply.json["error"]["code"] == "origin-refused"

@@ -1,5 +1,6 @@
 """The gateway's pure parts: heads, bodies, balance, rates and estimates."""
 
+import base64
 import json
 import math
 from typing import Any
@@ -16,6 +17,7 @@ from cavvy.gateway.cold_starts import estimate_retry_s
 from cavvy.gateway.config import GatewayLimits, RateLimit
 from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError, parse_request
 from cavvy.gateway.model_route import ModelRoutes, read_model
+from cavvy.gateway.own_values import OwnValues, describe_owner
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.rates import ServiceRates, TokenBucket
 from cavvy.gateway.statistics import bucket_of, find_quantile, upper_bound_of
@@ -36,6 +38,66 @@ class SecondOpinion:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.fields.append((name.lower(), value.strip()))
+
+
+_SECRETS = (b"cavvysvc_a-key", b"cavvy_" + b"aB3-_" * 8 + b"xyz", b"-9Zx" + b"kT3wQ" * 7 + b"w_8k")
+_BETWEEN = (
+    b"a",
+    b"=",
+    b"&",
+    b";",
+    b",",
+    b" ",
+    b"/",
+    b"?",
+    b"%20",
+    b"%",
+    b"cavvy",
+    b'"',
+    b"Bearer ",
+)
+_OWN = OwnValues(describe_owner(_SECRETS[2].decode()))
+
+
+@st.composite
+def _make_texts(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A text with a secret in some form, and the secret."""
+    secret = draw(st.sampled_from(_SECRETS))
+    form = draw(st.integers(0, 3))
+    written = secret
+    if form == 1:
+        written = b"".join(b"%%%02X" % each for each in secret)
+    elif form >= 2:
+        encode = base64.b64encode if form == 2 else base64.urlsafe_b64encode
+        written = encode(b"u" * draw(st.integers(0, 7)) + b":" + secret)
+    around = st.lists(st.sampled_from(_BETWEEN), max_size=6).map(b"".join)
+    gap = draw(st.sampled_from((b" ", b"=", b",", b"&", b";")))  # base64 and words have an end
+    return draw(around) + gap + written + gap + draw(around), secret
+
+
+@given(_make_texts(), st.sampled_from((b"X-Any", b"Cookie", b"Referer", b"Api-Key", b"")))
+def test_nothing_of_cavvys_is_left_in_a_head(text: tuple[bytes, bytes], name: bytes) -> None:
+    value, secret = text
+    target, line = (b"/", name + b": " + value + b"\r\n")
+    if not name:
+        target, line = b"/" + value.replace(b" ", b"+"), b""
+    head = b"GET %b HTTP/1.1\r\nHost: a\r\nX-A: b=%%41\r\n%b\r\n" % (target, line)
+    cleaned, _, carries = _OWN.remove(head)
+    assert carries == (secret == _SECRETS[0])
+    assert not _OWN.holds(cleaned)
+    assert cleaned.startswith(b"GET /")
+    assert b" HTTP/1.1\r\nHost: a\r\nX-A: b=%41\r\n" in cleaned
+    assert _OWN.remove(cleaned)[0] is cleaned
+
+
+@given(st.lists(st.sampled_from((*_BETWEEN, b"cavvy_ab.", b"Y2F2dnk=", b"\r\nX-B: "))))
+def test_a_head_without_values_of_cavvy_stays_as_it_is(pieces: list[bytes]) -> None:
+    text = b"".join(pieces)
+    head = b"GET /?%b HTTP/1.1\r\nHost: a\r\nCookie: c=1;;d\r\nX-A: %b\r\n\r\n"
+    head %= (text.replace(b" ", b"").replace(b"\r\nX-B:", b""), text)
+    cleaned, keys, carries = _OWN.remove(head)
+    assert cleaned is head
+    assert (list(keys), carries) == ([], False)
 
 
 def test_heads_that_are_accepted_mean_the_same_to_another_parser() -> None:

@@ -58,7 +58,7 @@ class Door:
         self._connections: set[InboundConnection] = set()
         self._scheme = b"http" if config.tls is None else b"https"
         self._behind_proxy = config.behind_proxy
-        self._names = tuple(each.lower() for each in (*config.names, config.host))
+        self._names = tuple(each.lower() for each in config.names)  # public ones
         self._any_name = config.any_name or not is_loopback_name(config.host)
         self._known_hosts: dict[bytes, bool] = {}  # whether requests with this Host are answered
         self._start = start.encode() + b"-"  # prefix of request IDs; differs between processes

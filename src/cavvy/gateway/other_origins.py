@@ -13,6 +13,7 @@ also does so for services that name origins. A browser sends no cookies with suc
 
 import re
 
+from cavvy.domain.host_names import host_name
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.heads import RequestHead
 
@@ -28,8 +29,8 @@ _OWN = re.compile(rb"(?i)\r\naccess-control-allow-origin:")
 
 def may_call(head: RequestHead, route: ServiceRoute, keyed: bool, names: tuple[str, ...]) -> bool:
     """Return whether the page that sent the request may call the service. Without `Origin` and
-    `Sec-Fetch-Site`, no page of a browser has sent the request. `names` are the host names of the
-    gateway: a proxy in front of it may have replaced the Host.
+    `Sec-Fetch-Site`, no page of a browser has sent the request. `names` are the public host names
+    of the gateway: a proxy in front of it may have replaced the Host.
     """
     is_foreign = head.fetch_site.lower() not in _OWN_SITES
     if route.origins:
@@ -44,7 +45,7 @@ def may_call(head: RequestHead, route: ServiceRoute, keyed: bool, names: tuple[s
             return True
     elif keyed:
         return True
-    if head.origin and not _is_own(head, (*names, *route.hosts)):
+    if head.origin and not _is_own(head, names):
         return False
     return not is_foreign or _is_link(head)
 
@@ -56,12 +57,17 @@ def _is_own(head: RequestHead, names: tuple[str, ...]) -> bool:
         return False
     usual = _USUAL_PORTS[found[1]]
     place = found[2].removesuffix(usual)
-    return place == head.host.lower().removesuffix(usual) or place.decode("latin-1") in names
+    if place == head.host.lower().removesuffix(usual):
+        return True
+    is_replaced = host_name(head.host.decode("latin-1")) not in names
+    return is_replaced and place.decode("latin-1") in names
 
 
 def _is_link(head: RequestHead) -> bool:
     """Return whether a user opens a page of the service by a link on another page."""
     if head.method not in (b"GET", b"HEAD") or head.origin or head.upgrade:
+        return False
+    if head.get_header(b"sec-purpose"):  # the browser loads it in advance, and no user opens it
         return False
     asked = (head.get_header(b"sec-fetch-mode"), head.get_header(b"sec-fetch-dest"))
     return asked == (b"navigate", b"document")

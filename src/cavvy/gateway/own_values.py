@@ -28,7 +28,7 @@ _ENCODED = re.compile(ENCODED.encode())
 _START = 8  # characters of the owner's token that the gateway knows; 35 more stay secret
 _MOST_DECODED = 3  # times that a value may be encoded
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{8,80}")  # longer than a token
-_MOST_RUNS = 100  # that one value may contain; more come from nobody who means a key
+_MOST_RUNS = 100  # that are decoded in one value
 _OF_CREDENTIALS = re.compile(rb"auth|key|token|secret|passw|credential")
 _SEPARATOR = re.compile(rb"([&;])")
 # fields that decide how the message is read, or that are not passed on as they are
