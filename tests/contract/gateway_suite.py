@@ -39,7 +39,11 @@ KEYED = {
         {"id": "eu", "sha256": hashlib.sha256(b"eu").hexdigest(), "residency": "eu"},
     ],
 }
-OPEN = {"name": "open", "hosts": ["open.example"], "origins": ["https://app.example"]}
+OPEN = {
+    **{"name": "open", "hosts": ["open.example"], "models": ["org/open"]},
+    "project": "site",
+    "origins": ["https://app.example"],
+}
 RATED = {
     "name": "rated",
     "hosts": ["rated.example"],
@@ -504,6 +508,22 @@ class GatewaySuite:
         assert ask(plane.port, "GET", "/echo", **image).status == 200
         image["referer"] = "https://evil.example/https://app.example/"
         assert ask(plane.port, "GET", "/echo", **image).status == 403
+
+    def test_pages_of_named_origins_may_call_models(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("open", replicas[:1])
+        path, body = "/site/v1/chat/completions", b'{"model": "org/open"}'
+        page = {"host": "any.example", "origin": "https://app.example"}
+        other = {"host": "any.example", "origin": "https://evil.example"}
+        asked = {"access_control_request_method": "POST"}
+        assert ask(plane.port, "OPTIONS", path, **page, **asked).status == 204
+        assert ask(plane.port, "OPTIONS", path, **other, **asked).status == 404
+        reply = ask(plane.port, "POST", path, body, **page)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
+        assert ask(plane.port, "POST", path, body, **other).status == 403
+        assert len(replicas[0].seen) == 1
 
     def test_a_replica_learns_which_part_of_the_path_was_removed(
         self, plane: Any, replicas: list[ReplicaStandIn]

@@ -195,7 +195,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # request's ID; all programs that can connect to the gateway can state these values
     behind_proxy: bool = False
     # the host names in the gateway's URLs, besides those of services and of this machine
-    names: tuple[Host, ...] = ()
+    names: tuple[str, ...] = ()
     # whether services without host names are served under all other host names, too; always so if
     # `host` is not a loopback address. On a loopback address, a web site that lets its name point
     # to this machine could otherwise use the services through a browser.

@@ -21,7 +21,7 @@ import msgspec
 from cavvy.domain.values import Struct
 from cavvy.gateway.config import USUAL_PROJECT, GatewayLimits
 from cavvy.gateway.heads import RequestHead
-from cavvy.gateway.other_origins import is_preflight
+from cavvy.gateway.other_origins import is_preflight, may_call
 from cavvy.gateway.own_answers import AnswerCode
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class ModelRoutes:
                 self._services.setdefault(name, []).append(service)
         self._keyed = [each for each in every if each.keys]
         self._open = {each.route.project for each in every if each.route.models and not each.keys}
+        self._named = [each.route for each in every if each.route.models and each.route.origins]
         # whether a key may help. Whether this holds for a single project is not disclosed.
         self._may_need_key = any(each.route.models for each in self._keyed)
 
@@ -148,7 +149,10 @@ class ModelRoutes:
         shares = self._may_need_key and (at.project or USUAL_PROJECT) not in self._open
         connection.shares = shares and bool(head.origin)
         if head.method == b"OPTIONS":
-            if not (shares and is_preflight(head)):
+            asked = at.project or USUAL_PROJECT
+            named = (each for each in self._named if each.project == asked)
+            permitted = shares or any(may_call(head, each, False, ()) for each in named)
+            if not (permitted and is_preflight(head)):
                 return False
             connection.permit(head)
             return None
