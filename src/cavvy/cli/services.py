@@ -8,6 +8,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
+from cavvy.domain.units import format_number
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import (
@@ -156,9 +157,10 @@ def _show_trial(trial: "TrialView") -> str:
     parts = [f"revision {trial.revision} {'was ' if trial.end else ''}{said}"]
     if trial.requests:
         old, new = trial.errors
+        evidence = format_number(float(f"{min(trial.evidence, 1e6):.3g}"))
         parts.append(
             f"{trial.requests} requests: {new:.2%} failed (before: {old:.2%}), "
-            f"{trial.slower - 1:+.1%} latency; evidence {min(trial.evidence, 1e6):.3g} (rolled "
+            f"{trial.slower - 1:+.1%} latency; evidence {evidence} (rolled "
             f"back at {trial.bound:g})"
         )
     if trial.problem:

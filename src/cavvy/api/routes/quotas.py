@@ -38,7 +38,9 @@ async def quotas(
     if provider is not None and provider not in pool.providers:
         enabled = ", ".join(sorted(pool.providers))
         raise ApiProblem(
-            "invalid-request", f"the provider {provider!r} is not enabled; enabled: {enabled}"
+            "invalid-request",
+            f"the provider {provider!r} is not enabled; enabled: {enabled}",
+            f"`cavvy check {provider}` shows how to set it up",
         )
     answers = await asyncio.gather(*(_ask(pool, name) for name in names))
     told = dict(zip(names, answers, strict=True))
