@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tests.unit.cli_client import make_job
 
-from cavvy.client import wire
+from cavvy.client import LogChunk, wire
 from cavvy.sdk import job as module
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.job import Job
@@ -32,6 +32,11 @@ class Server:
     def job(self, project: str, name: str) -> wire.JobDetail:
         return self.states.pop(0)
 
+    def log_chunks(self, project: str, name: str, **how: Any) -> Iterator[LogChunk]:
+        for data in (b"", b"", b"", b"", b"hi\n"):
+            self.now += 1
+            yield LogChunk(data=data, attempt=1, offset=0, over=False)
+
     def events(self, project: str, name: str, **how: Any) -> wire.EventPage:
         self.now += 1
         return wire.EventPage(events=[], last=0, over=False)
@@ -50,3 +55,13 @@ def test_a_wait_gives_each_reason_once(
     said = ["the job x is queued: a", "the job x is queued: b"]
     assert [each.getMessage() for each in caplog.records] == said
     assert all(each.name.startswith("cavvy.sdk") for each in caplog.records)
+
+
+def test_a_followed_log_says_why_the_job_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server([make_job("x", "queued", reason="a") for _ in range(4)])
+    monkeypatch.setattr(module, "time", server)
+    job = Job(cast(Connections, server), read_detail(server.states[0]))
+    assert list(job.logs(follow=True)) == ["hi"]
+    assert [each.getMessage() for each in caplog.records] == ["the job x is queued: a"]

@@ -16,7 +16,7 @@ from cavvy.sdk.lines import read_lines
 from cavvy.sdk.status import JobCost, JobEvent, JobStatus, read_cost, read_detail, read_event
 
 if TYPE_CHECKING:
-    from cavvy.client import wire
+    from cavvy.client import ApiClient, LogChunk, wire
     from cavvy.sdk.connections import Connections
 
 Until = Literal["end", "running"]
@@ -74,6 +74,7 @@ class Job:
         """Yield the lines of the log of one node, without line ends. If `follow` is true, waits for
         further lines until the job has ended. Ctrl-C ends only this wait; the job continues to run.
         `attempt` selects one attempt. By default, the lines of all attempts are returned in order.
+        While a followed job waits in the queue, the reason is logged as by `wait`.
         """
         for lines in self._log_parts(follow=follow, rank=rank, attempt=attempt):
             yield from lines
@@ -85,11 +86,20 @@ class Job:
         check_type(rank, Integral, "rank")
         check_type(attempt, (Integral, NoneType), "attempt")
         with self._interruptible(), self._connections.use() as connection:
-            yield from read_lines(
-                connection.log_chunks(
-                    self.project, self.id, rank=rank, attempt=attempt, follow=follow
-                )
+            chunks = connection.log_chunks(
+                self.project, self.id, rank=rank, attempt=attempt, follow=follow
             )
+            yield from read_lines(self._with_reasons(connection, chunks) if follow else chunks)
+
+    def _with_reasons(
+        self, connection: "ApiClient", chunks: "Iterator[LogChunk]"
+    ) -> "Iterator[LogChunk]":
+        """Yield the chunks of a followed log. While no bytes arrive, log why the job waits."""
+        reasons = _QueueReasons()
+        for chunk in chunks:
+            if not chunk.data and not chunk.over:
+                reasons.tell(read_detail(connection.job(self.project, self.id)))
+            yield chunk
 
     def events(self, *, follow: bool = False) -> Generator[JobEvent, None, None]:
         """Yield the events of the job in order, for example its placement and the loss of a node.
@@ -190,7 +200,7 @@ class JobWaiter:
         self._timeout_s = None if timeout is None else read_seconds(timeout)
         self._began = time.monotonic()
         self._after = 0
-        self._told = ""  # the last reason of a wait that was logged
+        self._reasons = _QueueReasons()
 
     def finish(self) -> JobStatus:
         """Call `look` repeatedly until the wait is over. Raises JobFailed, WaitTimeout."""
@@ -210,7 +220,7 @@ class JobWaiter:
             return status
         if self._running_is_enough and status.phase == "running":
             return status
-        self._tell(status)
+        self._reasons.tell(status)
         wait_s = _POLL_S
         if self._timeout_s is not None:
             wait_s = min(wait_s, self._began + self._timeout_s - time.monotonic())
@@ -221,8 +231,16 @@ class JobWaiter:
         self._after = page.last
         return None
 
-    def _tell(self, status: JobStatus) -> None:
-        """Log why the job waits in the queue, if the reason is new."""
+
+class _QueueReasons:
+    """Logs why a job waits in the queue."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told = ""  # the last reason that was logged
+
+    def tell(self, status: JobStatus) -> None:
+        """Log the reason if it is new and the wait is not short."""
         early = time.monotonic() - self._began < _QUIET_S
         if status.phase == "queued" and not early and status.reason != self._told:
             self._told = status.reason
