@@ -120,3 +120,23 @@ def test_no_job_reads_or_changes_what_another_project_prepared(user: User, attac
         assert "DIR-OF-A" in said
         assert "POISONED" not in said
         assert "evil-ran" not in said
+
+
+@pytest.mark.parametrize("user", [""], indirect=True)
+def test_each_project_has_its_own_caches_in_the_home_folder(user: User, host: LabHost) -> None:
+    files = ["~/.cache/pip/wheel", *([] if host.bare else ["~/.torch/w"])]
+    host.run("mkdir -p ~/.cache/pip ~/.torch")
+    host.run(f"for each in {' '.join(files)}; do echo USERS > $each; done")
+    seen = [each.replace("~/.cache", "${XDG_CACHE_HOME:-$HOME/.cache}") for each in files]
+    words = f"cat {' '.join(seen)} || true; mkdir -p {seen[0].removesuffix('/wheel')}; "
+    text = "name: caches\nresources: {{cpu: 0.1}}\nrun: |\n  {words}{write}\n"
+    for project in ("pa", "pb"):
+        user.cli("project", "create", project)
+    for project in ("pb", "pa"):
+        write = f"for each in {' '.join(seen)}; do echo OF-{project} > $each; done"
+        run(user, project, text.format(words=words, write=write))
+    said = run(user, "pa", text.format(words=words, write="true"))
+    assert said.count("OF-pa") == len(files)
+    assert "OF-pb" not in said
+    assert "USERS" not in said
+    assert set(host.run(f"cat {' '.join(files)}").split()) == {"USERS"}

@@ -76,6 +76,9 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
         env["TMUX_TMPDIR"] = (
             config.home
         )  # gives the work its own tmux server, which is killed when the attempt ends
+    if config.fresh_cache and not config.covers and work.image is None:
+        # The caches in the home folder may hold what the work of another project left there.
+        env["XDG_CACHE_HOME"] = config.cache + "/xdg"
     env.update(work.env)
     env.update(work.secrets)
     for name, value in work.params.items():

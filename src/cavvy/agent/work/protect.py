@@ -65,11 +65,13 @@ DEVICES = (
 class Protection:
     """What the work may not change: what every system and user obeys, and besides the files and
     folders in `obeyed`. New entries of home folders go to folders below `kept`; if `kept` is "",
-    home folders get no new entries.
+    home folders get no new entries. With `own_caches`, the caches of home folders are also there,
+    because the work of another project could have written to those of the user.
     """
 
-    def __init__(self, obeyed: list[str], kept: str) -> None:
+    def __init__(self, obeyed: list[str], kept: str, *, own_caches: bool = False) -> None:
         self._obeyed, self._kept = obeyed, kept
+        self._private = PRIVATE | CACHES if own_caches and kept else PRIVATE
         self._bound: set[str] = set()
         self._places: list[str] = []
 
@@ -93,7 +95,9 @@ class Protection:
                     self._bind(place)
         for home in homes:
             self.pin(home)
-            _layer(home, f"/proc/self/fd/{kept[home]}" if kept[home] >= 0 else "", "")
+            _layer(
+                home, f"/proc/self/fd/{kept[home]}" if kept[home] >= 0 else "", "", self._private
+            )
             self._bound.add(home)
         for opened in kept.values():
             if opened >= 0:
@@ -213,9 +217,9 @@ def _list_places(homes: list[str]) -> list[str]:
     return [each for each in places if each not in homes]
 
 
-def _layer(folder: str, kept: str, below: str) -> None:
+def _layer(folder: str, kept: str, below: str, private: frozenset[str]) -> None:
     """Let the work write only the caches and the user's own files in a home folder, or in the part
-    `below` of it. The folder `kept` takes new entries."""
+    `below` of it. The folder `kept` takes new entries, and those in `private`."""
     source = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         entries = list(os.scandir(source))
@@ -227,14 +231,22 @@ def _layer(folder: str, kept: str, below: str) -> None:
             mounts.bind_itself(folder)
         for entry in entries:
             with suppress(OSError):  # the entry stays hidden or read-only
-                _place(entry, f"/proc/self/fd/{source}/{entry.name}", folder, kept, below)
+                origin = f"/proc/self/fd/{source}/{entry.name}"
+                _place(entry, origin, folder, kept, below, private)
         if not kept:
             mounts.make_read_only(folder, recursive=False)
     finally:
         os.close(source)
 
 
-def _place(entry: os.DirEntry[str], source: str, folder: str, kept: str, below: str) -> None:
+def _place(
+    entry: os.DirEntry[str],
+    source: str,
+    folder: str,
+    kept: str,
+    below: str,
+    private: frozenset[str],
+) -> None:
     name, path = os.path.join(below, entry.name), f"{folder}/{entry.name}"
     if entry.is_symlink():
         if kept and not os.path.lexists(path):
@@ -245,7 +257,7 @@ def _place(entry: os.DirEntry[str], source: str, folder: str, kept: str, below: 
         return  # a pipe or socket, which stays hidden
     if kept:
         _make_place(path, is_folder=is_folder)
-    if name in PRIVATE:
+    if name in private:
         return
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
@@ -253,7 +265,7 @@ def _place(entry: os.DirEntry[str], source: str, folder: str, kept: str, below: 
     finally:
         os.close(place)
     if is_folder and name in LAYERED:
-        _layer(path, f"{kept}/{entry.name}" if kept else "", name)
+        _layer(path, f"{kept}/{entry.name}" if kept else "", name, private)
     elif not is_free(name):
         mounts.make_read_only(path)
     elif is_folder and os.path.isdir(f"{path}/condabin"):

@@ -63,7 +63,7 @@ def make_view(config: AgentConfig) -> WorkView | None:
     return WorkView(
         config.hides,
         config.shown,
-        Protection(config.obeys, config.kept),
+        Protection(config.obeys, config.kept, own_caches=bool(config.own_cache)),
         alone=config.alone,
         separated=config.separates,
         devices=devices,
