@@ -8,14 +8,21 @@ import yaml
 
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer, Workdir
 from cavvy.importers import ReadOptions, load_file, load_task, parse_task
-from cavvy.spec.own_folder import explain_unfit, find_named
+from cavvy.spec.own_folder import explain_unfit, list_named
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "project"
-    for name in ("train.py", "requirements.txt", "src/model.py", "pkg/__init__.py", "Makefile"):
+    for name in (
+        "train.py",
+        "requirements.txt",
+        "src/model.py",
+        "pkg/__init__.py",
+        "Makefile",
+        "my train.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     (folder / "pyproject.toml").write_text("[project]\n")
@@ -31,6 +38,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("cd src && python model.py", "src"),
         ("accelerate launch src/model.py", "src/model.py"),
         ('bash -c "python train.py"', "train.py"),
+        ("python 'my train.py' --fast", "my train.py"),
         ("pip install -r requirements.txt", "requirements.txt"),
         ("pip install --requirement=requirements.txt", "requirements.txt"),
         ("pip install -e .", "pyproject.toml"),
@@ -46,8 +54,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_commands_that_name_a_file(project: Path, run: str, named: str) -> None:
-    assert find_named(TaskSpec(name="x", run=run), project) == (named, "run")
-    assert find_named(TaskSpec(name="x", run="true", setup=run), project) == (named, "setup")
+    assert list_named(TaskSpec(name="x", run=run), project)[0] == (named, "run")
+    setup = TaskSpec(name="x", run="true", setup=run)
+    assert list_named(setup, project)[0] == (named, "setup")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_commands_that_name_a_file(project: Path, run: str, named: str) -> None:
     ],
 )
 def test_commands_that_name_no_file(project: Path, run: str) -> None:
-    assert find_named(TaskSpec(name="x", run=run), project) is None
+    assert list_named(TaskSpec(name="x", run=run), project) == []
 
 
 def test_files_that_the_task_receives_or_creates_do_not_count(project: Path) -> None:
@@ -81,7 +90,7 @@ def test_files_that_the_task_receives_or_creates_do_not_count(project: Path) -> 
         inputs=(Transfer(source="s3://b/src", target="src"),),
         checkpoint=CheckpointPolicy(path="./out"),
     )
-    assert find_named(task, project) is None
+    assert list_named(task, project) == []
 
 
 def read(project: Path, text: str, name: str = "task.yaml") -> tuple[str, str, list[str]]:
@@ -129,7 +138,7 @@ def test_files_of_other_tools_get_a_note(project: Path, text: str, kind: str) ->
     assert folder == ""
     assert "names train.py" in note
     assert f"a {kind} file" in note
-    assert "--workdir ." in note
+    assert f"--workdir {project} submits" in note
 
 
 def test_a_home_or_a_shared_folder_is_not_submitted(
@@ -140,9 +149,19 @@ def test_a_home_or_a_shared_folder_is_not_submitted(
     assert (folder, overrides) == ("", "")
     assert "starts in an empty folder" in note
     assert "your home folder; move" in note
-    assert "not the folder of one project" in explain_unfit(project.parent)
-    assert "not the folder of one project" in explain_unfit(Path("/"))
-    assert "not the folder of one project" in explain_unfit(Path("/tmp"))
+    (project / "Downloads").mkdir()
+    for shared in (project.parent, Path("/"), Path("/tmp"), project / "Downloads"):
+        assert "not the folder of one project" in explain_unfit(shared)
+
+
+def test_a_named_file_that_is_ignored_is_not_submitted(project: Path) -> None:
+    (project / ".gitignore").write_text("train.py\nsrc\n")
+    for run, name in (("python train.py", "train.py"), ("ls src/", "src")):
+        folder, _, (note,) = read(project, f"run: {run}")
+        assert folder == ""
+        assert f"an ignore file excludes {name}; change .gitignore" in note
+    folder, _, (note,) = read(project, "run: python train.py -r requirements.txt")
+    assert (folder, "names requirements.txt, so" in note) == (".", True)
 
 
 def test_a_large_folder_is_not_submitted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

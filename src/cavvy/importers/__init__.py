@@ -9,6 +9,7 @@ tasks.
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, TaskSpec, Workdir
@@ -270,7 +271,7 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
     submit `folder`, or note why it is not submitted: other tools submit nothing. A key `workdir`
     without a value means that no folder is submitted.
     """
-    from cavvy.spec.own_folder import explain_unfit, find_named
+    from cavvy.spec.own_folder import choose_named, list_named
     from cavvy.spec.tree import MapNode
 
     task, root = found.task, documents[0] if documents else None
@@ -280,21 +281,24 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
         return found  # the files are in the image
     if isinstance(root, MapNode) and root.get("workdir") is not None:
         return found
-    if (named := find_named(task, folder)) is None:
+    if not (named := list_named(task, folder)):
         return found
-    what = f"`{named[1]}` names {named[0]}"
     if found.kind in (Dialect.SKYPILOT, Dialect.DSTACK):
+        own = "." if folder == Path.cwd() else quote(str(folder))
+        name, key = named[0]
         note = (
-            f"{what}, but a {found.kind} file without a working folder starts in an empty one; "
-            "--workdir . submits this folder"
+            f"`{key}` names {name}, but a {found.kind} file without a working folder starts in an "
+            f"empty one; --workdir {own} submits the folder"
         )
-    elif unfit := explain_unfit(folder):
+        return replace(found, notes=(*found.notes, note))
+    (name, key), unfit = choose_named(folder, named)
+    if unfit:
         note = (
-            f"{what}, but the work starts in an empty folder: {folder} is not submitted without "
-            f"`workdir`, because {unfit}"
+            f"`{key}` names {name}, but the work starts in an empty folder: {folder} is not "
+            f"submitted without `workdir`, because {unfit}"
         )
     else:
-        note = f"{what}, so the folder {folder} is submitted, as `workdir: .` says"
+        note = f"`{key}` names {name}, so the folder {folder} is submitted, as `workdir: .` says"
         task = replace(task, workdir=Workdir(path="."))
         found = replace(found, tasks=(task,), own_folder=True)
     return replace(found, notes=(*found.notes, note))

@@ -5,7 +5,7 @@ task's commands name a file of this folder.
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from cavvy.spec.workdir import FreezeError, list_folder
 # Larger folders are submitted only if the task file has `workdir`.
 _MOST_BYTES = 1 << 30
 _MOST_FILES = 20_000
+_COLLECTIONS = frozenset(("Desktop", "Documents", "Downloads"))  # folders of a home folder
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 _WRITTEN = re.compile(r">>?\s*[^\s;|&()]+")  # a file that the command creates
 _WORD = re.compile(r"[^\s'\"`;|&()<>=,]+")
+_QUOTED = re.compile(r"'([^'\n]{1,200})'|\"([^\"\n]{1,200})\"")
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # of a module, as in `uvicorn app:app`
 # For some commands, the files that they read although the command does not name them.
 _PROJECT_FILES = {
@@ -35,45 +37,60 @@ _PROJECT_FILES = {
 }
 
 
-def find_named(task: TaskSpec, folder: Path) -> tuple[str, str] | None:
-    """Return the first file or folder of `folder` that the task's commands name, and the key of the
-    commands, or None if there is none. Files that the task receives or creates do not count.
+def list_named(task: TaskSpec, folder: Path) -> list[tuple[str, str]]:
+    """Return the files and folders of `folder` that the task's commands name, each with the key of
+    the commands. Files that the task receives or creates do not count.
     """
     own = [each.target for each in task.inputs] + [each.source for each in task.outputs]
     own += [each.path for each in task.volumes]
     if task.checkpoint is not None:
         own.append(task.checkpoint.path)
     own = [os.path.normpath(path) for path in own]
-    for key, commands in (("setup", task.setup or ""), ("run", task.run)):
-        for name in _list_names(commands, folder):
-            if not any(name == path or name.startswith(f"{path}/") for path in own):
-                return name, key
-    return None
+    return [
+        (name, key)
+        for key, commands in (("setup", task.setup or ""), ("run", task.run))
+        for name in _list_names(commands, folder)
+        if not any(name == path or name.startswith(f"{path}/") for path in own)
+    ]
 
 
 def explain_unfit(folder: Path) -> str:
-    """Return why this folder is not submitted without `workdir`, and what to do, or "" if it can be
-    submitted.
-    """
-    folder = folder.resolve()
-    home = Path.home().resolve()
+    """Return why the folder is not submitted without `workdir`, and what to do. Return "" if the
+    folder can be submitted, unless it is too large."""
+    folder, home = folder.resolve(), Path.home().resolve()
     shared = (Path(each).resolve() for each in (tempfile.gettempdir(), "/tmp", "/var/tmp"))
     if folder == home:
         return "it is your home folder; move the task's files into a folder of their own"
-    if folder in home.parents or folder in shared:
+    own = folder.parent == home and folder.name in _COLLECTIONS
+    if own or folder in home.parents or folder in shared:
         return (
             "it is not the folder of one project; move the task's files into a folder of their own"
         )
-    try:
-        list_folder(folder, most_bytes=_MOST_BYTES, most_files=_MOST_FILES)
-    except (FreezeError, OSError) as error:
-        return f"{error}; or write `workdir: .` to submit it"
     return ""
+
+
+def choose_named(folder: Path, named: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], str]:
+    """Return the first of the files and folders in `named` that would be submitted with the folder,
+    and "". If none would be submitted, return the first and the reason."""
+    if reason := explain_unfit(folder):
+        return named[0], reason
+    try:
+        found, _ = list_folder(folder, most_bytes=_MOST_BYTES, most_files=_MOST_FILES)
+    except (FreezeError, OSError) as error:
+        return named[0], f"{error}; or write `workdir: .` to submit it"
+    paths = [each.path for each, _ in found]
+    for name, key in named:
+        if any(path == name or path.startswith(f"{name}/") for path in paths):
+            return (name, key), ""
+    reason = f"an ignore file excludes {named[0][0]}; change .gitignore or .cavvyignore"
+    return named[0], reason
 
 
 def _list_names(commands: str, folder: Path) -> Iterator[str]:
     """Yield the files and folders of `folder` that the commands name, relative to `folder`."""
     text = _WRITTEN.sub(" ", _COMMENT.sub("", commands))
+    quoted = [one or two for one, two in _QUOTED.findall(text)]
+    yield from (each for each in quoted if " " in each and os.path.isfile(folder / each))
     words = [""] + [each for each in _WORD.findall(text) if "$" not in each and "://" not in each]
     for before, word in pairwise(words):
         if word.startswith(("/", "~")):

@@ -198,9 +198,9 @@ def _read_options(
 def _names_file(line: str) -> bool:
     """Return whether a command names a file of the current folder, which is then submitted."""
     from cavvy.domain.tasks import TaskSpec
-    from cavvy.spec.own_folder import find_named
+    from cavvy.spec.own_folder import list_named
 
-    return find_named(TaskSpec(name="", run=line), Path.cwd()) is not None
+    return bool(list_named(TaskSpec(name="", run=line), Path.cwd()))
 
 
 def _looks_like_command(file: str) -> bool:
