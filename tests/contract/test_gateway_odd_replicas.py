@@ -295,7 +295,7 @@ REACHING = {
     "a=1; Domain; x": ("a=1; x", "a=1; x"),
     "a=Domain=example": ("a=Domain=example", "a=Domain=example"),
     "a=cavvy-console-8520": ("a=cavvy-console-8520", "a=cavvy-console-8520"),
-    "a=1; Path=/; PATH=x": ("a=1; Path=/; PATH=x", "a=1; Path=/; PATH=x"),
+    "a=1; Path=/; PATH=x": ("a=1; Path=/default/app; PATH=x", "a=1; Path=/; PATH=x"),
 }
 
 
@@ -339,6 +339,7 @@ def test_a_cookie_without_a_path_stays_below_its_service(
     ("field", "below", "own"),
     [
         ("Clear-Site-Data", False, False),
+        ("X-Accel-Redirect", False, False),
         ("Service-Worker-Allowed", False, True),
         ("Strict-Transport-Security", False, True),
         ("Public-Key-Pins", False, True),

@@ -172,18 +172,22 @@ WHOLE_ORIGIN = (
     b"strict-transport-security",
     b"use-as-dictionary",
 )
+# fields of responses that no program may send
+REFUSED = (
+    b"clear-site-data",  # browsers clear the cookies of the whole domain
+    b"proxy-authenticate",
+    b"set-cookie2",
+    # commands to a proxy in front of the gateway, which would send its own files
+    b"x-accel-redirect",
+    b"x-lighttpd-send-file",
+    b"x-reproxy-url",
+    b"x-sendfile",
+)
 _OF_RESPONSES = {
     **_COMMON,
+    **dict.fromkeys(REFUSED, _DROP),
     **dict.fromkeys(WHOLE_ORIGIN, _WIDE),
     b"set-cookie": _WIDE,
-    b"set-cookie2": _DROP,
-    b"clear-site-data": _DROP,  # browsers clear the cookies of the whole domain
-    b"proxy-authenticate": _DROP,
-    # commands to a proxy in front of the gateway, which would send its own files
-    b"x-accel-redirect": _DROP,
-    b"x-lighttpd-send-file": _DROP,
-    b"x-reproxy-url": _DROP,
-    b"x-sendfile": _DROP,
 }
 
 

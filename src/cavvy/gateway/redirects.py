@@ -107,8 +107,10 @@ def _move_cookie(line: bytes, prefix: bytes, target: bytes) -> bytes:
         return found[0][: found.start(1) - found.start()] + moved
 
     paths = list(_ANY_PATH.finditer(line))
-    if paths and _COOKIE_PATH.match(paths[-1][0]):  # the last one holds
-        return _COOKIE_PATH.sub(move, line)
+    is_stated = bool(paths) and bool(_COOKIE_PATH.match(paths[-1][0]))  # the last one holds
+    line = _COOKIE_PATH.sub(move, line)
+    if is_stated:
+        return line
     folder = target.partition(b"?")[0].rpartition(b"/")[0]
     if prefix and not _has_prefix(folder, prefix):
         line += b"; Path=" + prefix

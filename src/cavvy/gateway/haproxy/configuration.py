@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
-from cavvy.gateway.heads import CLAIMS
+from cavvy.gateway.heads import CLAIMS, REFUSED
 from cavvy.gateway.own_answers import AnswerCode, write_body
 from cavvy.gateway.own_values import ENCODED, OWN_COOKIE, OwnValues
 
@@ -246,10 +246,10 @@ def _write_response_rules() -> list[str]:
     `redirects.guard` treats them. A cookie that the program may not set becomes
     an empty one, which browsers ignore.
     """
+    refused = b"|".join(REFUSED).decode().replace("-", "[-_]")
     own, domain = OWN_COOKIE.decode(), r"(?i:;[\t ]*domain[\t ]*(?:=[^;]*)?(?=;|$))"
     return [
-        "http-response del-header Clear-Site-Data",
-        "http-response del-header Set-Cookie2",
+        f"http-response del-header ^(?:{refused})$ -m reg",
         f"http-response replace-header Set-Cookie '^{own}.*' ';'",
         f"http-response replace-header Set-Cookie '^(.*?){domain}(.*)$' '\\1\\2'",
         f"http-response replace-header Set-Cookie '^.*{domain}.*$' ';'",
