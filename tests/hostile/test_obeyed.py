@@ -159,6 +159,31 @@ def test_the_user_s_own_files_stay_writable() -> None:
         assert "x" in user.cli("logs", "-p", "good", "later")
 
 
+def test_the_agent_writes_nothing_of_this_kind_for_a_job() -> None:
+    with nobody(LOCAL) as user:
+        home = Path(user.variables["HOME"])
+        make_home(home, 65534 if os.getuid() == 0 else os.getuid())
+        if "cannot change" not in user.cli("check", "local"):
+            pytest.skip("this system offers no namespaces")
+        program = f"import os\nos.mkdir('tree')\nopen('tree/x', 'w').write('{MARK}')\n"
+        before = user.config.read_text()
+        tries: dict[str, dict[str, Any]] = {
+            "out": {"outputs": [{"source": "program.py", "target": str(user.config)}]},
+            "start": {"outputs": [{"source": "program.py", "target": f"{home}/.zshenv"}]},
+            "tree": {"outputs": [{"source": "tree", "target": f"{home}/.config"}]},
+            "in": {"inputs": [{"source": "/etc/passwd", "target": f"{home}/.zprofile"}]},
+        }
+        for name, fields in tries.items():
+            submit(user, "evil", name, program, fields=fields)
+            user.cli("wait", "-p", "evil", name, code=None)
+            assert "obeys the files there" in user.cli("logs", "-p", "evil", name) + user.cli(
+                "status", "-p", "evil", name
+            )
+        assert user.config.read_text() == before
+        assert not any((home / name).exists() for name in (".zshenv", ".zprofile"))
+        assert find_planted([home]) == []
+
+
 def test_without_protection_the_same_attempts_succeed() -> None:
     with nobody(LOCAL + "hide_server = false") as user:
         assert "can change" in user.cli("check", "local")

@@ -252,6 +252,65 @@ def test_containers_cannot_mount_the_folder(folder: Path, tmp_path: Path) -> Non
             bind(source)
 
 
+def test_the_agent_writes_nothing_that_is_obeyed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, settings = tmp_path / "home", tmp_path / "etc/settings.toml"
+    (home / "data").mkdir(parents=True)
+    settings.parent.mkdir()
+    settings.write_text("mine")
+    monkeypatch.setenv("HOME", str(home))
+    config = make_config(folder)
+    config.obeys = [str(settings)]
+    work = Path(config.folder)
+    (work / "tree/.config/cavvy").mkdir(parents=True)
+    (work / "tree/.config/cavvy/settings.toml").write_text("planted")
+    (home / "way").symlink_to(settings.parent)
+    program = Path(hide.__file__)
+    for target in (
+        *(home / name for name in (".bashrc", ".zshenv", ".ssh/rc", "bin/git", ".config/a/b")),
+        *(settings, home / "way/settings.toml", program, program.parents[3] / "sitecustomize.py"),
+        *(Path("/etc/cron.d/x"), Path("/usr/local/bin/git"), Path("/var/spool/cron/root")),
+    ):
+        with pytest.raises(CannotBuild, match="obeys the files there"):
+            link(config, str(work), str(target))
+        with pytest.raises(CannotBuild, match="obeys the files there"):
+            transfer(
+                config, AllowedFolders([str(work)]), f"{work}/tree", None, str(target), "output"
+            )
+    for target in (home, home / ".config", settings.parent):
+        with pytest.raises(CannotBuild, match="obeys the files there"):
+            link(config, str(work), str(target))
+    with pytest.raises(CannotBuild, match="obeys the files there"):
+        transfer(config, AllowedFolders([str(work)]), f"{work}/tree", None, str(home), "output")
+    for target in (home / "data/out", home / "results", home / ".cache/x", tmp_path / "other"):
+        transfer(config, AllowedFolders([str(work)]), f"{work}/tree", None, str(target), "output")
+        assert (target / ".config/cavvy/settings.toml").exists()
+    assert settings.read_text() == "mine"
+    assert {each.name for each in home.iterdir()} == {".cache", "data", "results", "way"}
+
+
+def test_containers_cannot_change_what_is_obeyed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home/.config").mkdir(parents=True)
+    (tmp_path / "home/data").mkdir()
+    config = make_config(folder)
+
+    def bind(source: str, *, read_only: bool) -> list[str]:
+        volume = {"kind": "host", "source": source, "path": "/data", "read_only": read_only}
+        fields = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x"}
+        work = WorkConfig(ConfigFields({**fields, "volumes": [volume]}, "work"))
+        return list_binds(config, work, config.folder)
+
+    for source in ("/etc", f"{tmp_path}/home", f"{tmp_path}/home/.config", sys.prefix):
+        with pytest.raises(CannotBuild, match="obeys the files there"):
+            bind(source, read_only=False)
+        assert bind(source, read_only=True) == [f"{source}:/data:ro"]
+    assert bind(f"{tmp_path}/home/data", read_only=False) == [f"{tmp_path}/home/data:/data"]
+
+
 def test_a_task_with_such_a_volume_is_refused_before_it_is_queued(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import subprocess
 from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig, VolumeConfig, WorkConfig
 from ..disk import open_own
-from ..work.folder import CannotBuild, check_seen, inside
+from ..work.folder import CannotBuild, check_kept, check_seen, inside
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative path
@@ -152,7 +152,7 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
                     "a different home folder"
                 )
             continue  # a link within the container; see `list_home_links`
-        check_seen(config, source)
+        (check_seen if volume.read_only else check_kept)(config, source)
         path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
             os.makedirs(path, exist_ok=True)
@@ -190,7 +190,7 @@ def link(config: AgentConfig, source: str, path: str) -> None:
     another file exists at `path`, if `path` is in a folder that is hidden from the work, or if this
     user has no permission to create the link.
     """
-    check_seen(config, path, follow=False)
+    check_kept(config, path, follow=False)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -213,7 +213,7 @@ def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
     place = path
     if config.hides:  # the setup may have left a program that changes the links above `path`
         place = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-        check_seen(config, place, follow=False)
+        check_kept(config, place, follow=False)
     listed = f"{config.private}/links"
     with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
         file.write(path + "\n")

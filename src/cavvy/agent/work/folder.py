@@ -8,12 +8,14 @@ import os
 import stat
 from contextlib import suppress
 
-from ..allowed_folders import AllowedFolders, LeadsOutside, open_below
+from ..allowed_folders import AllowedFolders, LeadsOutside, open_below, walk_below
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..disk import name_part
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
 from .hide import is_hidden
+from .mounts import contains
+from .protect import holds_obeyed, is_obeyed
 from .reaper import exit_code
 from .trees import copy_below, copy_open, copy_tree, remove_below, remove_tree
 from .view import make_view
@@ -152,6 +154,24 @@ def check_seen(config: AgentConfig, path: str, *, follow: bool = True) -> None:
                 )
 
 
+def check_kept(config: AgentConfig, path: str, *, follow: bool = True, whole: bool = True) -> None:
+    """Raise CannotBuild if the work must not see the path (`check_seen`), or if the machine, its
+    user or Cavvy obeys what is at the path: the agent is not in the namespaces of the work, which
+    cannot change it. With `whole`, nothing below the path may be obeyed either."""
+    check_seen(config, path, follow=follow)
+    if not config.hides:
+        return
+    above, name = os.path.split(path)
+    real = os.path.realpath(path) if follow else os.path.join(os.path.realpath(above), name)
+    if any(contains(os.path.realpath(each), real) for each in config.shown):
+        return
+    if is_obeyed(real, config.obeys) or (whole and holds_obeyed(real, config.obeys)):
+        raise CannotBuild(
+            f"jobs cannot write {real}, or what is below it: this machine, its user or Cavvy obeys "
+            "the files there (docs/guides/isolation.md lists them); choose another path"
+        )
+
+
 def transfer(
     config: AgentConfig,
     sources: AllowedFolders,
@@ -168,8 +188,8 @@ def transfer(
     Links are copied as links. If `refuse` is given, links that lead out of `sources` are omitted,
     and `refuse` is called for each of them. Raises CannotBuild, LeadsOutside, OSError.
     """
-    for path in (source, target):
-        check_seen(config, path)
+    check_seen(config, source)
+    check_kept(config, target, whole=False)
     if "://" in source or "://" in target:
         raise CannotBuild(
             f"the {what} {source} -> {target} is not between two paths of this node; the agent "
@@ -221,7 +241,11 @@ def _fill(
     finally:
         os.close(folder)
     try:
-        check_seen(config, f"/proc/self/fd/{made}")
+        place = f"/proc/self/fd/{made}"
+        check_kept(config, place, whole=False)
+        if config.hides and holds_obeyed(os.path.realpath(place), config.obeys):
+            for path, _, _ in walk_below(source):
+                check_kept(config, os.path.join(os.path.realpath(place), path), whole=False)
         copy_below(source, made, takes_link=takes_link)
     finally:
         os.close(made)
@@ -236,7 +260,7 @@ def _replace(config: AgentConfig, source: int, targets: AllowedFolders | None, t
         raise CannotBuild(f"the source of {target} is neither a file nor a folder")
     folder, name = targets.find(target, follow=False, make=True)
     try:
-        check_seen(config, f"/proc/self/fd/{folder}/{name}")
+        check_kept(config, f"/proc/self/fd/{folder}/{name}", whole=False)
         part = name_part(name, ".cavvy-new")
         remove_below(folder, part)
         copy_open(source, part, folder=folder)

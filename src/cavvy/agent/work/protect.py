@@ -33,6 +33,10 @@ SYSTEM = (
 WRITABLE_PLACES = ("/var/tmp",)
 # Folders that other users than root may own parts of, so that only root's work loses them.
 ROOTS_OWN = ("/home", "/opt", "/var")
+ALWAYS_SYSTEM = (
+    *(each for each in SYSTEM if each not in ROOTS_OWN and each != "/root"),
+    "/var/spool",
+)
 # Entries of a home folder whose names begin with a dot, and that the work may write.
 CACHES = frozenset({
     ".cache", ".conda", ".cupy", ".EasyOCR", ".huggingface", ".insightface", ".keras", ".nv",
@@ -78,7 +82,9 @@ class Protection:
     def begin(self, homes: list[str] | None = None) -> None:
         """Protect the home folders `homes`, by default all, and single files. Folders that are
         mounted afterwards are not affected. Raises OSError."""
-        named = {os.path.realpath(each) for each in self._list_obeyed() if os.path.exists(each)}
+        named = {
+            os.path.realpath(each) for each in list_named(self._obeyed) if os.path.exists(each)
+        }
         homes = list_homes() if homes is None else homes
         for home in homes:
             named |= set(_find_linked(home))
@@ -106,8 +112,6 @@ class Protection:
             if path != "/" and path not in self._bound:
                 with _missing_is_safe(path):
                     self.pin(path)
-                    if os.path.isfile(path):
-                        self._close(os.path.dirname(path), homes)
                     self._bind(path)
                     mounts.make_read_only(path)
 
@@ -125,16 +129,6 @@ class Protection:
         for count in range(1, len(parts) + 1):
             self._bind("/" + "/".join(parts[:count]))
 
-    def _close(self, folder: str, homes: list[str]) -> None:
-        """Let the work create and replace no file in a folder. When a program outside replaces a
-        file, its own mount ends."""
-        if folder in ("/", "/tmp", "/var/tmp", *homes) or not os.access(folder, os.W_OK):
-            return
-        for entry in list(os.scandir(folder)):
-            if entry.is_dir(follow_symlinks=False):
-                self._bind(entry.path)
-        mounts.make_read_only(folder, recursive=False)
-
     def _bind(self, path: str) -> None:
         if path not in self._bound:
             mounts.bind_itself(path)
@@ -146,14 +140,6 @@ class Protection:
         name = hashlib.sha256(home.encode()).hexdigest()[:8] + "-" + os.path.basename(home)
         os.makedirs(f"{self._kept}/{name}", mode=0o700, exist_ok=True)
         return os.open(f"{self._kept}/{name}", os.O_RDONLY | os.O_DIRECTORY)
-
-    def _list_obeyed(self) -> list[str]:
-        own = mounts.list_programs()
-        paths = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
-        sources = [source for each in own for source in _list_sources(each)]
-        # Python also reads a `sitecustomize` from the folder that contains an editable package.
-        above = [os.path.dirname(each) for each in own if os.path.exists(each + "/agent/main.py")]
-        return [*self._obeyed, *own, *above, *paths, *sources]
 
 
 def list_homes() -> list[str]:
@@ -173,20 +159,32 @@ def list_homes() -> list[str]:
     return sorted((each for each in usable if os.path.isdir(each)), key=lambda at: at.count("/"))
 
 
+def list_named(obeyed: list[str]) -> list[str]:
+    """Return the files and folders that this machine obeys besides those of systems and of home
+    folders: those in `obeyed`, Cavvy's program and Python, and the folders in `PATH`."""
+    own = mounts.list_programs()
+    paths = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+    sources = [source for each in own for source in _list_sources(each)]
+    # Python also reads a `sitecustomize` from the folder that contains an editable package.
+    above = [os.path.dirname(each) for each in own if os.path.exists(each + "/agent/main.py")]
+    return [*obeyed, *own, *above, *paths, *sources]
+
+
 def is_obeyed(path: str, obeyed: list[str]) -> bool:
-    """Return whether the user, the system or the server would obey a file or folder that Cavvy
-    writes at `path` for the work. `path` has no links."""
-    if any(mounts.contains(each, path) for each in SYSTEM if each not in ROOTS_OWN):
+    """Return whether the machine, its user or Cavvy would obey a file that Cavvy writes at `path`
+    for the work. `path` has no links."""
+    if path == "/" or any(mounts.contains(each, path) for each in ALWAYS_SYSTEM):
         return True
-    named = [os.path.realpath(each) for each in obeyed]
-    if any(mounts.contains(each, path) or mounts.contains(path, each) for each in named):
+    if any(mounts.contains(os.path.realpath(each), path) for each in list_named(obeyed)):
         return True
-    for home in list_homes():
-        if mounts.contains(path, home):
-            return True
-        if mounts.contains(home, path):
-            return not is_free(os.path.relpath(path, home))
-    return False
+    homes = [each for each in list_homes() if mounts.contains(each, path) and each != path]
+    return bool(homes) and not is_free(os.path.relpath(path, homes[-1]))
+
+
+def holds_obeyed(path: str, obeyed: list[str]) -> bool:
+    """Return whether the folder `path`, which has no links, contains something that `is_obeyed`."""
+    named = map(os.path.realpath, [*list_homes(), *ALWAYS_SYSTEM, *list_named(obeyed)])
+    return any(mounts.contains(path, each) for each in named)
 
 
 def is_free(name: str) -> bool:
