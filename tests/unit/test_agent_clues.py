@@ -36,8 +36,14 @@ def test_a_missing_file_of_an_empty_folder(output: str) -> None:
     told = explain(output)
     assert "started in an empty folder" in told
     assert "`workdir: .`" in told
-    assert explain(output, workdir={"snapshot": "0"}) == ""
+    assert "an empty folder" not in explain(output, workdir={"snapshot": "0"})
     assert explain(output, git={"url": "https://x/y", "commit": "0"}) == ""
+
+
+def test_a_missing_file_of_a_submitted_folder() -> None:
+    told = explain(MISSING_FILES[3], workdir={"snapshot": "0"})
+    assert "files that .gitignore or .cavvyignore excludes are not submitted" in told
+    assert explain("make: *** No rule to make target 'x'.\n", workdir={"snapshot": "0"}) == ""
 
 
 def test_a_missing_module_names_the_python_that_ran(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ _NO_FILE = re.compile(
     rb"|Could not import module"
 )
 
+_NO_PATH = re.compile(
+    rb"can't open file|No such file or directory|Could not open requirements file"
+)
+
 
 class FailureClues:
     """Keeps the end of the task's output. Call `feed` with each piece of output."""
@@ -60,6 +64,11 @@ def explain_output(end: bytes, work: WorkConfig, path: str) -> str:
         return (
             "the task started in an empty folder, because it has no `workdir`: `workdir: .` in the "
             "task file, or --workdir ., submits the files next to it"
+        )
+    if work.workdir is not None and _NO_PATH.search(end):
+        return (
+            "if the missing file is one of yours: files that .gitignore or .cavvyignore excludes "
+            "are not submitted, and paths are relative to the submitted folder"
         )
     return ""
 
