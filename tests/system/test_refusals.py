@@ -92,6 +92,15 @@ def test_a_dry_run_refuses_the_options_that_a_run_refuses(folder: Path, what: st
     assert run[0] == dry[0] != 0, (run, dry)
 
 
+def test_a_task_that_fits_no_configured_provider_is_noted(folder: Path) -> None:
+    file = str(make_file(folder, "resources: {gpu: 'H100:8'}"))
+    assert call("run", "-y", "-d", file)[0] == 1
+    for way in ("validate", "plan"):
+        code, output = call(way, file)
+        assert code == 0, output
+        assert "note: `cavvy run` would refuse this task now: No offer" in output
+
+
 def test_a_good_file_is_accepted_by_every_command(folder: Path) -> None:
     file = str(make_file(folder, "priority: 1"))
     for way in ("validate", "plan", "run --dry-run", "run -y -d"):

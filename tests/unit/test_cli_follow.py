@@ -261,6 +261,22 @@ def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
+def test_a_pipe_says_once_the_position_of_a_job_without_a_reason(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    job = make_job("x", "queued", reason="submitted", queue_position=9)
+    with open_screen(job) as screen:
+        screen.event(make_event(1, "queued", "submitted", fact="submitted"))
+        for _ in range(3):
+            screen.job(job)
+        assert capfd.readouterr().err == ""
+        for _ in range(5):
+            screen.job(job)
+    assert re.findall(r"\] (\w+ +.*)", capfd.readouterr().err) == [
+        "queued      position 9 in the queue"
+    ]
+
+
 def test_a_pipe_says_once_why_a_job_waits(capfd: pytest.CaptureFixture[str]) -> None:
     def queued(reason: str) -> wire.JobDetail:
         return make_job("x", "queued", reason=reason)

@@ -52,7 +52,10 @@ def test_a_wait_gives_each_reason_once(
     monkeypatch.setattr(module, "time", server)
     job = Job(cast(Connections, server), read_detail(states[0]))
     assert job.wait().phase == "done"
-    said = ["the job x is queued: a", "the job x is queued: b"]
+    said = [
+        "the job x is queued: a; position 2 in the queue",
+        "the job x is queued: b; position 2 in the queue",
+    ]
     assert [each.getMessage() for each in caplog.records] == said
     assert all(each.name.startswith("cavvy.sdk") for each in caplog.records)
 
@@ -64,4 +67,6 @@ def test_a_followed_log_says_why_the_job_waits(
     monkeypatch.setattr(module, "time", server)
     job = Job(cast(Connections, server), read_detail(server.states[0]))
     assert list(job.logs(follow=True)) == ["hi"]
-    assert [each.getMessage() for each in caplog.records] == ["the job x is queued: a"]
+    assert [each.getMessage() for each in caplog.records] == [
+        "the job x is queued: a; position 2 in the queue"
+    ]

@@ -244,7 +244,9 @@ class _QueueReasons:
         early = time.monotonic() - self._began < _QUIET_S
         if status.phase == "queued" and not early and status.reason != self._told:
             self._told = status.reason
-            _log.warning("the job %s is queued: %s", status.name, status.reason)
+            place = status.queue_position
+            where = f"; position {place} in the queue" if place else ""
+            _log.warning("the job %s is queued: %s%s", status.name, status.reason, where)
 
 
 def _make_failure(job: Job, status: JobStatus) -> JobFailed:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from cavvy.importers import LoadedTask, ReadOptions
 
 _PATIENCE_S = 5.0  # how long `plan` and `validate` repeat a request that no server answers
-# Codes of errors that do not tell whether `cavvy run` would refuse the task: `no-offer` depends on
-# the configured providers, and a server of an older version does not have the route.
-_UNKNOWN = ("no-offer", "not-found")
 
 
 def ask_server(
@@ -84,7 +81,10 @@ def find_refusal(
                 return None
             price = ask_server(client, loaded, file, params, project).consent_needed
     except ApiError as error:
-        if error.passing or error.code in _UNKNOWN:
+        if error.code == "no-offer":  # a matter of the configured providers, not of the task
+            click.echo(f"note: `cavvy run` would refuse this task now: {error.message}", err=True)
+            return None
+        if error.passing or error.code == "not-found":  # a server of an older version
             _note_unknown(loaded, error.message)
             return None
         return make_failure(error)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from cavvy.client.wire import EventView, JobDetail
 
+_QUIET_LOOKS = 4  # looks at a queued job after which its position is said
 # maximum bytes of an unfinished line that is held back; a longer line is printed at once
 _LONGEST = 1 << 20
 
@@ -93,6 +94,7 @@ class _Plain:
         self._lines = _LineJoiner() if several else None
         self._story = JobStory(several)
         self._told = ""  # the last reason of a wait, or the text of the last event
+        self._looks = 0  # how often the job was queued without a reason
 
     def log(self, rank: int, data: bytes) -> None:
         out = sys.stdout.buffer
@@ -109,13 +111,21 @@ class _Plain:
             click.echo(f"[cavvy {show_clock(step.at)}] {self._story.text(step)}", err=True)
 
     def job(self, job: "JobDetail") -> None:
-        """Say why a queued job waits, when the wait begins and when its reason changes. Progress is
-        only on the live screen.
+        """Say why a queued job waits, when the wait begins and when its reason changes. A job far
+        back in the queue has only a position, which is said once. Progress is only on the live
+        screen.
         """
-        begun = bool(self._told)  # the reason before the first event is this event's text
-        if job.phase == "queued" and begun and job.reason not in ("", self._told):
-            self._told = job.reason
-            click.echo(f"[cavvy {show_clock(datetime.now(UTC))}] {wait_line(job.reason)}", err=True)
+        if job.phase != "queued" or not self._told:  # the first reason is the first event's text
+            return
+        reason = job.reason
+        if reason in ("", self._told):
+            self._looks += 1
+            if self._looks != _QUIET_LOOKS or not job.queue_position:
+                return
+            reason = f"position {job.queue_position} in the queue"
+        else:
+            self._told, self._looks = reason, _QUIET_LOOKS
+        click.echo(f"[cavvy {show_clock(datetime.now(UTC))}] {wait_line(reason)}", err=True)
 
 
 def _open_console() -> "Console":
