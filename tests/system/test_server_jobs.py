@@ -5,7 +5,9 @@ disk.
 import os
 import signal
 import subprocess
+import sys
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,35 @@ def test_a_job_runs_from_end_to_end(home: Path) -> None:
         assert (job.phase, job.exit_code) == ("failed", 3)
         assert job.attempts[0].nodes[0].exit_outcome == "exit"
         assert client.cost("default", made.name).running_s > 0
+
+
+def test_a_job_has_the_python_and_the_files_of_the_shell_that_submits_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server starts in another shell, without the environment and in another folder."""
+    with connect():
+        pass
+    venv.create(tmp_path / "mine", symlinks=True, with_pip=False)
+    packages = next((tmp_path / "mine").glob("lib/*/site-packages"))
+    (packages / "only_here.py").write_text("")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("import only_here, sys; print(sys.prefix)")
+    (project / "task.yaml").write_text("run: python train.py\n")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    command = [Path(sys.executable).with_name("cavvy"), "run", project / "task.yaml", "--name"]
+    said = subprocess.run([*command, "without"], capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert "has no module only_here: `pip install PACKAGE` in `setup`" in said.stderr
+    path = f"{tmp_path}/mine/bin:{os.environ['PATH']}"
+    said = subprocess.run(
+        [*command, "within"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path},
+    )
+    assert (said.returncode, said.stdout) == (0, f"{tmp_path}/mine\n"), said.stderr
 
 
 def test_followed_logs_come_while_the_job_runs(home: Path) -> None:
