@@ -165,6 +165,8 @@ def list_secret_places(secret: str) -> dict[str, tuple[str, list[str]]]:
         "base64 in the query": f"/echo?auth={_basic('', secret)[6:].rstrip('=')}",
         "a semicolon": f"/echo?a=1;key={secret};b",
         "the path": f"/echo/{secret}/echo",
+        "a sentence": f"/echo?q=hello+{secret}+world&b=%20",
+        "a path parameter": f"/echo;key={secret}?a=1",
     }
     return {
         **{f"field {name}": ("/echo", [line]) for name, line in fields.items()},
@@ -362,6 +364,10 @@ class GatewaySuite:
             assert seen.get("cookie") == "a=1; b=2"
         if place == "field the page":
             assert seen.get("referer") == "https://svc.example/x?a=1"
+        if place == "target a sentence":
+            assert seen.path == "/echo?q=hello++world&b=%20"
+        if place == "target a path parameter":
+            assert seen.path == "/echo;key=?a=1"
         if place == "field a protocol":
             assert seen.get("sec-websocket-protocol") == "realtime"
 

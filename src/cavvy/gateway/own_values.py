@@ -26,6 +26,7 @@ _OWN_COOKIE = re.compile(OWN_COOKIE)
 ENCODED = r"%(?:25|2[dD]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])"
 _ENCODED = re.compile(ENCODED.encode())
 _START = 8  # characters of the owner's token that the gateway knows; 35 more stay secret
+_EMPTY = b" \t,;\"'"  # what may be left of a value that was only a secret
 _MOST_DECODED = 3  # times that a value may be encoded
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{8,80}")  # longer than a token
 _MOST_RUNS = 100  # that are decoded in one value
@@ -121,14 +122,25 @@ class OwnValues:
             return None
         elif b"://" in value:
             value = self._clean_url(value, [])
-        return self._cut(name + colon, value)
+        value = self._cut(value)
+        return name + colon + value if value else None
 
-    def _cut(self, start: bytes, value: bytes) -> bytes | None:
-        while found := self._find(value):
-            value = value.replace(found, b"")
-        if self.holds(value) or not value.strip(b" \t,;\"'"):
-            return None
-        return start + value
+    def _cut(self, value: bytes) -> bytes:
+        """Return a value without Cavvy's own, or b"" if nothing else can be kept."""
+        value = _VALUE.sub(b"", value)
+        if owner := self._find(value):
+            value = value.replace(owner, b"")
+        return b"" if self.holds(value) or not value.strip(_EMPTY) else value
+
+    def _cut_pair(self, pair: bytes) -> bytes:
+        """Return a parameter or cookie without Cavvy's own values, or b"" if its value is empty
+        then.
+        """
+        if not self.holds(pair):
+            return pair
+        name, mark, value = pair.partition(b"=")
+        value = b"" if self.holds(name) else self._cut(value)
+        return name + mark + value if value else b""
 
     def _clean_url(self, url: bytes, keys: list[bytes]) -> bytes:
         """Return a URL or its path and query without the parts that contain an own value."""
@@ -137,20 +149,23 @@ class OwnValues:
         self._add_keys(url, keys)
         path, mark, query = url.partition(b"?")
         if self.holds(path):
-            path = b"/".join(b"" if self.holds(each) else each for each in path.split(b"/"))
+            path = b"/".join(self._cut(each) for each in path.split(b"/"))
         kept = b""
         pieces = [b"", *_SEPARATOR.split(query)]  # each with the separator before it
         for separator, piece in zip(pieces[::2], pieces[1::2], strict=True):
-            if not self.holds(piece):
-                kept += (separator if kept else b"") + piece
+            cut = self._cut_pair(piece)
+            if cut or not piece:
+                kept += (separator if kept else b"") + cut
         return path + mark + kept if kept or not query else path
 
     def _clean_cookies(self, value: bytes) -> bytes:
         kept = []
         for pair in value.split(b";"):
             parts = [each for each in pair.split(b",") if not self._is_own_cookie(each)]
-            if parts and pair.startswith(parts[0]) and not self.holds(b",".join(parts)):
-                kept.append(b",".join(parts))
+            is_own = not (parts and pair.startswith(parts[0]))
+            cut = b"" if is_own else self._cut_pair(b",".join(parts))
+            if cut or not pair:
+                kept.append(cut)
         return b";".join(kept)
 
     def _is_own_cookie(self, pair: bytes) -> bool:
