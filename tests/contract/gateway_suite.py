@@ -245,7 +245,7 @@ _PAGES = [
 def holds_secret(text: str, secret: str) -> bool:
     """Whether a program could read the secret in a text."""
     for _ in range(3):
-        runs = re.findall(r"[A-Za-z0-9+/_=-]{12,}", text)
+        runs = re.findall(r"[A-Za-z0-9+/_-]{12,}", text)
         parts = [each[at:] for each in runs for at in range(4)]
         decoded = "".join(
             base64.b64decode(part[: len(part) // 4 * 4].replace("-", "+").replace("_", "/")).decode(
