@@ -1,8 +1,10 @@
 """Wrong files and command lines of a newcomer to services, budgets, accounts and credentials. The
-drill `wrong_inputs.py` runs them.
+drill `wrong_inputs.py` runs them. `MISTAKES` are those of the first hour; tests/system/
+test_first_hour.py runs them, and checks that each answer names the cause and the next step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 _SERVICE = "name: web\nrun: python3 -m http.server $PORT\n"
 
@@ -384,3 +386,68 @@ login https://127.0.0.1:1 --token x
 login http://127.0.0.1:1 --token x
 login 'https://exa mple.org' --token x
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """A command line with a mistake, and what its answer must say: regular expressions of the cause
+    and of the next step. `files` are written first; train.py exists always.
+    """
+
+    line: str
+    cause: str
+    step: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def _run(text: str, cause: str, step: str, command: str = "run") -> Mistake:
+    """A mistake in a task file."""
+    files = {"task.yaml": text}
+    return Mistake(line=f"{command} task.yaml", cause=cause, step=step, files=files)
+
+
+MISTAKES: Sequence[Mistake] = [
+    _run("run: python3 trian.py\n", "trian|empty folder", "workdir|did you mean"),
+    _run("workdir: .\nrun: python3 trian.py\n", "no trian.py", "did you mean train.py"),
+    _run("run: python3 -c 'import nosuch'\n", "no module nosuch", "pip install"),
+    _run(
+        "workdir: .\nsetup: python3 -m pip install -r requirements.txt\nrun: python3 train.py\n",
+        "setup ended with exit code 1; .*no requirements.txt",
+        "Could not open requirements file",
+    ),
+    _run("run: nosuchcommand\n", "no program `nosuchcommand`", "install it in `setup`"),
+    _run("workdir: .\nrun: ./train.py\n", "train.py is not executable", r"chmod \+x"),
+    _run("run: exit 3\n", "exit code 3", "exit code 3"),
+    _run(
+        "resources: {memory: 64MB}\nrun: python3 -c 'x = bytearray(10 ** 9)'\n",
+        "out of memory",
+        "limit of 64 MiB",
+    ),
+    _run("run: python3 train.py\ngpu: H100\n", "unknown key 'gpu'", "belongs under `resources`"),
+    _run("rnu: python3 train.py\n", "unknown key 'rnu'", "did you mean `run`"),
+    _run("resources: {gpu: H100:8}\nrun: echo\n", "none of the .*has H100:8", "cavvy check"),
+    _run("resources: {gpu: H1000}\nrun: echo\n", "unknown accelerator", "did you mean"),
+    _run("resources: {memory: 999GB}\nrun: echo\n", "you asked for at least 999", "accept|check"),
+    _run("name: My Job\nrun: echo\n", "My Job", "a-z"),
+    _run("run: |\n\techo\n", "a tab cannot indent", "use spaces"),
+    _run("run: echo\nenv: {A: b}\n  bad\n", "this is not YAML", "align"),
+    _run("secrets: [HF_TOKEN]\nrun: echo\n", "no secret HF_TOKEN", "cavvy secret set HF_TOKEN"),
+    _run("workdir: nosuch\nrun: echo\n", "nosuch does not exist", "change `workdir`"),
+    _run("run: echo ${{ params.lr }}\n", "unknown parameter 'lr'", "declare it under `params:`"),
+    _run("name: web\nrun: x\nservice: {port: 80}\n", "describes a service", "cavvy serve"),
+    _run("run: echo\n", "describes a job, not a service", "cavvy run", "serve"),
+    Mistake(line="run train.py", cause="a script, not a task file", step="cavvy run --workdir"),
+    Mistake(line="run nosuch.yaml", cause="does not exist", step="cavvy init"),
+    Mistake(line="run", cause="expected a task file", step="cavvy run --help"),
+    Mistake(line="launch task.yaml", cause="no command 'launch'", step="cavvy run"),
+    Mistake(line="offers --cpu 64", cause="no option --cpu", step="--cpus"),
+    Mistake(line="offers --gpu h100x8", cause="unknown accelerator", step="did you mean H100:8"),
+    Mistake(line="offers --json", cause="no option --json", step="-o json"),
+    Mistake(line="logs nosuch", cause="no job nosuch", step="cavvy ps"),
+    Mistake(line="check awss", cause="no provider 'awss'", step="did you mean 'aws'"),
+    Mistake(line="quota aws", cause="'aws' is not enabled", step="cavvy check aws"),
+    Mistake(line="secret set TOKEN", cause="the value is empty", step=r"\| cavvy secret set TOKEN"),
+    Mistake(line="ssh nosuch", cause="no job nosuch", step="cavvy ps"),
+    Mistake(line="cost --since someday", cause="expected a duration", step="10m or 7d"),
+    Mistake(line="machines stop nosuch", cause="nosuch", step="cavvy machines"),
+]

@@ -79,6 +79,50 @@ def test_a_missing_python(tmp_path: Path, output: str) -> None:
     assert explain(output, image="alpine") == "the image alpine has no python"
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("/a/run.sh: line 1: nosuch: command not found\n", "the node has no program `nosuch`: "),
+        ("bash: line 1: exec: pythn: not found\n", "the node has no program `pythn`: "),
+        ("/a/run.sh: line 1: ./t.sh: Permission denied\n", "./t.sh is not executable: `chmod +x"),
+        ("torch.OutOfMemoryError: CUDA out of memory.\n", "the memory of the GPU is full"),
+        ("RuntimeError: Found no NVIDIA driver on your system\n", "`resources: {gpu: 1}`"),
+        ("OSError: [Errno 28] No space left on device\n", "`resources: {disk: 100GB}`"),
+        ("OSError: [Errno 98] Address already in use\n", "$MASTER_PORT"),
+        ("Cannot access gated repo for url https://x\n", "`cavvy secret set HF_TOKEN`"),
+        ("curl: (6) Could not resolve host: x\n", "could not be resolved"),
+    ],
+)
+def test_common_failures_say_what_to_do(output: str, said: str) -> None:
+    assert said in explain(output, workdir={"snapshot": "0"})
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "python3: can't open file '{folder}/trian.py': [Errno 2]\n",
+            "trian.py; did you mean train",
+        ),
+        ("No such file or directory: 'trian.py'\n", "no trian.py; did you mean train.py?"),
+        ("bash: data/a.csv: No such file or directory\n", "no data/a.csv"),
+        ("No such file or directory: 'train.py'\n", ""),  # by now, the file exists
+        ("No such file or directory: '/etc/nosuch'\n", ""),
+        ("cat: /proc/nosuch: No such file or directory\n", ""),
+    ],
+)
+def test_a_missing_file_of_the_working_folder_is_named(
+    tmp_path: Path, output: str, said: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    work = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true"}
+    clues = FailureClues()
+    clues.feed(output.replace("{folder}", str(tmp_path)).encode())
+    fields = ConfigFields({**work, "workdir": {"snapshot": "0"}}, "work")
+    clue = clues.explain(WorkConfig(fields), "/nowhere", str(tmp_path))
+    assert said in clue if said else "the working folder of the job" not in clue
+
+
 def test_other_failures_get_no_clue() -> None:
-    assert explain("RuntimeError: CUDA out of memory\n") == ""
+    assert explain("RuntimeError: shapes do not match\n") == ""
     assert explain("") == ""

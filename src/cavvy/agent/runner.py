@@ -438,7 +438,7 @@ class RankRunner:
         """Add to the reason of a failure what the task probably lacks."""
         if self._work is None or outcome not in ("exit", "setup"):
             return reason
-        clue = self._clues.explain(self._work, self._env.get("PATH", ""))
+        clue = self._clues.explain(self._work, self._env.get("PATH", ""), self._config.folder)
         return f"{reason}; {clue}" if clue else reason
 
     def _foresee(self) -> Ended | None:

@@ -39,6 +39,7 @@ _PART = re.compile(r"0?\.\d*[1-9]\d*|\d+/\d+")
 # A number that is too large for a count or a size. A match never begins inside a run of spaces, so
 # that the search reads the run only once.
 _HUGE = re.compile(r"(?:^|[^.\d\s]|\.\.|(?<!\s)\s)\s*\d{10}")
+_TIMES = re.compile(r"(?:(\d+) ?[x×*] ?(.+)|(.+?) ?[x×*] ?(\d+))")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
@@ -157,6 +158,9 @@ def _name(piece: str, text: str) -> str:
         return piece.lower()
     if not is_known(piece):
         close = suggest(piece)
+        if times := _TIMES.fullmatch(piece):  # as in 8xH100 and H100x8
+            name, count = times[2] or times[3], times[1] or times[4]
+            close = f"{_canonical(name)}:{count}" if is_known(name) else close
         hint = (
             f"did you mean {close}?"
             if close

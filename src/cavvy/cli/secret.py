@@ -42,7 +42,11 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
         raise CommandFailure("a secret's name cannot contain =", hint, exit_code=2)
     value = _read_value(name, file)
     if not value:
-        hint = f"to remove the secret: `cavvy secret delete {named(project, name)}`"
+        there = named(project, name)
+        hint = (
+            f"write `printf %s VALUE | cavvy secret set {there}`, or call it in a terminal, where "
+            f"it asks for the value; `cavvy secret delete {there}` removes the secret"
+        )
         raise CommandFailure("the value is empty", hint, exit_code=2)
     with session() as client:
         client.put_secret(project, name, value)

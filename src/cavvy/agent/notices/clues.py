@@ -1,5 +1,5 @@
-"""Explains common failures from the end of the task's output: a file or a Python package that the
-task does not have.
+"""Explains common failures from the end of the task's output, such as a file, a Python package or a
+program that the task does not have, and says what to do.
 """
 
 from __future__ import annotations
@@ -34,6 +34,54 @@ _NO_FILE = re.compile(
 _NO_PATH = re.compile(
     rb"can't open file|No such file or directory|Could not open requirements file"
 )
+_IGNORED = (
+    "files that .gitignore or .cavvyignore excludes are not submitted, and paths are relative to "
+    "the submitted folder"
+)
+_MISSING_FILE = re.compile(
+    rb"(?:can't open file|No such file or directory:|cannot open) '?([^'\n:]+)"
+    rb"|(?:^|[\s:])([^\s:']+): No such file or directory",
+    re.MULTILINE,
+)
+# What the output says -> what is wrong and what to do; $1 is the first group.
+_CAUSES: list[tuple[bytes, str]] = [
+    (
+        rb"(?:^|[\s:])([\w./+-]+): (?:command )?not found",
+        "the node has no program `$1`: install it in `setup`, or use an `image` that has it",
+    ),
+    (
+        rb"line \d+: ([^\s:]+): Permission denied",
+        "$1 is not executable: `chmod +x $1` where you submit it, or run `bash $1`",
+    ),
+    (
+        rb"(?:CUDA|HIP) out of memory|OutOfMemoryError: (?:CUDA|HIP)",
+        "the memory of the GPU is full: use smaller batches or request a larger GPU; `cavvy "
+        "estimate` shows how much memory a training needs",
+    ),
+    (
+        rb"Found no NVIDIA driver|no CUDA-capable device|Torch not compiled with CUDA enabled"
+        rb"|No CUDA GPUs are available|libcuda\.so\.1: cannot open",
+        "the program found no usable GPU: `resources: {gpu: 1}` requests one",
+    ),
+    (
+        rb"No space left on device",
+        "a disk of the node is full: `resources: {disk: 100GB}` requests a larger one",
+    ),
+    (
+        rb"Address already in use",
+        "a port is already in use on the node: services listen on $PORT, the ranks of a training "
+        "on $MASTER_PORT",
+    ),
+    (
+        rb"gated repo|401 Client Error|Access to model .{1,200} is restricted",
+        "a download needs a login: `cavvy secret set HF_TOKEN` stores a token, and `secrets: "
+        "[HF_TOKEN]` passes it to the task",
+    ),
+    (
+        rb"Could not resolve host|[Nn]ame resolution|Name or service not known",
+        "a host's name could not be resolved: check the name, and whether the node reaches it",
+    ),
+]
 
 
 class FailureClues:
@@ -45,13 +93,13 @@ class FailureClues:
     def feed(self, data: bytes) -> None:
         self._end = (self._end + data[-_KEPT:])[-_KEPT:]
 
-    def explain(self, work: WorkConfig, path: str) -> str:
+    def explain(self, work: WorkConfig, path: str, folder: str = "") -> str:
         """Return what the failed task probably lacks and how to add it, or "" without a clue.
-        `path` is the PATH of the task."""
-        return explain_output(self._end, work, path)
+        `path` is the PATH of the task, and `folder` its working folder."""
+        return explain_output(self._end, work, path, folder)
 
 
-def explain_output(end: bytes, work: WorkConfig, path: str) -> str:
+def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") -> str:
     """Return what a failed task probably lacks and how to add it, or "" without a clue. `end` is
     the end of the task's output."""
     empty = work.workdir is None and work.git is None
@@ -65,11 +113,36 @@ def explain_output(end: bytes, work: WorkConfig, path: str) -> str:
             "the task started in an empty folder, because it has no `workdir`: `workdir: .` in the "
             "task file, or --workdir ., submits the files next to it"
         )
-    if work.workdir is not None and _NO_PATH.search(end):
-        return (
-            "if the missing file is one of yours: files that .gitignore or .cavvyignore excludes "
-            "are not submitted, and paths are relative to the submitted folder"
+    ignored = "" if work.workdir is None else _IGNORED
+    if clue := _explain_file(end, folder):
+        return clue + ("; " + ignored if ignored else "")
+    if ignored and _NO_PATH.search(end):
+        return f"if the missing file is one of yours: {ignored}"
+    for pattern, text in _CAUSES:
+        if found := re.search(pattern, end, re.MULTILINE):
+            name = found[1].decode(errors="replace") if found.re.groups else ""
+            return text.replace("$1", name)
+    return ""
+
+
+def _explain_file(end: bytes, folder: str) -> str:
+    """Return which file of the working folder is missing. Files elsewhere give no clue: programs
+    also look for files that need not exist.
+    """
+    found = [(a or b).decode(errors="replace").strip() for a, b in _MISSING_FILE.findall(end)]
+    for name in reversed(found):
+        inside = os.path.relpath(os.path.join(folder, name), folder) if folder else ".."
+        if inside.startswith("..") or os.path.exists(os.path.join(folder, inside)):
+            continue
+        from difflib import get_close_matches
+
+        beside = os.path.join(folder, os.path.dirname(inside))
+        listed = os.listdir(beside) if os.path.isdir(beside) else []
+        close = get_close_matches(os.path.basename(inside), listed, n=1)
+        meant = (
+            f"; did you mean {os.path.join(os.path.dirname(inside), close[0])}?" if close else ""
         )
+        return f"the working folder of the job has no {inside}{meant}"
     return ""
 
 

@@ -38,7 +38,7 @@ async def quotas(
     if provider is not None and provider not in pool.providers:
         enabled = ", ".join(sorted(pool.providers))
         raise ApiProblem(
-            "invalid-request",
+            "provider-not-enabled",
             f"the provider {provider!r} is not enabled; enabled: {enabled}",
             f"`cavvy check {provider}` shows how to set it up",
         )
