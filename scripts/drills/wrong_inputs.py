@@ -190,7 +190,7 @@ stop
 stop --all x
 down
 down --all --project p
-secret
+key
 secret set
 secret set 1BAD
 secret set 'A B'
