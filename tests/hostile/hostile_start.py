@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 WAY = os.environ["WAY"]
 HOME = os.path.dirname(os.environ["CAVVY_PROGRESS_FILE"])
@@ -60,6 +61,8 @@ INTENT = {"name": NAME, "installation": "", "nodes": 9, "launched_at": "2000-01-
 
 def main() -> None:
     print("attempt", os.environ["CAVVY_ATTEMPT"], flush=True)
+    with open("/proc/1/cmdline") as first:
+        print("separated", f"/{NAME}/{RANK}/config.json" in first.read(), flush=True)
     look_around()
     WAYS[WAY]()
     print("tried", flush=True)
@@ -108,29 +111,21 @@ def rewrite() -> None:
                 continue
 
 
-def end_agent() -> None:
-    """End the agent and the reaper, which are the processes above this one."""
+def end_agent(most: int = 9) -> None:
+    """End the agent, the reaper, and the shell that starts the agent on a host: the processes above
+    this one that were started with the agent's configuration.
+    """
     above, pid = [], os.getppid()
     while pid > 1:
         with open(f"/proc/{pid}/cmdline") as command, open(f"/proc/{pid}/status") as status:
-            if "agent/__main__" in command.read() or "agent.pyz" in command.read():
+            if f"/{NAME}/{RANK}/config.json" in command.read():
                 above.append(pid)
             pid = int(re.search(r"PPid:\s+(\d+)", status.read())[1])  # type: ignore[index]
+    above = above[:most]
     for pid in above:
         os.kill(pid, signal.SIGSTOP)  # neither of the two may clean up
     for pid in above:
         os.kill(pid, signal.SIGKILL)
-
-
-def stay() -> bool:
-    """Continue in a process that nobody finds by marks, parents or sessions."""
-    if os.fork():
-        time.sleep(600)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.closerange(3, 100)
-    return True
 
 
 def rewrite_and_end() -> None:
@@ -138,7 +133,12 @@ def rewrite_and_end() -> None:
     remove_marks()
     rewrite()
     end_agent()
-    time.sleep(600)
+    time.sleep(10)  # separated from its agent, the work can only go on
+
+
+def rewrite_and_go_on() -> None:
+    rewrite()
+    time.sleep(3)
 
 
 def end_and_rewrite() -> None:
@@ -151,7 +151,20 @@ def end_and_rewrite() -> None:
             os.execve(command[0], command, keep | {name: os.environ[name] for name in names})
         time.sleep(1)
     end_agent()
-    time.sleep(600)
+    time.sleep(10)  # separated from its agent, the work can only go on
+
+
+def end_and_wait() -> None:
+    time.sleep(1)  # until the agent has read the output
+    end_agent()
+    time.sleep(10)
+
+
+def end_reaper() -> None:
+    """End only the reaper, which is the nearest of the processes that `end_agent` ends."""
+    time.sleep(1)
+    end_agent(most=1)
+    time.sleep(10)
 
 
 def write_for_long() -> None:
@@ -168,7 +181,7 @@ def remove_in_a_loop() -> None:
             remove_marks()
     time.sleep(1)
     end_agent()
-    time.sleep(600)
+    time.sleep(10)  # separated from its agent, the work can only go on
 
 
 def remove_log() -> None:
@@ -180,7 +193,7 @@ def remove_log() -> None:
     print("y" * 200_000, flush=True)
 
 
-def replace(make: "object") -> None:
+def replace(make: Callable[[str], object]) -> None:
     """Put something else in the place of each record, with the agent alive."""
     for folder in FOLDERS:
         for name in RECORDS:
@@ -190,7 +203,7 @@ def replace(make: "object") -> None:
                     os.rename(path, f"{path}.old")
                 elif os.path.lexists(path):
                     os.unlink(path)
-                make(path)  # type: ignore[operator]
+                make(path)
             except OSError:
                 continue
     time.sleep(3)  # the agent and the server look meanwhile
@@ -206,13 +219,15 @@ WAYS = {
     "end the agent, then rewrite": end_and_rewrite,
     "stay": write_for_long,
     "remove marks in a loop": remove_in_a_loop,
+    "end the reaper": end_reaper,
+    "end the agent": end_and_wait,
     "remove the log": remove_log,
     "links": lambda: replace(lambda path: os.symlink("/etc/passwd", path)),
     "links to nothing": lambda: replace(lambda path: os.symlink("/nowhere/x", path)),
     "pipes": lambda: replace(os.mkfifo),
     "folders": lambda: replace(os.mkdir),
     "large files": lambda: replace(make_large),
-    "rewrite": lambda: (rewrite(), time.sleep(3)),
+    "rewrite": rewrite_and_go_on,
 }
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def test_a_killed_rank_takes_the_gang_along_and_all_begin_again(user: User) -> N
     user.wait(name, lambda job: job.attempt == 2 and job.phase == "running")
     (user.root / "go").touch()
     job = user.ended(name)
-    assert (job.phase, job.attempt, job.attempts[0].outcome) == ("done", 2, "exit")
+    assert (job.phase, job.attempt) == ("done", 2)
+    # without its own processes, the work may have done this
+    assert job.attempts[0].outcome in ("node", "exit")
     starts = sorted((user.root / "starts").read_text().split())
     assert starts == ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2"]
     check_clean(user)

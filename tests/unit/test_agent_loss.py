@@ -10,7 +10,9 @@ from cavvy.agent import loss
 
 
 def start(**changes: object) -> dict[str, Any]:
-    config: Any = SimpleNamespace(home="/h", private="/p", taken=None, separates=False)
+    config: Any = SimpleNamespace(
+        home="/h", private="/p", taken=None, separates=False, covers=True, alone=False
+    )
     work: Any = SimpleNamespace(image=None)
     for name, value in changes.items():
         setattr(work if name == "image" else config, name, value)
@@ -23,8 +25,14 @@ def test_on_a_node_that_ran_on_the_work_is_to_blame() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"private": "/h"}, {"taken": object()}, {"separates": True}, {"image": "alpine"}],
-    ids=["batch system", "provider", "separated", "container"],
+    [
+        {"private": "/h"},
+        {"taken": SimpleNamespace(unless=None)},
+        {"separates": True},
+        {"alone": True},
+        {"image": "alpine"},
+    ],
+    ids=["batch system", "provider", "separated", "own processes", "container"],
 )
 def test_where_the_work_cannot_reach_its_agent_the_node_is_to_blame(changes: Any) -> None:
     assert loss.judge_lost(json.dumps(start(**changes)))[0] == "node"
@@ -40,3 +48,8 @@ def test_after_a_restart_or_without_memory_the_node_is_to_blame(changes: Any) ->
 @pytest.mark.parametrize("record", ["", "[]", "{}", "x", '{"reachable": true, "boot": ""}'])
 def test_a_record_of_an_older_agent_blames_the_node(record: str) -> None:
     assert loss.judge_lost(record)[0] == "node"
+
+
+def test_on_a_machine_that_may_leave_the_work_is_to_blame() -> None:
+    taken = SimpleNamespace(unless="/p/removing.json")
+    assert loss.judge_lost(json.dumps(start(taken=taken)))[0] == "exit"

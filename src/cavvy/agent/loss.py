@@ -1,10 +1,10 @@
 """Decides why an agent was lost together with its work: because of the node, or because the work
 ended its agent.
 
-On a machine that runs jobs as one user, the work can kill its own agent. If this counted as a
-failure of the node, the work would be repeated for free. The agent therefore records, before the
-work begins, what changes if the node fails: the boot, and how often the kernel has killed processes
-because memory ran out.
+On a machine that runs jobs as one user and offers no process namespaces, the work can kill its own
+agent. If this counted as a failure of the node, the work would be repeated for free. The agent
+therefore records, before the work begins, what changes if the node fails: the boot, and how often
+the kernel has killed processes because memory ran out.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ KILLED = 137  # 128 + SIGKILL
 
 def describe_start(config: AgentConfig, work: WorkConfig) -> str:
     """Return the record of the work's start that `judge_lost` reads later."""
-    # Where no private folder is configured, a batch system or the provider may kill the agent.
-    reachable = config.private != config.home and config.taken is None
-    reachable = reachable and not config.separates and work.image is None
+    # Elsewhere, a batch system or the provider may kill the agent.
+    on_host = config.private != config.home and (not config.taken or config.taken.unless)
+    alone = config.separates or (config.covers and config.alone) or work.image is not None
+    reachable = bool(on_host and not alone)
     return json.dumps({"reachable": reachable, "boot": _read_boot(), "oom_kills": _count_kills()})
 
 
-def judge_lost(record: str) -> tuple[str, int | None, str]:
-    """Return the outcome, exit code and reason of work that was lost with its agent. `record` is
-    what `describe_start` returned, or the text of an older agent.
+def judge_lost(record: str, lost: str = LOST) -> tuple[str, int | None, str]:
+    """Return the outcome, exit code and reason of work that was lost with its agent, or with
+    another process of the agent; `lost` says what was lost. `record` is what `describe_start`
+    returned, or the text of an older agent.
     """
     try:
         start = json.loads(record)
         remains = (start["boot"], start["oom_kills"]) == (_read_boot(), _count_kills())
         if not (start["reachable"] and remains and start["boot"]):
-            return "node", None, LOST
+            return "node", None, lost
     except (ValueError, KeyError, TypeError):
-        return "node", None, LOST
+        return "node", None, lost
     reason = (
-        f"{LOST}, while the node neither ran out of memory nor restarted. The work runs as the "
-        "agent's user and may have killed the agent, so this counts as a failure of the work"
+        f"{lost}, while the node neither ran out of memory nor restarted. The work runs as the "
+        "agent's user and may have done this, so it counts as a failure of the work"
     )
     return "exit", KILLED, reason
 

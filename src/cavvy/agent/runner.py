@@ -282,8 +282,8 @@ class RankRunner:
     def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
+            write_whole(self._config.started_file, "")
             work = self._work = WorkConfig(fields)
-            write_whole(self._config.started_file, describe_start(self._config, work))
             self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot start its work: {error}")
@@ -305,9 +305,9 @@ class RankRunner:
             except OSError as error:
                 self._conclude("node", None, f"the node's cache cannot be used: {error}")
                 return
-
             self._config.shown = list_shown(self._config, work)
             self._config.kept = f"{self._config.cache}/homes/{work.project}"
+        self._write(self._config.started_file, describe_start(self._config, work))
         self._open_channels(work)
         self._log.limit(work.log_limit_mib)
         self.link.listen_soon()
@@ -561,9 +561,7 @@ class RankRunner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(
-                f"cannot write {path}; the signal and the socket still notify the task: {error}"
-            )
+            complain(f"cannot write {path}; the work goes on without it: {error}")
 
     def _clean(self, value: object) -> object:
         """Redact secrets, and replace lone surrogates, which JSON cannot encode."""

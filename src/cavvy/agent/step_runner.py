@@ -179,7 +179,9 @@ class StepRunner:
                 )
             self._run(work, env)
         except OSError as error:  # the disk is full, or no process can start
-            self._owner.failed("node", None, f"this node cannot start the work: {error}")
+            replaced = isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError))
+            outcome = "setup" if replaced and work.setup is not None else "node"
+            self._owner.failed(outcome, None, f"this node cannot start the work: {error}")
             return
         if work.image is None:
             self._runs(reused=reused)
@@ -425,7 +427,7 @@ class StepRunner:
         """Return whether the step succeeded; if it failed, report the failure to the owner."""
         result = self._result
         if not result:
-            self._owner.failed("node", None, f"{step} was killed")
+            self._owner.failed(*self._judge_lost(f"{step} was killed"))
         elif result["outcome"]:
             code = result["exit_code"]
             self._owner.failed(
@@ -483,7 +485,7 @@ class StepRunner:
     def _find_failure(self) -> Failure | None:
         code = self._task_code
         if code is None:
-            return "node", None, "the work's reaper process was killed"
+            return self._judge_lost("the work's reaper process was killed")
         if self._result:
             return "setup", None, str(self._result["reason"])
         if self._streams is not None and self._streams.failure:
@@ -491,6 +493,11 @@ class StepRunner:
         if self._work.image is not None and self._read_phase() == "failed":
             return "setup", code, f"the setup ended with exit code {code}"
         return None
+
+    def _judge_lost(self, lost: str) -> Failure:
+        from .loss import judge_lost
+
+        return judge_lost(read_text(self._config.started_file), lost)
 
     def _read_phase(self) -> str:
         """Read the phase that the container's script writes: setup, failed or run."""
