@@ -193,10 +193,11 @@ def list_attempts() -> Iterator[tuple[str, Callable[[], bool]]]:
     gang = HUNT["gang"]
     yield "victim's file", lambda: shows(f"{gang}/0/work/notes")
     yield "victim's folder", lambda: bool(os.listdir(gang))
-    yield "victim's agent token", lambda: read(f"{gang}/0/config.json")
+    records = gang.replace("/gangs/", "/agents/")
+    yield "victim's agent token", lambda: read(f"{records}/0/config.json")
     yield "write into victim's folder", lambda: writes(f"{gang}/0/work/planted")
     yield "victim's notice socket", lambda: connect(f"{gang}/0/notice.sock")
-    for name in ("member-*.json", "*/*/supervisor.json", "*/*/gangs/*/*/config.json"):
+    for name in ("member-*.json", "*/*/supervisor.json", "*/*/agents/*/*/config.json"):
         yield f"host's {name}", lambda name=name: read(*find(name))
     yield "write into host's folder", lambda: writes(f"{HUNT['folder']}/planted")
     yield "host's program", lambda: any(map(can_change, find("*.pyz")))

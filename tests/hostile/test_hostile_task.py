@@ -67,7 +67,7 @@ REAL = {
 # the same of a joined machine, whose user is not the server's
 REAL_THERE = REAL - {"server's token", "server's cavvy.db"} | {
     "host's member-*.json",
-    "host's */*/gangs/*/*/config.json",
+    "host's */*/agents/*/*/config.json",
     "host's program",
 }
 
