@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.hostile.test_hostile_task import LOCAL, Nobody, nobody, submit
+from tests.system.hosts import lab_at, require_hosts
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
 
@@ -130,6 +131,50 @@ def test_a_job_of_root_changes_nothing(isolation: str) -> None:
         if "cannot change" not in user.cli("check", "local"):
             pytest.skip("this system offers no namespaces")
         assert attack(user, Path(user.variables["HOME"])) == ([], [])
+
+
+@pytest.mark.parametrize("isolation", ["", "namespaces"])
+def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, tmp_path: Path) -> None:
+    require_hosts()
+    with lab_at(tmp_path / "lab") as lab:
+        host = lab.add()
+        make_home(host.home, 0)
+        with lab.entered(), user_at(tmp_path / "user") as user:
+            user.settings(
+                "[providers.local]\nenabled = false\n"
+                f'[providers.ssh]\nhosts = "h1"\nssh_config = "{lab.ssh_config}"\n'
+                f"isolation = '{isolation}'\n"
+            )
+            if "cannot change" not in user.cli("check", "ssh"):
+                pytest.skip("this system offers no namespaces")
+            user.submit("{name: before, run: 'true'}")
+            user.ended("before")
+            programs = [str(path) for path in host.file("~/.cavvy-agent").rglob("*.pyz")]
+            assert programs
+            hunt = {
+                "mark": MARK,
+                "home": "/root",
+                "paths": [each.replace(str(host.home), "/root") for each in programs],
+                "sockets": ["/run/docker.sock", "/run/systemd/private"],
+                "pids": [],
+                "commands": ["sshd", "supervisor"],
+            }
+            user.cli("project", "create", "evil", code=None)
+            (user.work / "obeyed").mkdir()
+            (user.work / "obeyed/program.py").write_text(ATTACKS.read_text())
+            task = {"name": "obeyed", "workdir": ".", "run": "python3 -u program.py"}
+            task["env"] = {"HUNT": json.dumps(hunt)}  # type: ignore[assignment]
+            (user.work / "obeyed/task.yaml").write_text(json.dumps(task))
+            user.cli("run", "-d", "-p", "evil", str(user.work / "obeyed/task.yaml"))
+            user.cli("wait", "-p", "evil", "obeyed", code=None)
+            log = user.cli("logs", "-p", "evil", "obeyed", code=None)
+            found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
+            assert len(found) > 200, log
+            planted = find_planted([host.home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
+            ours = (f"{host.home}/.cavvy-agent", f"{host.home}/.cache", f"{host.home}/data")
+            left = [path for path in planted if not path.startswith(ours)]
+            assert ([each["attempt"] for each in found if each["done"]], left) == ([], [])
+            assert not any(MARK.encode() in Path(each).read_bytes() for each in programs)
 
 
 def test_the_user_s_own_files_stay_writable() -> None:

@@ -360,6 +360,8 @@ def test_the_agent_tries_to_separate_work_and_a_failure_is_told(
     said = supervisor.ask("try_separation", command=command)["answer"]
     folder, root = str(supervisor.root.parent.parent), str(supervisor.root)
     assert said == {"obstacle": str(["--separates", folder, root])}
+    said = supervisor.ask("try_protection", command=command)["answer"]
+    assert said == {"ability": str(["--protects", folder, root])}
     agent.write_text("1 / 0")
     assert supervisor.ask("try_separation", command=command)["answer"] == {"obstacle": "?"}
     assert supervisor.ask("try_separation", command=[])["answer"] == {"obstacle": "?"}

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 # If a killed process still exists after this many seconds, the node counts as broken.
 KILL_WAIT_S = 30.0
 FAREWELL_S = 2.0  # seconds for the last messages if SIGTERM arrives after the work has ended
+# A line of the job's log.
+UNPROTECTED = (
+    b"cavvy: this machine offers no user namespaces, so this job can change the settings and "
+    b"programs that Cavvy and the machine's user obey\n"
+)
 # Outcomes after which the agent waits on a kept node for the work of other jobs. The key is whether
 # the node belongs to a `cavvy machine`.
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
@@ -310,6 +315,8 @@ class RankRunner:
         self._write(self._config.started_file, describe_start(self._config, work))
         self._open_channels(work)
         self._log.limit(work.log_limit_mib)
+        if self._config.hides and not self._config.covers and work.image is None:
+            self.wrote(UNPROTECTED)
         self.link.listen_soon()
         fault = "" if work.tunnel is None else open_tunnel(self._config, work.tunnel)
         if fault:

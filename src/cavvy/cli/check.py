@@ -233,6 +233,7 @@ async def _examine_one(
 ) -> ProviderFinding:
     import asyncio
 
+    from cavvy.agent.bundle import make_archive
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
     from cavvy.providers.objections import refuses_all
@@ -257,6 +258,7 @@ async def _examine_one(
             installation="check",
             home=settings.home / "providers",
             server_folder=settings.home,
+            agent_archive=make_archive,  # hosts try with it how they can protect themselves
             node_endpoint=node_endpoint,
             list_prices=list_prices,
         )

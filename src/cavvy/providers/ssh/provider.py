@@ -146,8 +146,12 @@ class SshProvider:
         await self._fleet.isolation.refresh()
         relays = await asyncio.gather(*(link.can_relay() for link in self._links.values()))
         notes = {name: each for name, each in zip(self._links, relays, strict=True) if each}
+        ready = [name for name, link in self._links.items() if link.up]
+        said = await asyncio.gather(*map(self._fleet.isolation.say_protection, ready))
+        protected = zip(ready, said, strict=True)
         return [
             *(fact for name in self._links for fact in self._whoami(name)),
+            *((name, f"settings and programs: {each}") for name, each in protected if each),
             *notes.items(),
             *idle,
         ]

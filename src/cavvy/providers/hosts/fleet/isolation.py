@@ -18,6 +18,7 @@ from cavvy.providers.hosts.isolation import (
     HostIsolation,
     say_isolation,
     say_obstacle,
+    say_protection,
 )
 
 _ASK_AGAIN_S = 60.0
@@ -29,6 +30,12 @@ class ObstacleAnswer(Struct, frozen=True, kw_only=True):
     """A supervisor's answer. `obstacle` is one of the codes that `agent.work.obstacle` returns."""
 
     obstacle: str
+
+
+class AbilityAnswer(Struct, frozen=True, kw_only=True):
+    """A supervisor's answer. `ability` is a result of `agent.work.hide.find_ability`, or "?"."""
+
+    ability: str
 
 
 class FleetIsolation:
@@ -98,6 +105,20 @@ class FleetIsolation:
     def say(self, host: str) -> str:
         """Explain to users how the jobs of different projects share the host."""
         return say_isolation(self._mode, self._obstacles.get(host))
+
+    async def say_protection(self, name: str) -> str:
+        """Explain to users whether jobs can change what the host and its user obey. The host is
+        queried. The explanation is "" if the host does not answer."""
+        if not self.hides:
+            return say_protection("")
+        try:
+            link = self._links[name]
+            async with asyncio.timeout(_WAIT_S):
+                setup = await link.connect()
+                answer = await link.ask("try_protection", AbilityAnswer, command=setup.agent)
+        except (KeyError, TimeoutError, ProviderError):
+            return ""
+        return say_protection(answer.ability)
 
     def _is_up(self, name: str) -> bool:
         return name in self._links and self._links[name].up

@@ -69,12 +69,13 @@ def read_facts(root: str) -> Fields:
     }
 
 
-def try_separation(agent: list[str], root: str, environ: dict[str, str]) -> str:
-    """Start an agent that tries to hide Cavvy's folder on this host from a job. Return what
-    prevents this, "" if nothing does, or "?" if the agent fails. The agent does not hide the
-    installation's folder `root` from jobs.
+def try_agent(agent: list[str], option: str, root: str, environ: dict[str, str]) -> str:
+    """Start an agent that tries to hide Cavvy's folder on this host from a job. Return what the
+    agent prints, or "?" if it fails: with the option `--separates`, what prevents the separation of
+    jobs; with `--protects`, what namespaces can do. The agent does not hide the installation's
+    folder `root` from jobs.
     """
-    command = [*agent, "--separates", os.path.dirname(os.path.dirname(root)), root]
+    command = [*agent, option, os.path.dirname(os.path.dirname(root)), root]
     null = subprocess.DEVNULL
     try:
         done = subprocess.run(

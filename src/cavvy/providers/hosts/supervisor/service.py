@@ -34,7 +34,7 @@ import subprocess
 import sys
 import time
 
-from .facts import try_separation
+from .facts import try_agent
 from .files import (
     FileLock,
     open_own,
@@ -273,7 +273,13 @@ class HostSupervisor:
     def do_try_separation(self, asked: Fields) -> Fields:
         """Let the agent test whether this host can separate the jobs of different projects."""
         self._check(asked["command"])
-        return {"obstacle": try_separation(asked["command"], self._root, make_environ())}
+        told = try_agent(asked["command"], "--separates", self._root, make_environ())
+        return {"obstacle": told}
+
+    def do_try_protection(self, asked: Fields) -> Fields:
+        """Let the agent test what namespaces can do on this host to protect it from jobs."""
+        told = try_agent(asked["command"], "--protects", self._root, make_environ())
+        return {"ability": told}
 
     # Launching
 
