@@ -1,5 +1,6 @@
 """dstack's configurations: what they mean here, what is kept, and what is wrong with them."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -165,20 +166,19 @@ def test_a_command_by_its_entrypoint() -> None:
         ("volumes: [{name: [a, b], path: /data}]", "volumes"),
         ("volumes: ['data:/etc']", "volumes"),
         ("user: ubuntu", "user"),
-        ("privileged: true", "privileged"),
-        ("docker: true", "docker"),
-        ("reservation: r", "reservation"),
-        ("availability_zones: [a]", "availability_zones"),
-        ("startup_order: workers-first", "startup_order"),
-        ("stop_criteria: master-done", "stop_criteria"),
+        ("privileged: true\nbackends: [aws]", "privileged"),
+        ("docker: true\nbackends: [aws]", "docker"),
+        ("reservation: cr-1", "reservation"),
+        ("reservation: r\nbackends: [aws]", "reservation"),
+        ("instances: [{fleet: f, instance: 3}]", "instances"),
+        ("instances: [a]\nbackends: [aws]", "instances"),
         ("creation_policy: reuse", "creation_policy"),
         ("retry: true", "retry"),
         ("schedule: {cron: ['0 8 * * *', '0 9 * * *']}", "schedule"),
         ("env: {A: 'x${{ secrets.b }}'}", "env.A"),
-        ("files: [../a.txt]", "files"),
+        ("files: [../a.txt]\nrepos: [.]", "files"),
         ("files: ['a.txt:~/../../etc/a.txt']", "files"),
         ("repos: ['.:sub']", "repos"),
-        ("fleets: [mine]", "fleets"),
         ("shell: /usr/bin/zsh", "shell"),
         ("repos: ['https://example.org/a.git']", "repos"),
         ("resources: {cpu: 'arm:4'}", "resources.cpu"),
@@ -192,6 +192,57 @@ def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> 
     assert found.refused[0].line == 3
     with pytest.raises(SpecError, match="of this dstack file is not supported: "):
         parse_task(f"type: task\ncommands: [x]\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "providers", "regions"),
+    [
+        ("availability_zones: [eu-1a]\nregions: [eu-1]", (), ("eu-1a",)),
+        ("instances: [a, {hostname: 192.0.2.1}]", ("ssh", "join"), ("a", "192.0.2.1")),
+        ("instances: [{name: a}, {fleet: f, instance: 3}]", ("ssh", "join"), ("a",)),
+        ("reservation: mine", ("gcp",), ()),
+        ("docker: true", ("kubernetes",), ()),
+        ("privileged: true\nbackends: [aws, kubernetes]", ("kubernetes",), ()),
+        ("fleets: [mine]", (), ()),
+    ],
+)
+def test_where_a_run_may_be_placed(
+    lines: str, providers: tuple[str, ...], regions: tuple[str, ...]
+) -> None:
+    found = run(lines)
+    assert found.refused == ()
+    assert found.task is not None
+    request = found.task.resources
+    assert (request.providers, request.regions) == (providers, regions)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("docker: true", {"docker": "all"}),
+        (
+            "privileged: true",
+            {"pod": {"spec": {"containers": [{"securityContext": {"privileged": True}}]}}},
+        ),
+    ],
+)
+def test_privileges_are_options_of_kubernetes(line: str, options: object) -> None:
+    task = run(line).task
+    assert task is not None
+    (own,) = task.resources.options
+    assert (own.provider, json.loads(own.values)) == ("kubernetes", options)
+
+
+def test_files_beside_the_working_folder() -> None:
+    found = run("files: [../data, a.txt, '../../b:../../b', /etc/c]")
+    assert found.refused == ()
+    assert [(each.source, each.inside) for each in found.local] == [
+        ("../data", "work/data"),
+        ("a.txt", "work/work/a.txt"),
+        ("../../b", "b"),
+        ("/etc/c", ".mounts/3-c"),
+    ]
+    assert "cd work/work ||" in found.before
 
 
 def test_volumes() -> None:

@@ -9,12 +9,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from cavvy.agent.work import mpi
 from cavvy.cli.plan import command as plan
 from cavvy.cli.validate import command as validate
 from cavvy.importers import ReadOptions, load_task, parse_task
@@ -139,6 +141,67 @@ def test_nodes_wait_for_each_other_if_their_commands_start_processes(tmp_path: P
     (tmp_path / "go").touch()
     assert [each.wait(60) for each in ranks] == [0, 0]
     os.kill(int(started.read_text()), signal.SIGKILL)
+
+
+def run_led_nodes(lines: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run a dstack task on two nodes. Each node has its own copy of the program that connects
+    them.
+    """
+    run = parse_task(f"type: task\nnodes: 2\n{lines}").run
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        home = folder / str(rank)
+        home.mkdir()
+        program = shutil.copy(mpi.__file__, home)
+        env = {
+            **NODE,
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CAVVY_MPI_KEY": "key"},
+            **{"NODE_RANK": str(rank), "CAVVY_MPI": f"{sys.executable} {program}"},
+        }
+        with (home / "out").open("w") as out:  # processes that a node leaves behind keep it open
+            command = ["bash", "-e", "-c", run]
+            ranks.append(subprocess.Popen(command, cwd=folder, env=env, stdout=out))
+    return [
+        subprocess.CompletedProcess("", each.wait(60), (folder / str(rank) / "out").read_text())
+        for rank, each in enumerate(ranks)
+    ]
+
+
+LED = "commands:\n  - if [ $DSTACK_NODE_RANK = 0 ]; then {}; else {}; fi\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_ends_with_its_master(code: int, tmp_path: Path) -> None:
+    endless = "while [ ! -e end ]; do sleep 0.1; done >/dev/null 2>&1"
+    lines = LED.format(f"echo $OMPI_MCA_plm_rsh_agent; exit {code}", endless)
+    found = run_led_nodes("stop_criteria: master-done\n" + lines, tmp_path)
+    (tmp_path / "end").touch()
+    assert [each.returncode for each in found] == [code, code]
+    assert found[0].stdout == "cavvy-rsh\n"  # `mpirun` reaches the other node
+
+
+def test_a_node_that_fails_ends_before_its_master(tmp_path: Path) -> None:
+    master = "touch begun; while [ ! -e gone ]; do sleep 0.02; done"
+    other = "while [ ! -e begun ]; do sleep 0.02; done; touch gone; exit 4"
+    lines = LED.format(master, other)
+    lines = "stop_criteria: master-done\nstartup_order: workers-first\n" + lines
+    found = run_led_nodes(lines, tmp_path)
+    assert found[1].returncode == 4
+
+
+def test_the_master_starts_last_and_all_nodes_finish(tmp_path: Path) -> None:
+    lines = LED.format("touch done", "while [ ! -e done ]; do sleep 0.02; done; echo late")
+    found = run_led_nodes("startup_order: workers-first\n" + lines, tmp_path)
+    assert [each.returncode for each in found] == [0, 0]
+    assert found[1].stdout == "late\n"
+
+
+@pytest.mark.parametrize("lines", ["nodes: 1\nstop_criteria: master-done", "startup_order: any"])
+def test_nodes_without_an_order_are_not_connected(lines: str) -> None:
+    task = parse_task(f"type: task\n{lines}\ncommands: [x]")
+    assert "CAVVY_MPI" not in task.run
 
 
 def test_an_ampersand_in_an_address_starts_no_process() -> None:

@@ -208,7 +208,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         return found.task
     from cavvy.importers.translation_header import add_translation_header
 
-    return add_translation_header(found.task, found.kind, found.before)
+    return add_translation_header(found.task, found.kind, found.before, found.after)
 
 
 def parse_file(

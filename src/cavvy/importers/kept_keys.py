@@ -59,6 +59,7 @@ class Translation(Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskSpec, ...] = ()
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to insert before `run`
+    after: str = ""  # commands to insert after `run`
     local: tuple[LocalPath, ...] = ()
     own_folder: bool = False
     notes: tuple[str, ...] = ()

@@ -93,9 +93,12 @@ WAITS = "the job waits for `cavvy ssh NAME` until `cavvy stop NAME`"
 VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
-def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskSpec:
+def add_translation_header(
+    task: TaskSpec, kind: str, before: str = "", after: str = ""
+) -> TaskSpec:
     """Add lines before the commands of a task. The lines set the variables of the tool for which
-    the file was written, and then run the commands in `before`.
+    the file was written, and then run the commands in `before`. Lines in `after` are added after
+    the commands of the task.
     """
     quoted, counted = (
         ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
@@ -114,6 +117,8 @@ def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskS
         setup = f"{text}unset CUDA_VISIBLE_DEVICES\n"
         if task.nodes > 1 and STARTS_PROCESSES.search(task.run):
             text += KEEPER
+    if after:
+        task = replace(task, run=f"{task.run.rstrip(chr(10))}\n{after}")
     note = f"# above: the steps that {kind} would do; below: the author's own commands\n"
     return replace(
         task,

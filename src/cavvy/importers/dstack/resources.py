@@ -2,8 +2,10 @@
 defaults.
 """
 
-from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
-from cavvy.domain.values import replace
+import json
+
+from cavvy.domain.tasks import AcceleratorNeed, ProviderOptions, ResourceSpec, SpotPolicy
+from cavvy.domain.values import Struct, replace
 from cavvy.importers.accelerators import find_needs
 from cavvy.importers.common_fields import read_price
 from cavvy.importers.dstack.needs import (
@@ -16,13 +18,20 @@ from cavvy.importers.dstack.needs import (
     split_cpu,
     to_int,
 )
+from cavvy.importers.dstack.rules import is_set
 from cavvy.importers.dstack.scalars import read_size_mib
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.readers import child, flag_at, items, mark_of, text_at
+from cavvy.importers.readers import as_text, child, flag_at, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, and number of accelerators
 CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024.0, None), "1.."
+_PRIVILEGES = {
+    "docker": "the job runs only on Kubernetes, the only provider that can give a job a Docker "
+    "engine of its own",
+    "privileged": "the job runs only on Kubernetes, the only provider that can make a container "
+    "privileged",
+}
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
 
@@ -34,6 +43,7 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> ResourceSpec:
     if child(needs, "shm_size") is not None:
         reason = "the job can use all of a node's shared memory"
         kept_keys.note_at(needs, "resources.shm_size", reason)
+    place = _read_place(table, kept_keys)
     request = ResourceSpec(
         accelerators=_read_accelerators(child(needs, "gpu"), _usual_vendor(table), kept_keys),
         cpus_min=cpus[0],
@@ -42,13 +52,109 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> ResourceSpec:
         memory_max_mib=memory[1],
         disk_gib=_read_disk(needs, kept_keys),
         spot=_SPOT.get(text_at(table, "spot_policy") or "", SpotPolicy.NEVER),
-        providers=tuple(dict.fromkeys(_texts(table, "backends"))),
-        regions=_texts(table, "regions"),
+        providers=place.providers,
+        regions=place.regions,
+        options=place.options,
         max_rate=read_price(table, "max_price"),
     )
     types = dict.fromkeys(_texts(table, "instance_types"))
     named = tuple(replace(request, instance=each) for each in types) or (request,)
     return named[0] if len(named) == 1 else replace(named[0], any_of=named)
+
+
+class _Place(Struct, frozen=True, kw_only=True):
+    """Where a run may be placed, and its options for the provider there."""
+
+    providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    options: tuple[ProviderOptions, ...] = ()
+
+
+def _read_place(table: Node, kept_keys: TranslationNotes) -> _Place:
+    place = _Place(
+        providers=tuple(dict.fromkeys(_texts(table, "backends"))),
+        # a zone is in a region, so the zones alone restrict the place
+        regions=_texts(table, "availability_zones") or _texts(table, "regions"),
+    )
+    if child(table, "instances") is not None:
+        place = _find_hosts(table, place, kept_keys)
+    if child(table, "reservation") is not None:
+        place = _reserve(table, place, kept_keys)
+    options: dict[str, object] = {}
+    if is_set(table, "docker"):
+        options["docker"] = "all"
+    elif is_set(table, "privileged"):
+        options["pod"] = {"spec": {"containers": [{"securityContext": {"privileged": True}}]}}
+    for key, reason in _PRIVILEGES.items():
+        if is_set(table, key):
+            place = _restrict(table, key, ("kubernetes",), reason, place, kept_keys)
+    if not options:
+        return place
+    return replace(
+        place,
+        options=(
+            *place.options,
+            ProviderOptions(provider="kubernetes", values=json.dumps(options)),
+        ),
+    )
+
+
+def _restrict(
+    table: Node,
+    key: str,
+    able: tuple[str, ...],
+    reason: str,
+    place: _Place,
+    kept_keys: TranslationNotes,
+) -> _Place:
+    """Restrict the place to the providers that are able to do what `key` says. If the file permits
+    none of these providers, the key is refused.
+    """
+    there = tuple(each for each in able if each in (place.providers or able))
+    if there:
+        kept_keys.note_at(table, key, reason)
+        return replace(place, providers=there)
+    kept_keys.refuse_at(table, key, f"{reason}, and `backends` does not name it")
+    return place
+
+
+def _find_hosts(table: Node, place: _Place, kept_keys: TranslationNotes) -> _Place:
+    """Restrict the place to hosts: the names of instances are the names of SSH hosts and joined
+    machines.
+    """
+    names: list[str] = []
+    for each in items(child(table, "instances")):
+        name = (
+            as_text(each)
+            if isinstance(each, ScalarNode)
+            else text_at(each, "name") or text_at(each, "hostname")
+        )
+        if name is not None:
+            names.append(name)
+            continue
+        reason = "Cavvy has no fleets; write the `name` or `hostname` of the instance"
+        if len(items(child(table, "instances"))) > 1:
+            kept_keys.note(each.mark, "instances", f"this instance is not used: {reason}")
+        else:
+            kept_keys.refuse(each.mark, "instances", reason)
+    reason = "the job runs only on SSH hosts and joined machines with these names"
+    place = _restrict(table, "instances", ("ssh", "join"), reason, place, kept_keys)
+    return replace(place, regions=tuple(names)) if names else place
+
+
+def _reserve(table: Node, place: _Place, kept_keys: TranslationNotes) -> _Place:
+    name = text_at(table, "reservation") or ""
+    if name.startswith("cr-") or "gcp" not in (place.providers or ("gcp",)):
+        reason = (
+            "Cavvy uses the reservations and capacity blocks that the setting "
+            "`providers.aws.reservations` names; add it there, and delete the key"
+        )
+        kept_keys.refuse_at(table, "reservation", reason)
+        return place
+    values = json.dumps({"reservation": name})
+    place = replace(place, options=(ProviderOptions(provider="gcp", values=values),))
+    reason = "the job runs only in this reservation of Google Cloud"
+    return _restrict(table, "reservation", ("gcp",), reason, place, kept_keys)
 
 
 def _texts(table: Node, key: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.dstack.serving import read_service
 from cavvy.importers.dstack.tables import TABLES, VOLUME_BACKENDS
 from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.led_nodes import HOLD_COMMANDS, run_commands
 from cavvy.importers.readers import (
     as_text,
     child,
@@ -43,24 +44,24 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
+_SSH_FLEET = (
+    "nothing to create: SSH hosts are settings; write the hosts to `[providers.ssh]` in Cavvy's "
+    "settings (docs/guides/ssh-hosts.md), and run `cavvy check ssh`"
+)
 _WHY_NOT = {
-    "fleet": "Cavvy has no fleets: it finds nodes for each job and releases them afterwards",
-    "volume": "volumes are not created yet",
-    "gateway": "the server has one gateway for all services, which `cavvy serve` starts",
-    "preset": "Cavvy cannot search for the best settings of a model's service yet",
+    "fleet": "nothing to create: Cavvy finds nodes for each job and releases them afterwards; "
+    "`cavvy run FILE --machine NAME --keep TIME` keeps nodes for later jobs",
+    "volume": "nothing to create: write `volumes` into the file of the job; the first job creates "
+    "a volume that has a `size`, and a volume that exists is found by its name",
+    "gateway": "nothing to create: the server has one gateway for all services, which `cavvy "
+    "serve FILE` starts; its domain and certificates are settings (docs/guides/serve.md)",
+    "preset": "Cavvy cannot search for the best settings of a model's service yet; `cavvy "
+    "estimate` compares accelerators",
 }
 _LATER = {
     "groups": "nodes of several kinds in one job are not supported yet",
     "user": "the user inside the container cannot be chosen yet",
-    "docker": "a container cannot run its own Docker daemon yet; on Kubernetes, a Cavvy file can "
-    "request Docker with `resources: {options: {kubernetes: {docker: all}}}`",
-    "privileged": "containers are not privileged; on Kubernetes, a Cavvy file can request "
-    "privileges with `resources: {options: {kubernetes: {pod: …}}}`",
     "dstack": "there is no dstack server that Cavvy could connect to",
-    "availability_zones": "Cavvy chooses zones by price and capacity; use `regions` instead",
-    "reservation": "reservations cannot be used yet",
-    "fleets": "Cavvy has no fleets",
-    "instances": "nodes cannot be named; offers are chosen by price and capacity",
     "backend_options": "Cavvy has no equivalent of these options",
 }
 _NOTED = {
@@ -71,9 +72,14 @@ _NOTED = {
     "home_dir": "dstack no longer reads this key",
     "setup": "dstack no longer uses this key",
     "single_branch": "Cavvy submits a copy of the working folder, and clones no repository",
+    "fleets": "Cavvy has no fleets: the job may run on every configured provider; `--provider` and "
+    "`--region` restrict it",
     "idle_duration": "`--machine NAME --keep TIME` keeps the nodes after the job has ended",
 }
-_MPI = "for MPI, write a Cavvy file in which every node runs `$CAVVY_MPI mpirun …`"
+_ORDER = (
+    "the commands of node 0 run through `$CAVVY_MPI`, which connects the nodes; every node needs "
+    "python3"
+)
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
 _NO_ARGUMENTS = (
     "${{ run.args }} is replaced with nothing, as in dstack without arguments; write the arguments "
@@ -112,7 +118,8 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         return Translation(kind=KIND, what=kind)
     kept_keys = TranslationNotes()
     if kind in _WHY_NOT:
-        kept_keys.refuse_at(root, "type", _WHY_NOT[kind])
+        is_ssh = child(root, "ssh_config") is not None
+        kept_keys.refuse_at(root, "type", _SSH_FLEET if is_ssh else _WHY_NOT[kind])
     if kind not in ("task", "service", "dev-environment"):
         return Translation(kind=KIND, what=kind, kept=kept_keys.list_kept())
     task = _translate_run(root, kept_keys)
@@ -121,7 +128,10 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         what=kind,
         tasks=(task,),
         kept=kept_keys.list_kept(),
-        before=write_secrets(kept_keys.list_placed()) + _read_before(root),
+        before=write_secrets(kept_keys.list_placed())
+        + _read_before(root)
+        + (HOLD_COMMANDS if _follows(root) else ""),
+        after=_read_after(root),
         local=kept_keys.list_local(),
     )
 
@@ -229,7 +239,8 @@ def _read_before(root: Node) -> str:
     variables whose values are secrets, change the current folder, and activate the requested Python
     version.
     """
-    folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
+    folder = text_at(root, "working_dir") or _repo_path(root) or _find_inner_folder(root)
+    python = text_at(root, "python")
     pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))
     lines = "".join(
         f'export {name}="${secret}"\n' for name, secret in pairs if secret not in (None, name)
@@ -295,11 +306,7 @@ def _read_files(
     if path := _repo_path(root):
         found.append(Volume(kind=VolumeKind.FOLDER, source=".", path=path.rstrip("/")))
     for each in items(child(root, "files")):
-        if isinstance(each, ScalarNode):
-            source, *rest = split_pair(as_text(each))
-            path = rest[0] if rest else source
-        else:
-            source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
+        source, path = _read_file(each)
         path = _place(root, path)
         try:
             end = read_place(path.strip())
@@ -315,6 +322,26 @@ def _read_files(
         except WrongValue as error:
             kept_keys.refuse(each.mark, "files", f"{source} cannot be placed at {path}: {error}")
     return tuple(found)
+
+
+def _read_file(node: Node) -> tuple[str, str]:
+    """Return the local path of an entry of `files`, and its path on the node."""
+    if isinstance(node, ScalarNode):
+        source, *rest = split_pair(as_text(node))
+        return source, rest[0] if rest else source
+    return text_at(node, "local_path") or "", text_at(node, "path") or ""
+
+
+def _find_inner_folder(root: Node) -> str:
+    """Return the folder inside the working folder in which the commands start, or "" for the
+    working folder itself. dstack puts a file `../a.txt` beside the working folder, but a job can
+    have files only inside of it. Therefore, if there is no repository, the commands start deeper.
+    """
+    if text_at(root, "working_dir") is not None or items(child(root, "repos")):
+        return ""
+    paths = (posixpath.normpath(_read_file(each)[1]) for each in items(child(root, "files")))
+    depth = max((path.split("/").count("..") for path in paths), default=0)
+    return "/".join(["work"] * depth)
 
 
 def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
@@ -377,8 +404,9 @@ def _place(root: Node, path: str) -> str:
     """Return the path of a repository or file on the node. As in dstack, relative paths start at
     the configuration's `working_dir`.
     """
-    folder = text_at(root, "working_dir") or ""
-    is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
+    inner = _find_inner_folder(root)
+    folder = text_at(root, "working_dir") or inner
+    is_whole = path.startswith(("/", "~")) or not (inner or folder.startswith(("/", "~/")))
     return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
 
 
@@ -409,14 +437,31 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
 
 
 def _keep_order(root: Node, kept_keys: TranslationNotes) -> None:
-    for key, usual, reason in (
-        ("startup_order", "any", f"the nodes of a job start at the same time; {_MPI}"),
-        ("stop_criteria", "all-done", f"a job ends when all of its nodes have ended; {_MPI}"),
-        ("creation_policy", "reuse-or-create", "Cavvy finds a node for each job"),
-    ):
-        value = text_at(root, key)
-        if value is not None and value != usual:
-            kept_keys.refuse_at(root, key, reason)
+    if text_at(root, "creation_policy") == "reuse":
+        reason = "Cavvy finds a node for each job"
+        kept_keys.refuse_at(root, "creation_policy", reason)
+    for key in ("startup_order", "stop_criteria"):
+        if child(root, key) is not None and _follows(root):
+            kept_keys.note_at(root, key, _ORDER)
+
+
+def _follows(root: Node) -> bool:
+    """Return whether the nodes are connected to the master (rank 0): the master starts last, or the
+    job ends with the master. If `startup_order` is `master-first`, nothing has to wait, because the
+    nodes start at the same time.
+    """
+    order, end = text_at(root, "startup_order"), text_at(root, "stop_criteria")
+    several = (int_at(root, "nodes") or 1) > 1
+    return several and (order == "workers-first" or end == "master-done")
+
+
+def _read_after(root: Node) -> str:
+    """Return the commands that run the author's commands if the nodes are connected to the
+    master.
+    """
+    if not _follows(root):
+        return ""
+    return run_commands(ends_with_master=text_at(root, "stop_criteria") == "master-done")
 
 
 def _read_length(root: Node, key: str) -> timedelta | None:
