@@ -58,6 +58,12 @@ def test_a_service_that_the_gateway_would_refuse_is_closed() -> None:
     assert (good.name, good.keyed) == ("good", False)
 
 
+def test_a_service_that_gets_whole_paths_passes_the_gateway() -> None:
+    (route,) = list_routes([make("a", 1, strip_prefix=False)])
+    assert (route.prefix, route.removed_prefix) == ("/p/a", "")
+    assert not is_direct(route)
+
+
 def test_requests_that_are_joined_pass_the_gateway() -> None:
     rule = BatchRule(most=8, wait=timedelta(milliseconds=20), input="in", output="out")
     [route] = list_routes([make("joined", 0, hosts=("a.example",), batch=rule)])

@@ -173,7 +173,6 @@ def test_a_command_by_its_entrypoint() -> None:
         ("instances: [{fleet: f, instance: 3}]", "instances"),
         ("instances: [a]\nbackends: [aws]", "instances"),
         ("creation_policy: reuse", "creation_policy"),
-        ("retry: true", "retry"),
         ("schedule: {cron: ['0 8 * * *', '0 9 * * *']}", "schedule"),
         ("env: {A: 'x${{ secrets.b }}'}", "env.A"),
         ("files: [../a.txt]\nrepos: [.]", "files"),
@@ -192,6 +191,25 @@ def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> 
     assert found.refused[0].line == 3
     with pytest.raises(SpecError, match="of this dstack file is not supported: "):
         parse_task(f"type: task\ncommands: [x]\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("retry", "preemption", "exit_"),
+    [
+        ("true", None, None),
+        ("{duration: 1h}", None, None),
+        ("{on_events: [error], duration: 1h}", 0, None),
+        ("{on_events: [interruption]}", None, 0),
+        ("{on_events: [no-capacity], duration: 1h}", 0, 0),
+    ],
+)
+def test_retries_by_event(retry: str, preemption: int | None, exit_: int | None) -> None:
+    found = run(f"retry: {retry}")
+    assert found.refused == ()
+    assert found.task is not None
+    policy = found.task.retry
+    assert (policy.preemption, policy.node, policy.exit) == (preemption, preemption, exit_)
+    assert (policy.delay > timedelta(0)) is (exit_ is None)
 
 
 @pytest.mark.parametrize(

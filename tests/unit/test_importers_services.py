@@ -305,7 +305,6 @@ def test_a_dstack_service_means_the_same(text: str, expected: dict[str, Any]) ->
             "service.replica_policy.target_qps_per_replica",
         ),
         ("run: x\nservice: {readiness_probe: /}\nnum_nodes: 1\n", "service"),
-        (dstack("port: 1\nstrip_prefix: false\n"), "strip_prefix"),
         (dstack("port: 1\nprobes: [{type: http, method: put}]\n"), "probes.method"),
         (dstack("port: 1\nprobes: [{type: http, body: x}]\n"), "probes.body"),
         (
@@ -336,6 +335,15 @@ def test_run_points_to_serve(text: str) -> None:
         parse_task(text)
     task = parse_task(text, options=ReadOptions(serves=True))
     assert task.service is not None
+
+
+def test_a_service_may_get_whole_paths() -> None:
+    found = parse_file(dstack("port: 1\nstrip_prefix: false\nretry: true\n"))
+    assert found.refused == ()
+    assert [each.key for each in found.kept] == ["strip_prefix"]
+    assert found.task is not None
+    assert found.task.service is not None
+    assert found.task.service.strip_prefix is False
 
 
 def test_the_port_of_a_service_needs_no_note() -> None:

@@ -224,6 +224,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     waiting requests into batches. Replicas run in `regions`, and requests and replicas must not
     leave the area `residency`; () and None permit every place. `budget` limits the price of all
     replicas together. With `price_header`, responses state the cost of their requests.
+    Without `strip_prefix`, the paths of requests begin with the path of the service.
     """
 
     port: int = 8000
@@ -247,6 +248,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     residency: str | None = None
     budget: HourlyRate | None = None
     price_header: bool = False
+    strip_prefix: bool = True
     update: ServiceUpdate = ServiceUpdate()
     queue: QueueTerms = QueueTerms()
     events: tuple[EventTrigger, ...] = ()

@@ -39,7 +39,8 @@ _OUR_NEEDS = _words(
 # Keys of `service`, which Cavvy's and SkyPilot's files have, that only Cavvy's files have.
 _OUR_SERVICE = _words(
     "engine model options port concurrency probe drain timeouts models hosts keys rate "
-    "limits slo regions residency budget origins price_header update queue events batch"
+    "limits slo regions residency budget origins price_header update queue events batch "
+    "strip_prefix"
 )
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(

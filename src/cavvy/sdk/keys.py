@@ -362,6 +362,7 @@ class Service(TypedDict):
     residency: NotRequired[str]
     budget: NotRequired[Dollars]
     price_header: NotRequired[Switch]
+    strip_prefix: NotRequired[Switch]
     update: NotRequired[str | ServiceUpdateKeys]
     queue: NotRequired[ServiceQueueKeys]
     events: NotRequired[ServiceEvent | Sequence[ServiceEvent]]

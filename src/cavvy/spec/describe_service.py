@@ -49,6 +49,7 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
         promises.append(f"{100 * service.slo.availability:g}% answered")
     yield "promises", listed(promises, "and") if promises else ""
     yield "responses", "have a header with the cost of the request" if service.price_header else ""
+    yield "paths", "" if service.strip_prefix else "contain the path of the service"
     yield "updates", _update(service.update)
     yield "queued calls", _queue(service.queue)
     events = [_event(each) for each in service.events]

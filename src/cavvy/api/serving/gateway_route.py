@@ -63,6 +63,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         project=service.project,
         hosts=spec.hosts,
         prefix="" if spec.hosts else service.path,
+        strip_prefix=spec.strip_prefix,
         concurrency=spec.concurrency,
         queue_max=spec.limits.waiting,
         wait_s=spec.timeouts.queue.total_seconds(),

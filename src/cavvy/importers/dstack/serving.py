@@ -28,6 +28,10 @@ _WHEN = (
     "the autoscaler adds replicas as soon as requests would be late, and removes them when "
     "there are no requests"
 )
+_OWN_PATH = (
+    "the service's path is /PROJECT/NAME, such as /default/chat, and not "
+    "/proxy/services/PROJECT/NAME; change the path in the program's own settings"
+)
 _NOT_EVALUATED = "expressions in ${{ }} cannot be evaluated; write the value"
 _NOTED = {
     "https": "TLS of the gateway is a setting of the server",
@@ -39,8 +43,9 @@ def read_service(root: Node, kept_keys: TranslationNotes) -> ServiceSpec:
     for key, reason in _NOTED.items():
         if child(root, key) is not None:
             kept_keys.note_at(root, key, reason)
-    if text_at(root, "strip_prefix") == "False":
-        kept_keys.refuse_at(root, "strip_prefix", "the service's path is removed from requests")
+    keeps_prefix = text_at(root, "strip_prefix") == "False"
+    if keeps_prefix:
+        kept_keys.note_at(root, "strip_prefix", _OWN_PATH)
     if isinstance(child(root, "replicas"), ListNode):
         kept_keys.refuse_at(root, "replicas", "replicas of several kinds are not supported")
     model = _read_model(root, kept_keys)
@@ -52,6 +57,7 @@ def read_service(root: Node, kept_keys: TranslationNotes) -> ServiceSpec:
         concurrency=UNBOUNDED,
         probe=_read_probe(root, "/" if model is None else "/v1/models", kept_keys),
         keys=text_at(root, "auth") != "False",
+        strip_prefix=not keeps_prefix,
         rates=tuple(_read_rate(each, kept_keys) for each in items(child(root, "rate_limits"))),
     )
 

@@ -80,6 +80,12 @@ _ORDER = (
     "the commands of node 0 run through `$CAVVY_MPI`, which connects the nodes; every node needs "
     "python3"
 )
+# As in dstack, `retry.duration` limits the wait for a node after each failure, not the restarts.
+_FIRST_DELAY = timedelta(seconds=15)
+_AGAIN = (
+    "the job is restarted after each error, as in dstack; the delay grows from 15 s to an hour. "
+    "`max_duration` or `--budget` ends the job"
+)
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
 _NO_ARGUMENTS = (
     "${{ run.args }} is replaced with nothing, as in dstack without arguments; write the arguments "
@@ -536,21 +542,22 @@ def _read_retry(root: Node, kept_keys: TranslationNotes) -> RetryPolicy:
         return never
     events = [each.text for each in items(child(node, "on_events")) if isinstance(each, ScalarNode)]
     events = events or ["no-capacity", "interruption", "error"]
-    if "error" in events:
-        reason = (
-            "Cavvy limits the number of restarts after an error, not their time; write `retry: "
-            "{exit: N}` in "
-            "a Cavvy file"
-        )
-        kept_keys.refuse_at(root, "retry", reason)
-    elif child(node, "duration") is not None:
+    fails = "error" in events
+    if fails and text_at(root, "type") != "service":
+        kept_keys.note_at(root, "retry", _AGAIN)
+    if child(node, "duration") is not None:
         kept_keys.note_at(
             node,
             "retry.duration",
             "a job waits for capacity as long as its limits allow",
         )
     again = None if "interruption" in events else 0
-    return RetryPolicy(preemption=again, node=again, exit=0)
+    return RetryPolicy(
+        preemption=again,
+        node=again,
+        exit=None if fails else 0,
+        delay=_FIRST_DELAY if fails else timedelta(0),
+    )
 
 
 def _is_true(node: ScalarNode) -> bool:

@@ -534,6 +534,7 @@ SERVICE = section(
         {"type": ["number", "string"]},
     ),
     price_header=FLAG,
+    strip_prefix=FLAG,
     update=_UPDATE,
     queue=_QUEUE,
     events=FieldSpec(ListKind(_EVENT, single=True), to=()),
