@@ -313,7 +313,7 @@ def attack(there: Hunted) -> dict[str, bool]:
         else str(user.home / "socket"),
         "gang": str(gang),
         "pid": pid,
-        "agent": find_process(f"{gang}/0/config.json") or pid,
+        "agent": find_process(f"agents/{gang.name}/0/config.json") or pid,
         "command": str(gang),
         "address": int(read_log("good", "victim").split("ready")[1].split()[0]),
         "program": os.path.dirname(separate.__file__),
