@@ -98,7 +98,11 @@ def replace(path: str) -> bool:
         file.write(f"{before}\n# {MARK}\n")
     with contextlib.suppress(OSError):
         os.chmod(fresh, os.stat(path).st_mode)
-    os.rename(fresh, path)
+    try:
+        os.rename(fresh, path)
+    except OSError:
+        os.unlink(fresh)
+        raise
     return False
 
 

@@ -98,11 +98,18 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
                 str(prefix / f"lib/{version}/site-packages/x.pth"),
                 str(home / "dotfiles/zshrc"),
             ],
-            "sockets": [str(folder / "agent.1"), "/run/docker.sock", "/run/systemd/private"],
+            "sockets": [
+                *(str(folder / "agent.1"), "/run/docker.sock", "/run/systemd/private"),
+                f"/tmp/cavvy-ssh-{owner}/late",
+            ],
             "pids": [server, os.getpid()],
             "commands": ["cavvy.api", "pytest"],
         }
         user.cli("project", "create", "evil", code=None)
+        late = Path(f"/tmp/cavvy-ssh-{owner}")
+        late.mkdir(mode=0o700, exist_ok=True)
+        os.chown(late, owner, owner)
+        hunt["paths"] += [f"{late}/planted-{MARK}"]
         submit(user, "evil", "obeyed", ATTACKS.read_text(), HUNT=json.dumps(hunt))
         user.cli("wait", "-p", "evil", "obeyed", code=None)
         log = user.cli("logs", "-p", "evil", "obeyed", code=None)
@@ -112,7 +119,7 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
     assert len(found) > 200
     looked = [home, user.config, package.parent, prefix, *map(Path, ("/etc", "/run", "/boot"))]
     looked += [Path(each) for each in ("/var/spool", "/usr/lib/systemd", "/usr/local", "/opt/x")]
-    looked += [Path("/usr/bin"), Path("/x"), Path("/lib/x"), Path("/root/.bashrc")]
+    looked += [late, Path("/usr/bin"), Path("/x"), Path("/lib/x"), Path("/root/.bashrc")]
     planted = [path for path in find_planted(looked) if not path.startswith(tuple(map(str, own)))]
     return [each["attempt"] for each in found if each["done"]], planted
 
@@ -149,7 +156,7 @@ def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, tmp_path: Path) ->
                 pytest.skip("this system offers no namespaces")
             user.submit("{name: before, run: 'true'}")
             user.ended("before")
-            programs = [str(path) for path in host.file("~/.cavvy-agent").rglob("*.pyz")]
+            programs = [str(path) for path in host.file("~/.cavvy-agent").glob("*.pyz")]
             assert programs
             hunt = {
                 "mark": MARK,

@@ -361,7 +361,11 @@ def _hide_sockets(hidden: str) -> None:
     runtime = f"/run/user/{os.geteuid()}"
     if os.path.isdir(runtime):
         mounts.mount("tmpfs", runtime, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
-    for folder in (f"/tmp/tmux-{os.geteuid()}", "/tmp/.X11-unix", *glob("/tmp/ssh-*")):
+    own = [f"/tmp/{name}-{os.geteuid()}" for name in ("cavvy-ssh", "cavvy", "tmux")]
+    for folder in own:  # programs may put their sockets there later
+        with suppress(OSError):
+            os.mkdir(folder, 0o700)
+    for folder in (*own, "/tmp/.X11-unix", *glob("/tmp/ssh-*")):
         if os.path.isdir(folder) and not os.path.islink(folder):
             with _missing_is_safe(folder):
                 mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)

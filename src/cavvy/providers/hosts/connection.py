@@ -18,9 +18,11 @@ import os
 import re
 import shlex
 import signal
+import stat
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cavvy.domain.values import Struct
@@ -55,6 +57,20 @@ PermitLocalCommand no
 RemoteCommand none
 RequestTTY no
 """
+
+
+def make_sockets() -> "TemporaryDirectory[str]":
+    """Create a folder with a short path for the sockets and configurations of `ssh`. It is in a
+    folder that agents on this machine hide from their work (`agent.work.protect`), because a job
+    could use the sockets, and add programs to the configurations.
+    """
+    parent = Path(f"/tmp/cavvy-ssh-{os.getuid()}")
+    with suppress(OSError):
+        parent.mkdir(mode=0o700, exist_ok=True)
+        found = parent.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            return TemporaryDirectory(dir=parent, prefix="")
+    return TemporaryDirectory(prefix="cavvy-", dir="/tmp")  # another user has taken the name
 
 
 class CannotConnect(TryAgain):

@@ -9,7 +9,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -26,6 +25,7 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.hosts.bundles import Bundle, make_bundle
+from cavvy.providers.hosts.connection import make_sockets
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts, list_offers
@@ -57,7 +57,7 @@ class SshProvider:
         for folder in ("facts", "bundles"):
             (self._home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         # in /tmp, because the path of a socket may have at most 104 bytes
-        self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
+        self._sockets = make_sockets()
         self._links: dict[str, SshLink[InventoryHost]] = {}
         self._idle: Sequence[str] = ()  # patterns in the settings that match no host
         self._learnt_at: dict[str, datetime] = {}

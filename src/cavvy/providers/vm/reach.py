@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -35,7 +34,7 @@ from cavvy.providers.base import (
     Refused,
 )
 from cavvy.providers.hosts.bundles import Bundle, make_bundle
-from cavvy.providers.hosts.connection import CannotConnect
+from cavvy.providers.hosts.connection import CannotConnect, make_sockets
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.status import HostLook, RankState
 from cavvy.providers.hosts.remote_calls import EmptyAnswer
@@ -127,7 +126,7 @@ class VmReach:
         self._keys: KeyPair | None = None
         self._agent = cache(self._pack_agent)
         # in /tmp, because the path of a socket may have at most 104 bytes
-        self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
+        self._sockets = make_sockets()
 
     async def prepare(self, gang: GangSpec) -> str:
         """Store the data that the gang's agents need, before the caller requests machines. Return
