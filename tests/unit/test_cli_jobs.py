@@ -741,7 +741,7 @@ def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
 
     monkeypatch.setattr(client, "submit", submit)
     monkeypatch.setattr(client, "upload", lambda *args, **how: 100, raising=False)
-    monkeypatch.setattr("cavvy.cli.task.submission._may_ask", lambda: True)
+    monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)
     monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     folder = tmp_path / "work"
     folder.mkdir()

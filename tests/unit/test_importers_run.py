@@ -18,7 +18,9 @@ from click.testing import CliRunner
 
 from cavvy.agent.work import mpi
 from cavvy.cli.plan import command as plan
+from cavvy.cli.run import command as run_command
 from cavvy.cli.validate import command as validate
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import ReadOptions, load_task, parse_task
 from cavvy.importers.dstack.tables import TABLES
 from cavvy.importers.skypilot.rules import NEEDS, TASK
@@ -362,6 +364,60 @@ def test_validate_tells_what_is_kept(folder: Path) -> None:
     assert "not supported: line 2: `resources.local_disk`: " in result.stdout
     assert "note: line 2: `resources.disk_tier`: " in result.stdout
     assert "`cavvy run` would refuse this file" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: x\nresources: {cpus: x}", "of SkyPilot, because of the key `resources.cpus`"),
+        ("type: task\ncommands: 1", "of dstack, because of the key `type`"),
+        ("type: service\ncommands: [x]\nport: 1", "a service of dstack"),
+        ("run: x\nnum_nodes: 1\nresources: {local_disk: nvme}", "the key `num_nodes`"),
+    ],
+)
+def test_errors_begin_with_the_tool_that_the_file_was_read_for(
+    text: str, said: str, folder: Path
+) -> None:
+    (folder / "a.yaml").write_text(text)
+    done = CliRunner().invoke(run_command, ["a.yaml"], standalone_mode=False)
+    first = str(done.exception).splitlines()[0]
+    assert first.startswith("a.yaml was read as a ")
+    assert said in first
+    assert "--as cavvy" in first
+
+
+def test_a_cavvy_file_is_not_a_guess(folder: Path) -> None:
+    (folder / "a.yaml").write_text("run: 1\nnodes: x")
+    done = CliRunner().invoke(run_command, ["a.yaml"], standalone_mode=False)
+    assert "was read as" not in str(done.exception)
+
+
+SERVED = "type: service\nname: chat\nimage: x\ncommands: [serve]\nport: 1\n"
+
+
+def test_run_names_the_command_for_a_service(folder: Path) -> None:
+    (folder / "a.yaml").write_text(SERVED)
+    done = CliRunner().invoke(run_command, ["a.yaml"], standalone_mode=False)
+    assert isinstance(done.exception, CommandFailure)
+    assert done.exception.exit_code == 2
+    assert "`cavvy serve a.yaml` starts the service" in str(done.exception)
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_run_offers_to_start_a_service(
+    answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.yaml").write_text(SERVED)
+    served: list[object] = []
+    monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)
+    monkeypatch.setattr(
+        "cavvy.cli.serve.serve_file", lambda file, *_, name, **__: served.append((file, name))
+    )
+    words = ["a.yaml", "--name", "b"]
+    done = CliRunner().invoke(run_command, words, input=answer, standalone_mode=False)
+    assert "a.yaml describes a service, not a job. Start the service?" in done.output
+    assert served == ([("a.yaml", "b")] if answer == "y" else [])
+    assert (done.exception is None) is (answer == "y")
 
 
 def test_validate_for_programs(folder: Path) -> None:

@@ -48,18 +48,23 @@ def command(
 
     The task is a file, - for standard input, or the command after --. Options override values in
     the file. A command after a file replaces the file's `run`. Ctrl-C leaves the job running and
-    shows how to follow it again.
+    shows how to follow it again. If the file describes a service, the command offers to start the
+    service, as `cavvy serve` does; without a terminal, it exits with 2.
     """
     from cavvy.cli.reach.follow import follow, leave_running
 
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
-    loaded = read_task(file, params, options)
-    if loaded.source.kind != "Cavvy":
-        click.echo(f"{file} was read as a {loaded.source.what} of {loaded.source.kind}", err=True)
-        for each in loaded.source.kept:
-            click.echo(f"note: {each}", err=True)
+    try:
+        loaded = read_task(file, params, options, tells=True)
+    except CommandFailure:
+        if dry_run or not _chooses_service(file, params, options):
+            raise
+        from cavvy.cli.serve import serve_file
+
+        serve_file(file, options, params, yes=yes, project=project, name=name, output=output)
+        return
     project = project or loaded.task.project
     with session() as client:
         if dry_run:
@@ -79,6 +84,24 @@ def command(
                     machine = client.machine(job.project, loaded.task.machine)
                     click.echo(say_machine(machine), err=True)
                 follow(client, project, job.name)
+
+
+def _chooses_service(file: str, params: dict[str, str], options: "ReadOptions") -> bool:
+    """If the file describes a service, ask on a terminal whether to start the service. Returns the
+    answer.
+    """
+    from cavvy.cli.task.submission import may_ask
+    from cavvy.domain.values import replace
+    from cavvy.importers import load_task
+    from cavvy.spec import SpecError
+
+    if not may_ask():
+        return False
+    try:
+        load_task(file, params, options=replace(options, serves=True))
+    except SpecError:
+        return False
+    return click.confirm(f"{file} describes a service, not a job. Start the service?", err=True)
 
 
 def say_machine(machine: "MachineView") -> str:

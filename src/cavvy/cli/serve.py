@@ -42,13 +42,27 @@ def command(
     You can send requests immediately: they wait until a replica is ready. If the service exists,
     each replica of the new revision replaces an old replica once the new replica is ready.
     """
+    given = read_params(param)
+    serve_file(file, options, given, yes=yes, project=project, name=name, output=output)
+
+
+def serve_file(
+    file: str,
+    options: "ReadOptions",
+    params: dict[str, str],
+    *,
+    yes: bool,
+    project: str | None,
+    name: str | None,
+    output: str,
+) -> None:
+    """Start the service of a file and print its URL."""
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin
     from cavvy.client.service_wire import put_service
     from cavvy.domain.values import replace
 
-    params = read_params(param)
-    loaded = read_task(file, params, replace(options, serves=True))
+    loaded = read_task(file, params, replace(options, serves=True), tells=True)
     project, name = project or loaded.task.project, name or loaded.task.name
     with session() as client:
         origin = make_origin(client, project, loaded, loaded.text)

@@ -108,6 +108,8 @@ def _explain(file: str, found: "Translation") -> None:
 
     own = found.kind == "Cavvy"
     click.echo(f"{file} is valid." if own else f"{file} is a valid {found.kind} {found.what}.")
+    if found.guess:
+        click.echo(f"note: {found.guess}")
     for task in found.tasks:
         pairs_out(describe_task(task))
     for each in found.kept:

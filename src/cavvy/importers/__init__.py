@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
-from cavvy.importers.detect import Dialect, find_by_path, find_dialect, names_no_tool
+from cavvy.importers.detect import (
+    Dialect,
+    find_by_path,
+    find_dialect,
+    name_reason,
+    names_no_tool,
+)
 from cavvy.importers.kept_keys import KeptKey, LocalPath, Translation
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
@@ -179,22 +185,18 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
     serves = found.task is not None and found.task.service is not None
+    own = found.kind == Dialect.CAVVY
     if serves and not options.serves:
         notes.outside(
             "service",
             "the file describes a service, not a job",
-            suggestion="`cavvy serve FILE` starts the service; without `service`, the commands "
-            "run as a job",
+            suggestion=f"`cavvy serve {notes.file}` starts the service"
+            + ("; without `service`, the commands run as a job" if own else ""),
         )
     if options.serves and found.task is not None and not serves:
-        read_as = (
-            ""
-            if found.kind == Dialect.CAVVY
-            else f"; the file was read as a {found.what} of {found.kind}"
-        )
         notes.outside(
             "service",
-            f"the file describes a job, not a service of Cavvy{read_as}",
+            "the file describes a job, not a service of Cavvy",
             expected="a section such as `service: {port: 8000}`",
             suggestion="docs/guides/serve.md shows an example; `cavvy run FILE` runs a job",
         )
@@ -202,7 +204,10 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         for name, count, most in list_excess(found.task):
             message = f"{count:,} entries are too many"
             notes.outside(name, message, expected=f"at most {most:,} entries")
-    notes.check()
+    try:
+        notes.check()
+    except SpecError as error:
+        raise SpecError(error.problems, found.guess) from None
     assert found.task is not None  # A file that describes no task was already refused above.
     if found.kind in (Dialect.CAVVY, Dialect.KUBERNETES):
         return found.task
@@ -248,7 +253,12 @@ def _parse(
         find_by_path(Path(file)) if neutral else None
     )
     if (kind := dialect or find_dialect(documents)) is not Dialect.CAVVY:
-        found = _parse_other(kind, documents, notes, params, changed)
+        why = "" if dialect else name_reason(documents, kind)
+        try:
+            found = _parse_other(kind, documents, notes, params, changed)
+        except SpecError as error:
+            raise SpecError(error.problems, _say_guess(str(file), "file", kind, why)) from None
+        found = replace(found, guess=_say_guess(str(file), found.what, kind, why))
     else:
         # `${{` is Cavvy's own syntax, which shells refuse.
         neutral = neutral and dialect is None and "${{" not in text
@@ -264,6 +274,12 @@ def _parse(
     if not isinstance(file, Path):
         return found
     return _find_own_folder(found, documents, file.absolute().parent)
+
+
+def _say_guess(file: str, what: str, kind: Dialect, why: str) -> str:
+    """Return for which tool the file is read. `why` is the key that only this tool has, or ""."""
+    reason = f", because of the key `{why}`; `--as cavvy` reads it as a Cavvy file" if why else ""
+    return f"{file} was read as a {what} of {kind}{reason}"
 
 
 def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Path) -> Translation:

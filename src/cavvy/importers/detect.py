@@ -93,6 +93,25 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
     )
 
 
+def name_reason(documents: "Sequence[Node]", dialect: Dialect) -> str:
+    """Return the key for which a file was taken for a file of SkyPilot or dstack, with its parent
+    keys, or "" if it was not one single key.
+    """
+    from cavvy.spec.tree import MapNode
+
+    if len(documents) != 1 or not isinstance(root := documents[0], MapNode):
+        return ""
+    if dialect is Dialect.DSTACK:
+        return "type"
+    if dialect is not Dialect.SKYPILOT:
+        return ""
+    if named := next((key.text for key, _ in root.entries if key.text in _SKYPILOT), ""):
+        return named
+    needs = root.get("resources")
+    inner = _list_keys(needs) if isinstance(needs, MapNode) else set()
+    return next((f"resources.{key}" for key in sorted(inner & _SKYPILOT_NEEDS)), "")
+
+
 def find_by_path(path: Path) -> Dialect | None:
     """Return the tool that a file's name or folder suggests. For example, the name train.sky.yaml,
     a repository called skypilot, and a folder with a `.skyignore` suggest SkyPilot. Returns None if

@@ -62,6 +62,7 @@ class Translation(Struct, frozen=True, kw_only=True):
     after: str = ""  # commands to insert after `run`
     local: tuple[LocalPath, ...] = ()
     own_folder: bool = False
+    guess: str = ""  # for which tool the file was read and why; "" for Cavvy's own files
     notes: tuple[str, ...] = ()
 
     @property

@@ -78,14 +78,16 @@ class SpecError(Exception):
         "Fix the problems in the file, then run `cavvy validate FILE` to check it again."
     )
 
-    def __init__(self, problems: Sequence[SpecProblem]) -> None:
+    def __init__(self, problems: Sequence[SpecProblem], guess: str = "") -> None:
         super().__init__(problems)
         self.problems = tuple(problems)
+        self.guess = guess  # for which tool the file was read; "" for Cavvy's own files
 
     def __str__(self) -> str:
         count = len(self.problems)
+        head = f"{self.guess}\n\n" if self.guess else ""
         tail = f"\n\n{count} problems." if count > 1 else ""
-        return "\n\n".join(str(problem) for problem in self.problems) + tail
+        return head + "\n\n".join(str(problem) for problem in self.problems) + tail
 
 
 class ProblemNotes:

@@ -41,10 +41,15 @@ def show_value(value: object) -> str:
 
 
 def read_task(
-    file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
+    file: str,
+    params: Mapping[str, str],
+    options: "ReadOptions | None" = None,
+    *,
+    tells: bool = False,
 ) -> "LoadedTask":
     """Return the task in `file` with these parameters. If the task is invalid, raises a
-    CommandFailure with all problems.
+    CommandFailure with all problems. If `tells` is true, prints which tool's file was read, and the
+    notes on its translation.
     """
     from cavvy.cli.task.problems import check_task
     from cavvy.importers import ReadOptions, load_task
@@ -54,6 +59,10 @@ def read_task(
     options, now = options or ReadOptions(), datetime.now(UTC)
     try:
         loaded = load_task(file, params, now=now, options=options)
+        if tells and loaded.source.guess:
+            click.echo(loaded.source.guess, err=True)
+            for each in loaded.source.kept:
+                click.echo(f"note: {each}", err=True)
         for each in loaded.source.kept:
             if each.until_submitted and each.key.startswith("file_mounts"):
                 raise CommandFailure(f"{file}: {each}", "for example --env NAME=VALUE", exit_code=2)
@@ -114,6 +123,8 @@ def read_any_task(
         found = load_file(file, params, now=datetime.now(UTC), options=options or ReadOptions())
     except SpecError as error:
         raise CommandFailure(str(error), exit_code=2) from error
+    if found.guess:
+        click.echo(found.guess, err=True)
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}", err=True)
     for note in found.notes:

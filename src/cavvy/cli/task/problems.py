@@ -39,7 +39,7 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
         found = [
             SpecProblem(file=file, line=0, column=0, message=each) for each in dict.fromkeys(texts)
         ]
-        raise SpecError(found)
+        raise SpecError(found, source.guess)
 
 
 def object_to_files(task: TaskSpec, source: Translation, folder: Path, *, sizes: bool) -> str:

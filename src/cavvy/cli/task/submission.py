@@ -72,7 +72,7 @@ def ask_consent(consent: bool, ask_server: Callable[[bool], _T]) -> _T:
     except ApiError as error:
         if error.code != "consent-needed":
             raise
-        if not _may_ask():
+        if not may_ask():
             raise CommandFailure(
                 error.message, "add --yes to agree, or set limits.budget in the task", exit_code=2
             ) from error
@@ -81,7 +81,7 @@ def ask_consent(consent: bool, ask_server: Callable[[bool], _T]) -> _T:
         return ask_server(True)
 
 
-def _may_ask() -> bool:
+def may_ask() -> bool:
     return sys.stdin.isatty()
 
 
