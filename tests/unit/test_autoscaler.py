@@ -198,13 +198,14 @@ def test_a_start_that_takes_far_too_long_does_not_count() -> None:
 def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:
     weights = ScalingWeights(agree_min=100.0, most_agree_min=3.0)
     terms, minutes = replace(TERMS, weights=weights, on_time=0.95), 4
-    decisions, _ = follow([20] * 15 + [4] * 20, terms)
+    decisions, _ = follow([18] * 15 + [4] * 20, terms)
     before = decisions[15 * 12 - 1].wanted
-    during = decisions[15 * 12 : (15 + minutes - 1) * 12]
+    # the decision at second 900 is the first of minute 15, so minute 18 begins with the last
+    during = decisions[15 * 12 : (15 + minutes - 1) * 12 - 1]
     assert all(each.wanted >= before for each in during)
     assert decisions[-1].wanted < before
     # one minute of load in between starts the count again
-    broken, _ = follow([20] * 15 + [4] * (minutes - 1) + [20] + [4] * (minutes - 1), terms)
+    broken, _ = follow([18] * 15 + [4] * (minutes - 1) + [18] + [4] * (minutes - 1), terms)
     assert all(each.wanted >= before - 1 for each in broken[15 * 12 :])
 
 
@@ -263,6 +264,112 @@ def test_an_idle_service_goes_to_zero_and_one_request_brings_a_replica() -> None
     assert [each.reason is ScaleReason.IDLE for each in reasons.values()] == [False, True]
     least, _ = follow([2] * 5 + [0] * 12, replace(TERMS, least=2))
     assert (least[-1].wanted, least[-1].reason) == (2, ScaleReason.LEAST)
+
+
+def run_long(
+    terms: ScalingTerms, *, ready: int, running: int, waiting: int, age_s: float = 1.0
+) -> ScalingDecision:
+    """The first decision on a service after an idle minute in which long requests arrive."""
+    seen = ServiceObservation(
+        now_s=0.0,
+        arrivals=(*[0] * 60, running + waiting),
+        started=running,
+        in_flight=running,
+        in_flight_s=running * age_s,
+        backlog=waiting,
+        markets=(market(ready),),
+    )
+    return decide(terms, ScalingState(), seen)[0]
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "target", "ready", "running", "waiting", "wanted"),
+    [
+        (4, 2.0, 1, 4, 8, 6),
+        (4, 4.0, 1, 4, 8, 3),
+        (1, 1.0, 1, 1, 11, 12),
+        (100, 5.0, 1, 12, 0, 3),  # none waits, but the replica has more than its target
+        (4, 2.0, 0, 0, 12, 6),
+        (4, 2.0, 0, 0, 1, 1),
+    ],
+)
+def test_a_target_of_concurrency_counts_the_requests_that_run_and_wait(
+    concurrency: int, target: float, ready: int, running: int, waiting: int, wanted: int
+) -> None:
+    terms = ScalingTerms(kind=TargetKind.CONCURRENCY, target=target, concurrency=concurrency)
+    decision = run_long(terms, ready=ready, running=running, waiting=waiting)
+    assert decision.wanted == wanted
+    bound = run_long(replace(terms, most=3), ready=ready, running=running, waiting=waiting)
+    assert bound.wanted == min(3, wanted)
+
+
+def test_short_requests_count_with_their_average_and_long_ones_among_them_in_full() -> None:
+    """20 requests of 50 ms a second need one slot; 12 long ones count once they are known."""
+    terms = ScalingTerms(kind=TargetKind.CONCURRENCY, target=2.0, concurrency=4)
+    state, wanted = ScalingState(), []
+    for second in range(1, 330):
+        long, age_s = (12, second - 300.0) if second > 300 else (0, 0.0)
+        seen = ServiceObservation(
+            now_s=float(second),
+            arrivals=(20 + (12 if second == 301 else 0),),
+            completed=20,
+            completed_s=1.0,
+            in_flight=3 + long,  # three at once by chance, one on average
+            in_flight_s=3 * 0.02 + long * age_s,
+            markets=(market(1),),
+        )
+        decision, state = decide(terms, state, seen)
+        wanted.append(decision.wanted)
+    assert set(wanted[200:300]) == {1}, "the length that was assumed at first is corrected"
+    assert wanted[302] == 8
+    assert max(wanted) <= 9, "requests that never end do not make the short ones longer"
+
+
+@pytest.mark.parametrize("kind", list(TargetKind))
+def test_waiting_requests_start_a_replica_with_every_target(kind: TargetKind) -> None:
+    terms = ScalingTerms(kind=kind, target=2.0, concurrency=4)
+    assert run_long(terms, ready=0, running=0, waiting=12).wanted >= 1
+    woken = ServiceObservation(now_s=900.0, backlog=1, markets=(market(),))
+    assert decide(terms, ScalingState(began_s=0.0, wanted=0), woken)[0].wanted == 1
+
+
+def test_with_the_defaults_long_requests_get_replicas_before_any_has_ended() -> None:
+    """One of twelve requests runs; the longer it runs, the longer the others will wait."""
+    terms = ScalingTerms(cold_start_s=10.0)
+    wanted = [
+        run_long(terms, ready=1, running=1, waiting=11, age_s=age_s).wanted
+        for age_s in (1.0, 5.0, 10.0, 30.0)
+    ]
+    assert wanted == sorted(wanted)
+    assert wanted[2] > 3
+    assert wanted[-1] <= 14, "no more than requests, including those that are yet to arrive"
+
+
+def test_requests_that_never_end_do_not_make_the_others_longer() -> None:
+    record = LoadRecord(
+        slow=1500.0, slow_span_s=150.0, fast=300.0, fast_span_s=30.0, completed=500, service_s=0.05
+    )
+    streams = ServiceObservation(now_s=0.0, in_flight=12, in_flight_s=12 * 600.0)
+    load = estimate_load(record, streams, replace(TERMS, service_s=0.05))
+    assert load.erlangs == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("kind", [TargetKind.QUEUE_WAIT, TargetKind.RATE])
+@pytest.mark.parametrize("per_s", [1, 4, 20])
+def test_ten_times_the_mean_is_a_burst(per_s: int, kind: TargetKind) -> None:
+    terms = replace(TERMS, kind=kind, target=2.0)
+    decisions, _ = follow([per_s] * 10 + [10 * per_s] * 5, terms)
+    first = 10 * 60 // STEP_S
+    before = decisions[first - 1].wanted
+    assert ScaleReason.BURST in {each.reason for each in decisions[first : first + 4]}
+    assert decisions[first + 3].wanted > before
+    doubled, _ = follow([per_s] * 10 + [2 * per_s] * 5, terms)
+    assert ScaleReason.BURST not in {each.reason for each in doubled}
+
+
+def test_a_need_above_the_maximum_is_said() -> None:
+    decisions, _ = follow([50] * 10, replace(TERMS, most=7, wait_s=0.01))
+    assert (decisions[-1].wanted, decisions[-1].reason) == (7, ScaleReason.MOST)
 
 
 def test_the_bounds_of_the_service_hold() -> None:

@@ -10,7 +10,10 @@
     time until a replica that is requested now is ready. A ready replica serves concurrency / S
     requests per second; a starting replica does so once its own cold start has ended. If backlog *
     S / (concurrency * N) exceeds the service's maximum wait, N is at least rate * S / concurrency +
-    backlog * S / (concurrency * drain) drain = drain_s * exp(budget / allowed)
+    backlog * S / (concurrency * drain), where drain = drain_s * exp(budget / allowed). These
+    replicas never have more slots than there are requests until D.
+
+A service with a request that runs or waits needs at least one replica.
 
 Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
 after N was lower than the number of replicas for several minutes in a row; `count_agreeing` returns
@@ -40,7 +43,7 @@ def decide(
     load = estimate_load(state.load, seen, terms)
     surplus = state.budget / _allow(terms, state)
     late = min(terms.weights.most_late, (1 - terms.on_time) * exp(terms.weights.thrift * surplus))
-    need = count_replicas(load, seen, terms, late)
+    need = max(count_replicas(load, seen, terms, late), min(1, seen.present))
     agreeing = count_agreeing(load, terms)
     state = replace(state, needs=_record_need(state, seen, need, agreeing))
     wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus, agreeing))
@@ -136,7 +139,9 @@ def _count_for_backlog(
         waits_s = seen.backlog * service_s / (slots * max(1, seen.ready))
         return replicas if waits_s > terms.wait_s / 2 else 0
     drain_s = terms.drain_s * exp(surplus)
-    return ceil(load.erlangs / slots + backlog * service_s / (slots * drain_s))
+    drained = ceil(load.erlangs / slots + backlog * service_s / (slots * drain_s))
+    # More replicas than requests would be of no use.
+    return min(drained, ceil((seen.present + state.load.rate * ahead_s) / slots))
 
 
 def _bound(terms: ScalingTerms, wanted: int, reason: ScaleReason) -> tuple[int, ScaleReason]:

@@ -1,6 +1,6 @@
 """The load of a service: how often requests arrive, how evenly, and how long they take."""
 
-from math import exp, sqrt
+from math import exp, inf, sqrt
 
 from cavvy.autoscaler.observations import ServiceObservation
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
@@ -9,8 +9,11 @@ from cavvy.domain.values import Struct, replace
 # The number of last requests over which the service time is averaged, approximately.
 _REMEMBERED_REQUESTS = 500.0
 # The configured service time counts as this many measurements.
-_ASSUMED_REQUESTS = 10.0
+_ASSUMED_REQUESTS = 2.0
 _MOST_UNEVEN = 50.0
+# The recent arrivals are also a burst if they are this many times the average before them. The
+# average over `fast_s` reaches this ratio a few seconds after the rate has increased tenfold.
+_BURST_RATIO = 2.5
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
@@ -120,21 +123,41 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     """Return the expected load.
 
     The rate is the average rate, or the recent rate during a burst. The service time is the mean
-    over the completed requests and the requests in flight; for a request in flight, the time so far
-    is used. The mean of completed requests alone would be too low while a service is new, because
-    short requests end first.
+    over the completed requests, unless the requests in flight have run longer than this mean. Of
+    these, it is only known that they take longer than the time so far. Therefore this time is added
+    to the total, but the requests are not added to the number of completed requests, as in the
+    maximum-likelihood estimate for such measurements. The load that follows from requests in flight
+    is at most the number of requests that are present: a few requests that never end do not make
+    the others longer.
     """
     weights = terms.weights
     unevenness = max(record.short.unevenness(weights), record.long.unevenness(weights))
     unevenness = min(_MOST_UNEVEN, max(1.0, unevenness))
-    expected = record.rate * record.fast_span_s
-    deviation = sqrt(max(1.0, expected) * unevenness)
-    burst = record.fast > expected + weights.burst * deviation
-    requests = record.completed + seen.in_flight + _ASSUMED_REQUESTS
-    total_s = record.completed * record.service_s + seen.in_flight_s
+    burst = _is_burst(record, weights, unevenness)
+    rate = record.fast / record.fast_span_s if burst else record.rate
+    requests = record.completed + _ASSUMED_REQUESTS
+    total_s = record.completed * record.service_s + _ASSUMED_REQUESTS * terms.service_s
+    mean_s = total_s / requests
+    excess_s = max(0.0, seen.in_flight_s - seen.in_flight * mean_s)
+    longest_s = seen.present / rate if rate else inf
     return ServiceLoad(
-        rate=record.fast / record.fast_span_s if burst else record.rate,
-        service_s=(total_s + _ASSUMED_REQUESTS * terms.service_s) / requests,
+        rate=rate,
+        service_s=max(mean_s, min(longest_s, mean_s + excess_s / requests)),
         unevenness=unevenness,
         burst=burst,
     )
+
+
+def _is_burst(record: LoadRecord, weights: ScalingWeights, unevenness: float) -> bool:
+    """Return whether the recent arrivals exceed the average by more than chance explains, or are a
+    multiple of the average before them. A sudden increase also raises the measured unevenness, so
+    the first condition alone would explain the increase by chance.
+    """
+    expected = record.rate * record.fast_span_s
+    if record.fast > expected + weights.burst * sqrt(max(1.0, expected) * unevenness):
+        return True
+    before_s = record.slow_span_s - record.fast_span_s
+    if before_s <= 0:
+        return False
+    before = (record.slow - record.fast) / before_s * record.fast_span_s
+    return record.fast > max(_BURST_RATIO * before, before + weights.burst * sqrt(max(1.0, before)))

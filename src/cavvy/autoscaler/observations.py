@@ -60,6 +60,11 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     markets: tuple[MarketObservation, ...] = ()
 
     @property
+    def present(self) -> int:
+        """The number of requests that run or wait."""
+        return self.in_flight + self.backlog
+
+    @property
     def ready(self) -> int:
         return sum(len(market.ready_s) for market in self.markets)
 

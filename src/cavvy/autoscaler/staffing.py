@@ -12,6 +12,8 @@ from cavvy.domain.services import TargetKind
 
 # A reading this close to its target changes nothing, as in the autoscaler of Kubernetes.
 _TOLERANCE = 0.1
+# Requests that take at least this long count as they are. It is about the time between decisions.
+_LASTING_S = 1.0
 # The smallest share of late requests that is used: no measurement is long enough to verify a
 # smaller one.
 _SMALLEST_SHARE = 1e-6
@@ -29,12 +31,20 @@ def count_replicas(
         case TargetKind.QUEUE_WAIT:
             return count_for_wait(load, terms, late, seen.batch)
         case TargetKind.CONCURRENCY:
-            return ceil(load.erlangs / terms.target)
+            return ceil(max(load.erlangs, _count_lasting(load, seen)) / terms.target)
         case TargetKind.RATE:
             return ceil(load.rate / terms.target)
         case TargetKind.GPU_UTILISATION | TargetKind.METRIC:
             share = 1.0 if seen.reading is None else seen.reading / terms.target
             return seen.ready if abs(share - 1) <= _TOLERANCE else ceil(seen.ready * share)
+
+
+def _count_lasting(load: ServiceLoad, seen: ServiceObservation) -> int:
+    """Return the number of requests that run or wait now, or 0 if they are so short that most will
+    have ended before the next decision. In this case, only their average number matters.
+    """
+    age_s = seen.in_flight_s / seen.in_flight if seen.in_flight else 0.0
+    return seen.present if max(load.service_s, age_s) >= _LASTING_S else 0
 
 
 def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
@@ -58,7 +68,8 @@ def count_for_wait(
     load: ServiceLoad, terms: ScalingTerms, late: float, batch: BatchFit | None = None
 ) -> int:
     """Return the smallest number N of replicas for which at most the share `late` of requests waits
-    longer than w = `wait_s`.
+    longer than w = `wait_s`. If N is larger than `terms.most`, the result may be too small, but is
+    larger than `terms.most`.
 
     The load is a = rate * S erlangs, S is the service time in seconds, z is the unevenness, and the
     number of slots is s = N * concurrency:
@@ -82,8 +93,8 @@ def count_for_wait(
         or _late_share_of_batches(load, batch, replicas * terms.concurrency, terms.wait_s) > late
     ):
         replicas += 1
-        if replicas >= terms.most:
-            return terms.most
+        if replicas > terms.most:
+            return replicas
     return replicas
 
 
