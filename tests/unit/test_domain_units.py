@@ -17,6 +17,7 @@ from cavvy.domain.units import (
     format_duration,
     format_measure,
     format_memory,
+    format_rate,
     format_usd,
     parse_duration,
     parse_memory_mib,
@@ -175,3 +176,19 @@ def test_shown_to_people() -> None:
 )
 def test_values_of_nodes_are_shown_with_units(name: str, value: float | str, shown: str) -> None:
     assert format_measure(name, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("micros", "shown"),
+    [
+        (0, "0.00"),
+        (1, "0.000001"),
+        (49, "0.000049"),
+        (300, "0.0003"),
+        (1_500, "0.0015"),
+        (42_000, "0.0420"),
+        (1_200_000, "1.20"),
+    ],
+)
+def test_no_rate_above_zero_is_shown_as_zero(micros: int, shown: str) -> None:
+    assert format_rate(HourlyRate(micros)) == f"${shown}/h"

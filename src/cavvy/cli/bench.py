@@ -125,7 +125,7 @@ def _runs_out(runs: list[MachineRun], output: str) -> None:
         TableColumn("key", "NODE"),
         TableColumn("machine", drop=2),
         TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}"),
-        TableColumn("usd_hr", "USD/H", lambda usd: f"{usd:,.2f}", drop=1),
+        TableColumn("usd_hr", "USD/H", lambda usd: f"{usd:,.{2 if usd >= 0.1 else 4}f}", drop=1),
         TableColumn("usd_per_1000", "USD/1,000", lambda usd: f"{usd:.4g}"),
         TableColumn("job"),
     )

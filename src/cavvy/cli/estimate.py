@@ -400,7 +400,7 @@ _COLUMNS = (
     TableColumn("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}"),
     TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", drop=5),
     TableColumn("mfu", "MFU", lambda share: f"{share:.0%}", drop=2),
-    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.2f}", drop=6),
+    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.{2 if usd >= 0.1 else 4}f}", drop=6),
     TableColumn(
         "usd_per_1000",
         "$/1000",

@@ -170,9 +170,13 @@ def count_decimals(amounts: Sequence[Money]) -> int:
 
 
 def format_rate(rate: HourlyRate) -> str:
-    return (
-        f"${rate.usd:,.2f}/h" if not 0 < rate.micros_per_hour < 100_000 else f"${rate.usd:,.4f}/h"
-    )
+    """Format a rate for people: "$1.20/h". Rates below $0.10 have more decimals, so that no rate
+    above 0 is printed as 0."""
+    micros = rate.micros_per_hour
+    decimals = 6 if 0 < micros < 1_000 else 4 if 0 < micros < 100_000 else 2
+    text = f"{rate.usd:,.{decimals}f}"
+    kept = text.rstrip("0") if decimals == 6 else text
+    return f"${kept}/h"
 
 
 def format_duration(length: timedelta) -> str:

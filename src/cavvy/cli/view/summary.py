@@ -69,12 +69,13 @@ def bill_text(
     caller may not see the job.
     """
     from cavvy.domain.events import ChargeKind
+    from cavvy.domain.units import HourlyRate, format_rate
 
     timed = {kind.value for kind in ChargeKind if kind.is_machine}
     machines = [charge for charge in cost.charges if charge.kind in timed]
     rates = sorted({charge.rate_micros_per_hour for charge in machines})
     nodes = sum((charge.until - charge.since for charge in machines), timedelta(0)).total_seconds()
-    at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
+    at = " and ".join(format_rate(HourlyRate(rate)) for rate in rates)
     count = len(job.attempts) if job else len({charge.attempt for charge in cost.charges})
     attempts = f"{count} attempt{'s' if count != 1 else ''}"
     times = f", {formatting.show_seconds(nodes)} of node time at {at}" if machines else ""
