@@ -1,6 +1,7 @@
 """The program that starts MPI on a gang without SSH: ranks find each other, strangers do not."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,14 @@ def port() -> int:
 
 
 def start(
-    folder: Path, rank: int, port: int, key: str = "key", *, command: str = LAUNCHER
+    folder: Path,
+    rank: int,
+    port: int,
+    key: str = "key",
+    *,
+    command: str = LAUNCHER,
+    hosts: str = "first,second",
+    master: str = "127.0.0.1",
 ) -> subprocess.Popen[str]:
     home = folder / str(rank)
     home.mkdir()
@@ -41,10 +49,10 @@ def start(
         **{
             "NODE_RANK": str(rank),
             "NNODES": "2",
-            "CAVVY_HOSTS": "first,second",
+            "CAVVY_HOSTS": hosts,
             "CAVVY_MPI_KEY": key,
         },
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NPROC_PER_NODE": "2"},
+        **{"MASTER_ADDR": master, "MASTER_PORT": str(port), "NPROC_PER_NODE": "2"},
     }
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(home / "mpi.py"), sys.executable, "-c", command],
@@ -63,6 +71,24 @@ def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int) ->
     assert lines[0] == "1 of 2 bad 5"
     assert lines[1].startswith("255 cavvy: third: no such host")
     assert lines[2] == "['first', 'slots=2', 'second', 'slots=2']"
+
+
+def test_ranks_with_only_ipv6_addresses_meet(tmp_path: Path, port: int) -> None:
+    """Hydra takes the first colon of a line for the start of the count, so it gets other names."""
+    command = """
+import os, subprocess
+shell, file = os.environ["HYDRA_LAUNCHER_EXEC"], os.environ["HYDRA_HOST_FILE"]
+names = [line.rpartition(":")[0] for line in open(file).read().split()]
+print(names, *(subprocess.run([shell, host, "exit", "5"]).returncode for host in (names[1], "::2")))
+"""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    hosts = "::1,::2"
+    ranks = [
+        start(tmp_path, rank, port, command=command, hosts=hosts, master="::1") for rank in range(2)
+    ]
+    (said, wrong), _ = [rank.communicate(timeout=60) for rank in ranks]
+    assert said == "['localhost', 'cavvy-rank-1'] 5 5\n", wrong
 
 
 def test_a_host_with_two_ranks_is_named_once(

@@ -141,7 +141,12 @@ class LaunchHub:
         return the result."""
         with connection, connection.makefile("rwb") as file:
             asked = json.loads(file.readline() or b"{}")
-            ranks = [rank for rank in sorted(self._lines) if self._hosts[rank] == asked.get("host")]
+            names = (self._hosts, list_plain_hosts(self._hosts))
+            ranks = [
+                rank
+                for rank in sorted(self._lines)
+                if any(hosts[rank] == asked.get("host") for hosts in names)
+            ]
             if not ranks:
                 file.write(
                     json.dumps({"code": 255, "why": "no such host in this gang"}).encode() + b"\n"
@@ -180,10 +185,8 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = LaunchHub(hosts)
-    with socket.socket(socket.AF_INET) as server, socket.socket(socket.AF_UNIX) as local:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("", int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER))
-        server.listen(len(hosts))
+    port = int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER
+    with listen(port) as server, socket.socket(socket.AF_UNIX) as local:
         hub.gather(server, key)
         if os.path.exists(shells):
             os.unlink(shells)
@@ -200,6 +203,13 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
     return code if code >= 0 else 128 - code
 
 
+def listen(port: int) -> socket.socket:
+    """Listen at the port for IPv4 and IPv6, because a node may have only one of them."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
 def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
     """Return variables that make Open MPI 4 and 5, MPICH and Intel MPI start their daemons with
     this remote shell on the gang's hosts.
@@ -208,10 +218,12 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
     counts = {
         host: hosts.count(host) * slots for host in hosts
     }  # a host with several ranks is listed only once
+    plain = dict(zip(hosts, list_plain_hosts(hosts), strict=False))
     colons, lines = os.path.join(home, "mpi-hosts"), os.path.join(home, "mpi-slots")
-    for path, mark in ((colons, ":"), (lines, " slots=")):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("".join(f"{host}{mark}{count}\n" for host, count in counts.items()))
+    with open(colons, "w", encoding="utf-8") as file:
+        file.write("".join(f"{plain[host]}:{count}\n" for host, count in counts.items()))
+    with open(lines, "w", encoding="utf-8") as file:
+        file.write("".join(f"{host} slots={count}\n" for host, count in counts.items()))
     return {
         "OMPI_MCA_plm_rsh_agent": SHELL,
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
@@ -228,6 +240,20 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": SHELL,
         "I_MPI_HYDRA_HOST_FILE": colons,
     }
+
+
+def list_plain_hosts(hosts: list[str]) -> list[str]:
+    """Return the hosts' names for Hydra, which takes the first colon of a line for the start of the
+    count: an IPv6 address is replaced by a name that only our remote shell knows.
+    """
+    return [
+        host
+        if ":" not in host
+        else "localhost"
+        if host == hosts[0]
+        else f"cavvy-rank-{hosts.index(host)}"
+        for host in hosts
+    ]
 
 
 def lay_shell(home: str) -> None:

@@ -69,15 +69,19 @@ def find_devices(count: int) -> "dict[str, object]":
 
 def find_address() -> str:
     """Return the address at which the gang's other nodes reach this node. The address is looked up
-    by the batch system's name of this node or, if that lookup fails, by the host name.
+    by the batch system's name of this node or, if that lookup fails, by the host name. A node
+    without an IPv4 address is reached at its IPv6 address.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:
-            found = socket.gethostbyname(name) if name else ""
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM) if name else []
         except OSError:
             continue
-        if found and not found.startswith("127."):
-            return found
+        found.sort(key=lambda each: each[0])  # AF_INET comes before AF_INET6
+        addresses = [str(each[4][0]) for each in found]
+        for address in addresses:
+            if not address.startswith(("127.", "fe80:")) and address != "::1":
+                return address
     return "127.0.0.1"
 
 

@@ -55,9 +55,11 @@ def read_pools(told: dict[str, Any]) -> tuple[int, str]:
 def find_address(host: str) -> str:
     """Return the address of a host name, or "" if the host name has no address."""
     try:
-        return socket.gethostbyname(host) if host else ""
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
     except OSError:
         return ""
+    # AF_INET comes before AF_INET6
+    return next((str(each[4][0]) for each in sorted(found, key=lambda each: each[0])), "")
 
 
 def pass_on(number: int, frame: object) -> None:
