@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 
 MASTER_PORT = 29500  # the default port of torchrun
 
@@ -47,6 +48,29 @@ def list_notes(task: TaskSpec) -> Sequence[str]:
         notes.append(
             f"Checkpoints stay in {task.checkpoint.path}; the work is not restarted after a "
             "failure."
+        )
+    return [*notes, *list_choice_notes(task)]
+
+
+def take_first_choice(task: TaskSpec) -> TaskSpec:
+    """Return the task with the first of the alternatives in `resources.any_of`. A job that is
+    written without an offer can request only one of them.
+    """
+    return replace(task, resources=task.resources.choices[0])
+
+
+def list_choice_notes(task: TaskSpec) -> list[str]:
+    """Return notes about resources that the job does not request as the task does."""
+    need = task.resources
+    notes = []
+    if need.any_of:
+        notes.append(
+            f"resources.any_of: this requests one of the task's {len(need.any_of)} alternatives."
+        )
+    if need.instance is not None:
+        notes.append(
+            f"resources.instance: this requests no {need.instance}; add its accelerators, CPUs "
+            "and memory."
         )
     return notes
 

@@ -23,8 +23,20 @@ def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[s
     lines = [
         *prepare,
         f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
+        *list_start_lines("$CAVVY_WORK"),
+        *finish,
+        'exit "$CAVVY_CODE"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def list_start_lines(work: str) -> list[str]:
+    """Return shell lines that run the shell program in the variable `work`, such as "$0", with bash
+    if the image has bash, and pass SIGTERM on to it. Then CAVVY_CODE is the program's exit code.
+    """
+    return [
         "set -m 2>/dev/null # the work gets its own process group",
-        '"$(command -v bash || command -v sh)" -c "$CAVVY_WORK" &',
+        f'"$(command -v bash || command -v sh)" -c "{work}" &',
         "CAVVY_CHILD=$!",
         'trap \'kill -TERM -- "-$CAVVY_CHILD" 2>/dev/null || kill -TERM "$CAVVY_CHILD"\' TERM',
         "while :; do",
@@ -32,10 +44,7 @@ def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[s
         "    CAVVY_CODE=$?",
         '    kill -0 "$CAVVY_CHILD" 2>/dev/null || break',
         "done",
-        *finish,
-        'exit "$CAVVY_CODE"',
     ]
-    return "\n".join(lines) + "\n"
 
 
 def escape_references(text: str) -> str:

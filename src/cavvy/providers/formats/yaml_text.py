@@ -17,6 +17,9 @@ class LiteralDumper(yaml.SafeDumper):
     or 1.2 would read as a number or a boolean.
     """
 
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # write a shared value in full each time, as people would
+
     def represent_str(self, data: str) -> yaml.ScalarNode:
         if "\x85" in data:
             style: str | None = '"'  # U+0085 ends a line in YAML: only an escape keeps it

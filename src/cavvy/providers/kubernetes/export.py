@@ -9,9 +9,17 @@ import yaml
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, Volume, VolumeKind
-from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
+from cavvy.domain.values import replace
+from cavvy.providers.base import Refused
+from cavvy.providers.batch.export import (
+    MASTER_PORT,
+    list_choice_notes,
+    list_variables,
+    make_work,
+    take_first_choice,
+)
 from cavvy.providers.batch.shapes import NodeShape
-from cavvy.providers.formats.program import escape_references
+from cavvy.providers.formats.program import escape_references, list_start_lines
 from cavvy.providers.formats.yaml_text import LiteralDumper
 from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
@@ -19,7 +27,11 @@ from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
+    NO_ACCELERATORS,
+    SHM,
+    SHM_SOURCE,
     join_queue,
+    make_claim,
     make_place,
     make_resources,
     make_volumes,
@@ -29,9 +41,10 @@ from cavvy.spec.support import read_options as read_task_options
 
 Object = dict[str, Any]
 
-_TIME_LIMIT_S = 24 * 3600
-# Run the work with bash if the image has bash, as Cavvy itself does.
-_SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
+_LONGEST_LABEL = 63  # characters of a DNS label: RFC 1035, section 2.3.4
+# The shell stays the pod's first process and passes SIGTERM on, because the kernel drops a SIGTERM
+# for a first process that does not handle it.
+_SHELL = "\n".join([*list_start_lines("$0"), 'exit "$CAVVY_CODE"'])
 
 
 def make_export(
@@ -42,20 +55,46 @@ def make_export(
     node: KubernetesNode | None = None,
 ) -> str:
     """Return the manifests as YAML documents. `node` is one of the offer's nodes. Comments at the
-    top list the features that the pods lack without Cavvy.
+    top list the features that the pods lack without Cavvy. Raises Refused.
     """
+    if task.service is not None and nodes > 1:
+        raise Refused(
+            "a Deployment has one pod for each replica, and this service's replicas have "
+            f"{nodes} nodes; set nodes: 1"
+        )
+    if offer is None:
+        task = take_first_choice(task)
+    given, task = task.name, replace(task, name=_choose_name(task, nodes))
     documents = [] if nodes == 1 else [_service(task)]
+    documents += [make_claim(each, nodes) for each in _list_volumes(task) if _is_new(each)]
     place = node or _guess_node(task.resources)
     own = read_task_options(task.resources, "kubernetes")
     pods = [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
     made = [overlay_task(overlay_pod(each, options.pod), own, task.project) for each in pods]
-    left_out = _list_left_out(task, place)
+    left_out = [*_list_name_notes(given, task.name), *_list_left_out(task, place)]
     if task.service is not None:
         made = make_service(made[0], task.service)
         left_out += list_service_notes(task.service)
     documents += made
     notes = [f"# {note}" for note in left_out]
     return "\n".join([*notes, yaml.dump_all(documents, Dumper=LiteralDumper, sort_keys=False)])
+
+
+def _choose_name(task: TaskSpec, nodes: int) -> str:
+    """Return the task's name, changed if necessary: the name of a Service begins with a letter, and
+    the host names of pods end with the rank
+    (https://kubernetes.io/docs/concepts/overview/working-with-objects/names).
+    """
+    if nodes == 1 and task.service is None:
+        return task.name
+    name = task.name if task.name[0].isalpha() else f"job-{task.name}"
+    ending = len(f"-{nodes - 1}") if nodes > 1 else 0
+    return name[: _LONGEST_LABEL - ending].rstrip("-")
+
+
+def _list_name_notes(given: str, name: str) -> list[str]:
+    changed = f"name: Kubernetes does not accept the name {given} here; the objects have the name "
+    return [] if given == name else [f"{changed}{name}"]
 
 
 def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
@@ -78,7 +117,18 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
         "retry: an ended pod is not started again": task.service is None,
         "setup: runs each time a pod starts": task.setup is not None,
     }
-    return [note for note, is_so in wanted.items() if is_so]
+    absent = [each.source for each in _list_volumes(task) if _is_claimed(each)]
+    if absent:
+        wanted[f"volumes: create the PersistentVolumeClaims {', '.join(absent)} first"] = True
+    return [note for note, is_so in wanted.items() if is_so] + list_choice_notes(task)
+
+
+def _is_new(volume: Volume) -> bool:
+    return volume.kind is VolumeKind.NAMED and bool(volume.size_gib)
+
+
+def _is_claimed(volume: Volume) -> bool:
+    return volume.kind is VolumeKind.NAMED and not volume.size_gib
 
 
 def _service(task: TaskSpec) -> Object:
@@ -118,14 +168,16 @@ def _pod(
     }
     place = make_place(count, node, options)
     spec: Object = {**place, "containers": [container]}
-    spec["activeDeadlineSeconds"] = int(
-        task.limits.duration.total_seconds() if task.limits.duration else _TIME_LIMIT_S
-    )
+    if task.limits.duration:
+        spec["activeDeadlineSeconds"] = math.ceil(task.limits.duration.total_seconds())
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())
     if nodes > 1:
         spec |= {"hostname": name, "subdomain": task.name}
-    if volumes := _list_volumes(task):
-        spec["volumes"], container["volumeMounts"] = make_volumes(volumes)
+    volumes = _list_volumes(task)
+    spec["volumes"], container["volumeMounts"] = make_volumes(volumes)
+    if all(each.path.rstrip("/") != SHM for each in volumes):
+        spec["volumes"].append({"name": "shm", **SHM_SOURCE})
+        container["volumeMounts"].append({"name": "shm", "mountPath": SHM})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -143,6 +195,7 @@ def _environment(task: TaskSpec, rank: int, nodes: int, count: int) -> list[Obje
         [f"{task.name}-{each}.{task.name}" for each in range(nodes)] if nodes > 1 else ["127.0.0.1"]
     )
     values = {
+        **({} if count else {NO_ACCELERATORS["name"]: NO_ACCELERATORS["value"]}),
         **list_variables(task, nodes),
         "MASTER_ADDR": hosts[0],
         "CAVVY_HOSTS": ",".join(hosts),
@@ -164,7 +217,7 @@ def _size(resources: ResourceSpec, offer: Offer | None) -> tuple[float, int, int
         return offer.vcpus, offer.memory_mib, offer.accelerator_count
     count = resources.accelerators[0].count_min if resources.accelerators else 0
     cpus = resources.cpus_min or 1
-    return cpus, resources.least_memory_mib(cpus) or 1024, count
+    return cpus, resources.least_memory_mib(cpus), count
 
 
 def _guess_node(need: ResourceSpec) -> KubernetesNode:

@@ -19,6 +19,12 @@ Object = dict[str, Any]
 
 CONTAINER = "work"
 INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
+# Without this volume, /dev/shm has the container runtime's 64 MiB, too few for loaders of data and
+# for communication between GPUs.
+SHM = "/dev/shm"
+SHM_SOURCE: Object = {"emptyDir": {"medium": "Memory"}}
+# Without this variable, some images make all GPUs of the node visible.
+NO_ACCELERATORS: Object = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 RESERVE = timedelta(seconds=15)  # time for the agent's last messages after the work's grace period
 _LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
 # extra time in the pod's active deadline, because pulling images counts for the deadline
@@ -131,9 +137,7 @@ def _pod_spec(
         {"name": "CAVVY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     if not spec.offer.accelerator_count:
-        env.append(
-            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-        )  # without this, some images make all GPUs of the node visible
+        env.append(NO_ACCELERATORS)
     container = {
         "name": CONTAINER,
         "image": spec.image or options.image,
@@ -161,7 +165,7 @@ def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object
         ("agent", {"configMap": {"name": agent}}, {"mountPath": "/cavvy/agent", "readOnly": True}),
         ("gang", {"secret": secret}, {"mountPath": "/cavvy/gang", "readOnly": True}),
         ("run", {"emptyDir": {}}, {"mountPath": _RUN}),
-        ("shm", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}),
+        ("shm", SHM_SOURCE, {"mountPath": SHM}),
     )
     volumes, mounts = make_volumes(spec.volumes)
     volumes = [{"name": f"cavvy-{name}", **source} for name, source, _ in own] + volumes
@@ -187,12 +191,13 @@ def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:
     """Return a container's resources. Memory and accelerators are limits; CPUs are a request that
-    the container may exceed.
+    the container may exceed. A `memory_mib` of 0 sets no limit.
     """
-    limits: Object = {"memory": f"{memory_mib}Mi"}
+    limits: Object = {"memory": f"{memory_mib}Mi"} if memory_mib else {}
     if count:
         limits[resource] = str(count)
-    return {"requests": {"cpu": f"{round(cpus * 1000)}m", **limits}, "limits": limits}
+    requests = {"cpu": f"{round(cpus * 1000)}m", **limits}
+    return {"requests": requests, "limits": limits} if limits else {"requests": requests}
 
 
 def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptions) -> Object:

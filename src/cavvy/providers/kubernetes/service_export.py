@@ -86,7 +86,10 @@ def _make_pod_spec(spec: Object, service: ServiceSpec) -> Object:
     ]
     container = {
         **first,
-        "env": [*first["env"], *values],
+        "env": [
+            *(each for each in first["env"] if each["name"] not in ("PORT", "SERVE_HOST")),
+            *values,
+        ],
         "ports": [{"name": "http", "containerPort": service.port}],
         "readinessProbe": {**get, **rhythm, "failureThreshold": probe.failures},
         "startupProbe": {
