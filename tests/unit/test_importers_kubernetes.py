@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from cavvy.cli.main import cli
-from cavvy.domain.services import ReplicaCount
+from cavvy.domain.services import ReplicaCount, ReplicaTarget, TargetKind
 from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
 from cavvy.importers.kubernetes.needs import read_quantity
@@ -71,6 +71,63 @@ def read(text: str) -> tuple[Translation, TaskSpec]:
     found = parse_file(text)
     (task,) = found.tasks
     return found, task
+
+
+@pytest.mark.parametrize(
+    ("metrics", "target", "reasons"),
+    [
+        (
+            "[{type: Resource, resource: {name: cpu, target: {averageUtilization: 80}}}]",
+            ReplicaTarget(),
+            ["cpu: no target"],
+        ),
+        (
+            "[{type: Resource, resource: {name: cpu, target: {averageUtilization: 80}}},"
+            " {type: External, external: {metric: {name: app-requests-per-second},"
+            " target: {averageValue: 1500m}}}]",
+            ReplicaTarget(kind=TargetKind.RATE, value=1.5),
+            ["cpu: no target"],
+        ),
+        (
+            "[{type: Pods, pods: {metric: {name: concurrent_requests},"
+            " target: {averageValue: 8}}},"
+            " {type: Pods, pods: {metric: {name: qps}, target: {averageValue: 1k}}}]",
+            ReplicaTarget(kind=TargetKind.CONCURRENCY, value=8),
+            ["qps: a service has one target"],
+        ),
+        (
+            "[{type: External, external: {metric:"
+            " {name: 'kubernetes.io|container|accelerator|duty_cycle'},"
+            " target: {averageValue: 60}}}]",
+            ReplicaTarget(kind=TargetKind.GPU_UTILISATION, value=0.6),
+            [],
+        ),
+        (
+            "[{type: Pods, pods: {metric: {name: queue_size}, target: {averageValue: '10'}}}]",
+            ReplicaTarget(kind=TargetKind.METRIC, value=10, metric="queue_size"),
+            ["/metrics must contain queue_size"],
+        ),
+        (
+            "[{type: External, external: {metric: {name: sqs}, target: {averageValue: 30}}}]",
+            ReplicaTarget(),
+            ["sqs: no target"],
+        ),
+        (
+            "[{type: Object, object: {metric: {name: rps}, target: {value: 10k}}}]",
+            ReplicaTarget(),
+            ["rps: no target"],
+        ),
+    ],
+)
+def test_the_metrics_of_a_scaler_are_the_target(
+    metrics: str, target: ReplicaTarget, reasons: list[str]
+) -> None:
+    found, task = read(FILE.replace("metrics: [{}]", f"metrics: {metrics}"))
+    assert task.service is not None
+    assert task.service.replicas == ReplicaCount(least=1, most=6, target=target)
+    notes = [each.reason for each in found.kept if each.key.endswith(".metrics")]
+    assert len(notes) == len(reasons)
+    assert all(part in note for part, note in zip(reasons, notes, strict=True))
 
 
 def test_a_deployment_is_a_service() -> None:

@@ -1,7 +1,9 @@
 """A service as Kubernetes objects."""
 
+import pytest
 import yaml
 
+from cavvy.domain.services import ReplicaTarget, TargetKind
 from cavvy.domain.values import replace
 from cavvy.importers import parse_file
 from cavvy.providers.kubernetes.export import make_export
@@ -37,7 +39,39 @@ def test_a_service_is_a_deployment_with_a_service_and_a_scaler() -> None:
     assert "activeDeadlineSeconds" not in pod["spec"], "Deployments cannot have it"
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 3)
     comments = [line for line in text.splitlines() if line.startswith("# service.")]
-    assert len(comments) == 3
+    assert len(comments) == 4
+
+
+@pytest.mark.parametrize(
+    ("target", "metric", "value"),
+    [
+        ("concurrency: 2", "http_requests_in_flight", "2"),
+        ("rate: 0.5", "http_requests_per_second", "500m"),
+        ("gpu_utilisation: 70%", "DCGM_FI_DEV_GPU_UTIL", "70"),
+        ("metric: 'vllm:num_requests_waiting', value: 2.5", "vllm:num_requests_waiting", "2500m"),
+        ("queue_wait: 3s", "http_requests_in_flight", "16"),
+    ],
+)
+def test_a_scaler_has_the_target_of_the_service_and_is_read_back(
+    target: str, metric: str, value: str
+) -> None:
+    text = FILE.replace("max: 3}", f"max: 3, target: {{{target}}}}}, concurrency: 16")
+    (task,) = parse_file(text).tasks
+    written = make_export(task, None, 1, read_options({}))
+    *_, scaler = yaml.safe_load_all(written)
+    (found,) = scaler["spec"]["metrics"]
+    assert found["type"] == "Pods"
+    assert found["pods"]["metric"] == {"name": metric}
+    assert found["pods"]["target"] == {"type": "AverageValue", "averageValue": value}
+    assert f"the pods' metric {metric}" in written
+    assert ("pods have no queue" in written) == target.startswith("queue_wait")
+    (again,) = parse_file(written).tasks
+    assert task.service is not None
+    assert again.service is not None
+    wanted = task.service.replicas.target
+    if wanted.kind is TargetKind.QUEUE_WAIT:
+        wanted = ReplicaTarget(kind=TargetKind.CONCURRENCY, value=16)
+    assert again.service.replicas.target == wanted
 
 
 def test_a_fixed_number_of_replicas_needs_no_scaler() -> None:

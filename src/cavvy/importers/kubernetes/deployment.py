@@ -12,6 +12,7 @@ from cavvy.importers.detect import Dialect
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.kubernetes.needs import read_resources, read_volumes
 from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, read_objects
+from cavvy.importers.kubernetes.scaling import read_target
 from cavvy.importers.kubernetes.unread_keys import keep_unread
 from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
 from cavvy.spec.problems import ProblemNotes, slug
@@ -197,10 +198,11 @@ def _read_replicas(objects: ServiceObjects, kept_keys: TranslationNotes) -> Repl
     if not spec:
         count = int(at(objects.deployment, "spec").get("replicas", 1))
         return ReplicaCount(least=count, most=max(1, count))
-    if spec.get("metrics"):
-        reason = "the autoscaler counts requests; write `service.replicas.target`"
-        kept_keys.note(objects.mark, "HorizontalPodAutoscaler.spec.metrics", reason)
-    return ReplicaCount(least=int(spec.get("minReplicas", 1)), most=int(spec["maxReplicas"]))
+    return ReplicaCount(
+        least=int(spec.get("minReplicas", 1)),
+        most=int(spec["maxReplicas"]),
+        target=read_target(objects, kept_keys),
+    )
 
 
 def _read_probe(objects: ServiceObjects, port: int, kept_keys: TranslationNotes) -> ReadinessProbe:

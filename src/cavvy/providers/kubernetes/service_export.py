@@ -6,12 +6,11 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from cavvy.domain.services import RequestLimits, ServiceSpec
+from cavvy.domain.pod_metrics import GPU_PERCENT, IN_FLIGHT, PER_SECOND
+from cavvy.domain.services import RequestLimits, ServiceSpec, TargetKind
 
 Object = dict[str, Any]
 
-# percentage of the requested CPUs above which the HorizontalPodAutoscaler adds pods
-_CPU_PERCENT = 80
 _HTTP_PORT = 80
 
 
@@ -43,15 +42,18 @@ def make_service(pod: Object, service: ServiceSpec) -> list[Object]:
     }
     if most <= least:
         return [deployment, front]
-    return [deployment, front, _make_scaler(name, labels, least, most)]
+    return [deployment, front, _make_scaler(name, labels, service)]
 
 
 def list_service_notes(service: ServiceSpec) -> list[str]:
     """List the features that the exported objects lack without Cavvy's gateway and autoscaler."""
+    scales = service.replicas.most > max(1, service.replicas.least)
+    waits = service.replicas.target.kind is TargetKind.QUEUE_WAIT
     notes = {
-        "service.replicas: the cluster scales by CPU use, not by the service's target": (
-            service.replicas.most > max(1, service.replicas.least)
-        ),
+        f"service.replicas: the cluster needs an adapter that offers the pods' metric "
+        f"{_find_metric(service)[0]}, such as the Prometheus adapter": scales,
+        f"service.replicas: pods have no queue; the target is {service.concurrency} requests in "
+        "flight in each instead of the wait": scales and waits,
         "service.replicas: the cluster always keeps one pod, and never scales to zero": (
             service.replicas.least == 0
         ),
@@ -107,26 +109,48 @@ def _make_pod_spec(spec: Object, service: ServiceSpec) -> Object:
     }
 
 
-def _make_scaler(name: str, labels: Object, least: int, most: int) -> Object:
+def _make_scaler(name: str, labels: Object, service: ServiceSpec) -> Object:
+    metric, value = _find_metric(service)
+    quantity = f"{value:.0f}" if value == int(value) else f"{max(1, round(1000 * value))}m"
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
         "metadata": {"name": name, "labels": labels},
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-            "minReplicas": least,
-            "maxReplicas": most,
+            "minReplicas": max(1, service.replicas.least),
+            "maxReplicas": service.replicas.most,
             "metrics": [
                 {
-                    "type": "Resource",
-                    "resource": {
-                        "name": "cpu",
-                        "target": {"type": "Utilization", "averageUtilization": _CPU_PERCENT},
+                    "type": "Pods",
+                    "pods": {
+                        "metric": {"name": metric},
+                        "target": {"type": "AverageValue", "averageValue": quantity},
                     },
                 }
             ],
         },
     }
+
+
+def _find_metric(service: ServiceSpec) -> tuple[str, float]:
+    """Return the metric of the pods that expresses the service's target, and its mean per pod.
+
+    Pods have no queue, so no metric is the wait of requests. A request waits if a pod already has
+    as many requests as it processes at once; this number is the target instead.
+    """
+    target = service.replicas.target
+    match target.kind:
+        case TargetKind.QUEUE_WAIT:
+            return IN_FLIGHT, float(service.concurrency)
+        case TargetKind.CONCURRENCY:
+            return IN_FLIGHT, target.value
+        case TargetKind.RATE:
+            return PER_SECOND, target.value
+        case TargetKind.GPU_UTILISATION:
+            return GPU_PERCENT, 100 * target.value
+        case TargetKind.METRIC:
+            return str(target.metric), target.value
 
 
 def _whole(length: timedelta) -> int:
