@@ -8,13 +8,13 @@ from cavvy.agent.config import ConfigFields, WorkConfig
 from cavvy.agent.notices.clues import FailureClues
 
 
-def explain(output: str, path: str = "/nowhere", **fields: object) -> str:
+def explain(output: str, path: str = "/nowhere", folder: str = "", **fields: object) -> str:
     work = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true", **fields}
     clues = FailureClues()
     clues.feed(b"a line\n" * 9999)
     for piece in output.encode().splitlines(keepends=True):
         clues.feed(piece)
-    return clues.explain(WorkConfig(ConfigFields(work, "work")), path)
+    return clues.explain(WorkConfig(ConfigFields(work, "work")), path, folder)
 
 
 MISSING_FILES = [
@@ -44,6 +44,24 @@ def test_a_missing_file_of_a_submitted_folder() -> None:
     told = explain(MISSING_FILES[3], workdir={"snapshot": "0"})
     assert "files that .gitignore or .cavvyignore excludes are not submitted" in told
     assert explain("make: *** No rule to make target 'x'.\n", workdir={"snapshot": "0"}) == ""
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'\n",
+        "/a/run.sh: line 1: cd: /data/train.csv: No such file or directory\n",
+        "python: can't open file '/data/train.csv': [Errno 2] No such file or directory\n",
+    ],
+)
+def test_a_missing_file_outside_of_the_folder(output: str, tmp_path: Path) -> None:
+    for fields in ({}, {"workdir": {"snapshot": "0"}}):
+        told = explain(output, folder=str(tmp_path), **fields)
+        assert "sees no /data/train.csv" in told
+        assert "`inputs`" in told
+        assert "workdir" not in told
+    inside = output.replace("/data", str(tmp_path))
+    assert "started in an empty folder" in explain(inside, folder=str(tmp_path))
 
 
 def test_a_missing_module_names_the_python_that_ran(tmp_path: Path) -> None:

@@ -117,6 +117,27 @@ def test_the_folder_of_the_file_is_submitted(project: Path) -> None:
     assert read(project, "run: python train.py\nworkdir: src\n") == ("src", "", [])
 
 
+def test_the_current_folder_above_the_file_is_submitted(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "configs" / "a").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    folder, overrides, (note,) = read(project, "run: python train.py", "configs/a/task.yaml")
+    assert (folder, yaml.safe_load(overrides)) == ("../..", {"workdir": "../.."})
+    assert f"the folder {project} is submitted, as `workdir: ../..` says" in note
+    (project / "configs" / "a" / "train.py").write_text("")  # next to the file: it wins
+    assert read(project, "run: python train.py", "configs/a/task.yaml")[0] == "."
+    monkeypatch.chdir(project / "src")  # not above the file
+    assert read(project, "run: python model.py", "configs/a/task.yaml") == ("", "", [])
+
+
+def test_a_link_to_a_task_file_means_the_folder_of_the_file(project: Path) -> None:
+    (project / "src" / "task.yaml").write_text("run: python model.py")
+    (project / "task.yaml").symlink_to("src/task.yaml")
+    loaded = load_task(project / "task.yaml")
+    assert (loaded.task.workdir, loaded.folder) == (Workdir(path="."), project / "src")
+
+
 def test_other_overrides_stay(project: Path) -> None:
     (project / "task.yaml").write_text("run: python train.py")
     options = ReadOptions(overrides='{"resources": {"gpu": ["H100:8"]}, "env": {"A": "1"}}')

@@ -6,6 +6,7 @@ of another tool is recognised by its keys, checked by the rules of that tool, an
 tasks.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -104,7 +105,7 @@ def load_task(
         text=text,
         folder=Path(path).resolve().parent,
         source=found,
-        overrides=_add_folder(options.overrides) if found.own_folder else options.overrides,
+        overrides=_add_folder(options.overrides, found.own_folder),
     )
     check_uses(loaded.folder, task, str(path))
     return loaded
@@ -273,7 +274,7 @@ def _parse(
     found = replace(found, tasks=tasks, kept=tuple(kept))
     if not isinstance(file, Path):
         return found
-    return _find_own_folder(found, documents, file.absolute().parent)
+    return _find_own_folder(found, documents, file.resolve().parent)
 
 
 def _say_guess(file: str, what: str, kind: Dialect, why: str) -> str:
@@ -283,11 +284,11 @@ def _say_guess(file: str, what: str, kind: Dialect, why: str) -> str:
 
 
 def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Path) -> Translation:
-    """If a task without a working folder names a file of `folder`, which contains the task file,
-    submit `folder`, or note why it is not submitted: other tools submit nothing. A key `workdir`
-    without a value means that no folder is submitted.
+    """If a task without a working folder names a file of `folder`, which contains the task file, or
+    of the current folder above it, submit this folder, or note why it is not submitted: other tools
+    submit nothing. A key `workdir` without a value means that no folder is submitted.
     """
-    from cavvy.spec.own_folder import choose_named, list_named
+    from cavvy.spec.own_folder import choose_named, find_named
     from cavvy.spec.tree import MapNode
 
     task, root = found.task, documents[0] if documents else None
@@ -297,7 +298,9 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
         return found  # the files are in the image
     if isinstance(root, MapNode) and root.get("workdir") is not None:
         return found
-    if not (named := list_named(task, folder)):
+    beside = folder
+    folder, named = find_named(task, beside)
+    if not named:
         return found
     if found.kind in (Dialect.SKYPILOT, Dialect.DSTACK):
         own = "." if folder == Path.cwd() else quote(str(folder))
@@ -314,18 +317,23 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
             f"submitted without `workdir`, because {unfit}"
         )
     else:
-        note = f"`{key}` names {name}, so the folder {folder} is submitted, as `workdir: .` says"
-        task = replace(task, workdir=Workdir(path="."))
-        found = replace(found, tasks=(task,), own_folder=True)
+        path = os.path.relpath(folder, beside)
+        note = (
+            f"`{key}` names {name}, so the folder {folder} is submitted, as `workdir: {path}` says"
+        )
+        task = replace(task, workdir=Workdir(path=path))
+        found = replace(found, tasks=(task,), own_folder=path)
     return replace(found, notes=(*found.notes, note))
 
 
-def _add_folder(overrides: str) -> str:
-    """Add the working folder `.` to the text of overrides."""
+def _add_folder(overrides: str, folder: str) -> str:
+    """Add the working folder, if there is one, to the text of overrides."""
+    if not folder:
+        return overrides
     import yaml
 
     table = yaml.safe_load(overrides) if overrides else {}
-    return str(yaml.safe_dump({**table, "workdir": "."}, sort_keys=False))
+    return str(yaml.safe_dump({**table, "workdir": folder}, sort_keys=False))
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:

@@ -50,7 +50,8 @@ class Translation(Struct, frozen=True, kw_only=True):
     several entries for a pipeline or a job group. The `run` and `setup` of a task contain the
     author's original text. Call `add_translation_header` to make the task ready to run.
 
-    `own_folder` means that the folder of the file is submitted although the file does not say so.
+    `own_folder` is the folder that is submitted although the file does not say so, relative to the
+    folder of the file, or "".
     `notes` are remarks for the user about what is submitted.
     """
 
@@ -61,7 +62,7 @@ class Translation(Struct, frozen=True, kw_only=True):
     before: str = ""  # commands to insert before `run`
     after: str = ""  # commands to insert after `run`
     local: tuple[LocalPath, ...] = ()
-    own_folder: bool = False
+    own_folder: str = ""
     guess: str = ""  # for which tool the file was read and why; "" for Cavvy's own files
     notes: tuple[str, ...] = ()
 

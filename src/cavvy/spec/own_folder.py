@@ -54,6 +54,18 @@ def list_named(task: TaskSpec, folder: Path) -> list[tuple[str, str]]:
     ]
 
 
+def find_named(task: TaskSpec, folder: Path) -> tuple[Path, list[tuple[str, str]]]:
+    """Return the folder whose files the task's commands name, with these files as in `list_named`:
+    `folder`, which contains the task file, or the current folder if it contains `folder`, as for
+    `cavvy run configs/train.yaml`.
+    """
+    above = [each for each in (Path.cwd(),) if each in folder.parents]
+    for each in (folder, *above):
+        if named := list_named(task, each):
+            return each, named
+    return folder, []
+
+
 def explain_unfit(folder: Path) -> str:
     """Return why the folder is not submitted without `workdir`, and what to do. Return "" if the
     folder can be submitted, unless it is too large."""

@@ -108,6 +108,8 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
         return _explain_module(name, work, path, empty)
     if found := _NO_COMMAND.search(end):
         return _explain_command((found[1] or found[2]).decode(), work, path)
+    if outside := _explain_outside(end, folder):
+        return outside
     if empty and _NO_FILE.search(end):
         return (
             "the task started in an empty folder, because it has no `workdir`: `workdir: .` in the "
@@ -125,12 +127,30 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
     return ""
 
 
+def _list_missing(end: bytes) -> list[str]:
+    """Return the files that the output says are missing."""
+    return [(a or b).decode(errors="replace").strip() for a, b in _MISSING_FILE.findall(end)]
+
+
+def _explain_outside(end: bytes, folder: str) -> str:
+    """Return that the last missing file is outside of the working folder, so that no submitted
+    folder would contain it."""
+    name = (_list_missing(end) or [""])[-1]
+    if not folder or not name.startswith("/") or os.path.exists(name):
+        return ""
+    if not os.path.relpath(name, folder).startswith(".."):
+        return ""
+    return (
+        f"the job sees no {name} on its node: `inputs` and `volumes` give a job data from outside "
+        "of its folder, and `setup` installs what it needs"
+    )
+
+
 def _explain_file(end: bytes, folder: str) -> str:
     """Return which file of the working folder is missing. Files elsewhere give no clue: programs
     also look for files that need not exist.
     """
-    found = [(a or b).decode(errors="replace").strip() for a, b in _MISSING_FILE.findall(end)]
-    for name in reversed(found):
+    for name in reversed(_list_missing(end)):
         inside = os.path.relpath(os.path.join(folder, name), folder) if folder else ".."
         if inside.startswith("..") or os.path.exists(os.path.join(folder, inside)):
             continue
