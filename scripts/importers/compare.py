@@ -591,7 +591,7 @@ def mutate(task: TaskSpec) -> Iterator[tuple[str, TaskSpec]]:
             yield field.name, replace(task, **{field.name: _change(value)})
     for field in fields(ResourceSpec):
         value = getattr(need, field.name)
-        if field.name not in ("any_of", "check", "network", "cpus_max") and value:
+        if field.name not in ("any_of", "check", "implied", "network", "cpus_max") and value:
             changed = replace(need, **{field.name: _change(value)}, any_of=())
             others = tuple(
                 replace(each, **{field.name: changed.__getattribute__(field.name)})

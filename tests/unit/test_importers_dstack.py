@@ -5,8 +5,12 @@ from datetime import timedelta
 
 import pytest
 
+from cavvy.catalog.fit import meets
+from cavvy.catalog.query import Constraint
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
 from cavvy.importers.dstack.tasks import join_commands
 from cavvy.spec import SpecError
@@ -102,6 +106,41 @@ def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
         RetryPolicy(preemption=0, node=0, exit=0),
         timedelta(minutes=5),
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "implied"),
+    [
+        ("", ("cpus_min", "memory_min_mib", "disk_gib")),
+        ("resources: {cpu: 4, disk: }", ("memory_min_mib",)),
+        ("resources: {memory: 1GB.., gpu: 1}", ("cpus_min", "disk_gib")),
+    ],
+)
+def test_dstack_s_defaults_do_not_bind_on_own_machines(more: str, implied: tuple[str, ...]) -> None:
+    task = run(more).task
+    assert task is not None
+    need = task.resources
+    assert need.implied == implied
+    small = Offer(
+        provider="local",
+        region="here",
+        instance_type="cpu",
+        vcpus=1 if "cpu:" not in more else 4,
+        memory_mib=1024,
+        disk_gib=9,
+        rate=HourlyRate(0),
+        shared=True,
+        owned=True,
+    )
+    sizes = (Constraint.CPUS, Constraint.MEMORY, Constraint.DISK)
+    assert all(meets(small, need, each) for each in sizes)
+    assert not all(meets(replace(small, owned=False), need, each) for each in sizes)
+
+
+def test_a_size_of_the_command_line_binds_everywhere() -> None:
+    options = ReadOptions(overrides="resources: {cpu: 3}")
+    task = parse_task("type: task\ncommands: [x]", options=options)
+    assert (task.resources.cpus_min, task.resources.implied) == (3, ("memory_min_mib", "disk_gib"))
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,8 @@ def relative_gap(value: float, low: float | None, high: float | None) -> float:
 
 def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
     """Return whether the offer meets this constraint."""
+    if offer.owned:
+        need = need.stated()
     match constraint:
         case Constraint.PURCHASE:
             return offer.purchase in PURCHASES[need.spot]

@@ -74,7 +74,8 @@ class Offer(Struct, frozen=True, kw_only=True):
     `hosts` is above 1 if the node is one of several hosts that are rented together, such as the
     hosts of a TPU slice. The number of a gang's nodes is a multiple of `hosts`, and all amounts are
     for one host. `shared` means that several jobs share the host's devices; a job then holds only
-    the devices that it requests.
+    the devices that it requests. `owned` means that the node is one of the user's own machines or
+    of an own cluster, and is not rented for the job.
     """
 
     provider: str
@@ -102,6 +103,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     pool: str = ""
     hosts: int = 1
     shared: bool = False
+    owned: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`

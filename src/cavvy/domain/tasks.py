@@ -6,6 +6,7 @@ import dataclasses
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
+from typing import Any
 
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.units import HourlyRate, Money
@@ -132,6 +133,18 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
         "ResourceSpec", ...
     ] = ()  # all alternatives, including this one; () if there are no others
     ordered: bool = False  # prefer the first available alternative, not the cheapest
+    # names of fields whose values the task does not state: they are the defaults of the tool for
+    # which the file was written, and apply only to nodes that are rented
+    implied: tuple[str, ...] = ()
+
+    def stated(self) -> "ResourceSpec":
+        """Return only the requirements that the task states. They apply to the user's own
+        machines.
+        """
+        if not self.implied:
+            return self
+        left_out: dict[str, Any] = dict.fromkeys(self.implied)
+        return replace(self, **left_out, implied=())
 
     def least_memory_mib(self, cpus: float) -> int:
         """Return the minimum memory of a node with `cpus` CPUs."""

@@ -210,7 +210,8 @@ def _able(
 
 def _too_many(task: TaskSpec, offer: Offer) -> str:
     """Return why a gang does not fit on a shared host. The reason states the size of the host."""
-    need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
+    need = task.resources.stated()
+    need = replace(need, cpus_min=need.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
     there = (
         f"{offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} and "

@@ -180,7 +180,9 @@ def _as_used(offer: Offer, task: TaskSpec) -> Offer:
     if offer.accelerator is not None and not task.resources.uses_accelerators(offer.shared):
         offer = replace(offer, accelerator=None, accelerator_count=0)
     if offer.shared:
-        offer = replace(offer, vcpus=min(offer.vcpus, task.resources.cpus_min or DEFAULT_CPUS))
+        offer = replace(
+            offer, vcpus=min(offer.vcpus, task.resources.stated().cpus_min or DEFAULT_CPUS)
+        )
     return offer
 
 

@@ -102,7 +102,7 @@ def allocate_one(
     A task that requests no size gets one CPU and no memory. Devices are never divided. Devices are
     allocated in the order in which the host lists them.
     """
-    need = task.resources
+    need = task.resources.stated()  # a shared host is the user's own machine
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
     memory_mib = need.least_memory_mib(cpus)
     if not may_share(host, allocations, owner.project):

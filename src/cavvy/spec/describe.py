@@ -104,12 +104,15 @@ def describe_accelerator(need: AcceleratorNeed) -> str:
 
 
 def _needs(need: ResourceSpec) -> str:
-    parts = [*_compute(need), *_storage(need)]
+    own = need.stated()
+    parts = [*_compute(own), *_storage(own)]
     kind = f"of type {need.instance}" if need.instance else ""
-    return (
+    text = (
         " ".join(part for part in (kind, f"with {listed(parts, 'and')}" if parts else "") if part)
         or "of any kind"
     )
+    rented = [each for each in (*_compute(need), *_storage(need)) if each not in parts]
+    return f"{text}; rented nodes also have {listed(rented, 'and')}" if rented else text
 
 
 def _compute(need: ResourceSpec) -> Iterator[str]:

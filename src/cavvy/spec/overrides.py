@@ -89,6 +89,15 @@ def _merge_needs(needs: ResourceSpec, **values: Any) -> ResourceSpec:
     """Set the attributes in every alternative of the resources. Alternatives that become equal are
     merged.
     """
-    alone = (replace(each, **values, any_of=(), ordered=False) for each in needs.choices)
+    alone = (
+        replace(
+            each,
+            **values,
+            any_of=(),
+            ordered=False,
+            implied=tuple(name for name in each.implied if name not in values),
+        )
+        for each in needs.choices
+    )
     found = tuple(dict.fromkeys(alone))
     return found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=needs.ordered)

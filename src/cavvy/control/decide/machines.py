@@ -140,6 +140,7 @@ def _held_share(offer: Offer, request: ResourceSpec) -> Offer:
     """
     if not offer.shared:
         return offer
+    request = request.stated()
     cpus = request.cpus_min or DEFAULT_CPUS
     memory = request.least_memory_mib(cpus)
     return replace(offer, vcpus=cpus, memory_mib=memory or offer.memory_mib, shared=False)

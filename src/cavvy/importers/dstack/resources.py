@@ -26,6 +26,8 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, and number of accelerators
 CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024.0, None), "1.."
+# keys of `resources`, and the fields that get dstack's defaults without these keys
+_IMPLIED = (("cpu", "cpus_min"), ("memory", "memory_min_mib"), ("disk", "disk_gib"))
 _PRIVILEGES = {
     "docker": "the job runs only on Kubernetes, the only provider that can give a job a Docker "
     "engine of its own",
@@ -56,6 +58,11 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> ResourceSpec:
         regions=place.regions,
         options=place.options,
         max_rate=read_price(table, "max_price"),
+        implied=tuple(
+            name
+            for key, name in _IMPLIED
+            if not isinstance(needs, MapNode) or needs.get(key) is None
+        ),
     )
     types = dict.fromkeys(_texts(table, "instance_types"))
     named = tuple(replace(request, instance=each) for each in types) or (request,)

@@ -108,6 +108,7 @@ def make_offer(
         rate=prices.gpu.times(part.gpus) if part.gpus else share,
         capacity=capacity,
         pool=place.pool,
+        owned=True,
         source=source,
     )
 

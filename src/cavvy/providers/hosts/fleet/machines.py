@@ -302,6 +302,7 @@ def make_offer(
         rate=price.times(max(1, count)),
         capacity=capacity,
         shared=True,
+        owned=True,
         architecture=machines[0].architecture,
         source=source,
     )
