@@ -145,11 +145,9 @@ def test_nodes_wait_for_each_other_if_their_commands_start_processes(tmp_path: P
     os.kill(int(started.read_text()), signal.SIGKILL)
 
 
-def run_led_nodes(lines: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Run a dstack task on two nodes. Each node has its own copy of the program that connects
-    them.
-    """
-    run = parse_task(f"type: task\nnodes: 2\n{lines}").run
+def run_led_nodes(text: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run a file of two nodes. Each node has its own copy of the program that connects them."""
+    run = parse_task(text).run
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     ranks = []
@@ -171,6 +169,7 @@ def run_led_nodes(lines: str, folder: Path) -> list[subprocess.CompletedProcess[
     ]
 
 
+NODES = "type: task\nnodes: 2\n"
 LED = "commands:\n  - if [ $DSTACK_NODE_RANK = 0 ]; then {}; else {}; fi\n"
 
 
@@ -178,7 +177,7 @@ LED = "commands:\n  - if [ $DSTACK_NODE_RANK = 0 ]; then {}; else {}; fi\n"
 def test_a_job_ends_with_its_master(code: int, tmp_path: Path) -> None:
     endless = "while [ ! -e end ]; do sleep 0.1; done >/dev/null 2>&1"
     lines = LED.format(f"echo $OMPI_MCA_plm_rsh_agent; exit {code}", endless)
-    found = run_led_nodes("stop_criteria: master-done\n" + lines, tmp_path)
+    found = run_led_nodes(NODES + "stop_criteria: master-done\n" + lines, tmp_path)
     (tmp_path / "end").touch()
     assert [each.returncode for each in found] == [code, code]
     assert found[0].stdout == "cavvy-rsh\n"  # `mpirun` reaches the other node
@@ -189,15 +188,27 @@ def test_a_node_that_fails_ends_before_its_master(tmp_path: Path) -> None:
     other = "while [ ! -e begun ]; do sleep 0.02; done; touch gone; exit 4"
     lines = LED.format(master, other)
     lines = "stop_criteria: master-done\nstartup_order: workers-first\n" + lines
-    found = run_led_nodes(lines, tmp_path)
+    found = run_led_nodes(NODES + lines, tmp_path)
     assert found[1].returncode == 4
 
 
 def test_the_master_starts_last_and_all_nodes_finish(tmp_path: Path) -> None:
     lines = LED.format("touch done", "while [ ! -e done ]; do sleep 0.02; done; echo late")
-    found = run_led_nodes("startup_order: workers-first\n" + lines, tmp_path)
+    found = run_led_nodes(NODES + "startup_order: workers-first\n" + lines, tmp_path)
     assert [each.returncode for each in found] == [0, 0]
     assert found[1].stdout == "late\n"
+
+
+MPI = "if [ $NODE_RANK = 0 ]; then which mpirun; echo $OMPI_MCA_plm_rsh_agent; fi"
+
+
+@pytest.mark.parametrize(
+    "text", [f"num_nodes: 2\nrun: |\n  {MPI}", f"{NODES}commands:\n  - {MPI}\n"]
+)
+def test_mpi_reaches_the_other_nodes_without_ssh(text: str, tmp_path: Path) -> None:
+    found = run_led_nodes(text, tmp_path)
+    assert [each.returncode for each in found] == [0, 0]
+    assert found[0].stdout.splitlines()[-1] == "cavvy-rsh"
 
 
 @pytest.mark.parametrize("lines", ["nodes: 1\nstop_criteria: master-done", "startup_order: any"])

@@ -1,9 +1,10 @@
-"""Shell lines for dstack tasks whose nodes depend on the master (rank 0): `startup_order:
-workers-first` and `stop_criteria: master-done`.
+"""Shell lines for tasks of other tools whose nodes depend on the master (rank 0): tasks that start
+MPI, and dstack's `startup_order: workers-first` and `stop_criteria: master-done`.
 
-dstack connects the nodes with SSH. Here, `$CAVVY_MPI` connects them: on rank 0 it waits for the
-other ranks, and then runs the author's commands, in which `mpirun` starts processes on the other
-ranks. The other ranks run the author's commands, too, and do what rank 0 asks until rank 0 ends.
+SkyPilot and dstack connect the nodes with SSH. Here, `$CAVVY_MPI` connects them: on rank 0 it waits
+for the other ranks, and then runs the author's commands, in which `mpirun` starts processes on the
+other ranks. The other ranks run the author's commands, too, and do what rank 0 asks until rank 0
+ends.
 """
 
 _END = "_CAVVY_END_OF_COMMANDS"
@@ -42,7 +43,7 @@ exit $_code
 """
 
 
-def run_commands(*, ends_with_master: bool) -> str:
+def run_commands(*, ends_with_master: bool = False) -> str:
     """Return the lines that follow the author's commands and run them. `ends_with_master` means
     that a node ends when the master has ended, and its own commands are stopped.
     """

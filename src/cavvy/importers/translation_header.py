@@ -8,11 +8,13 @@ at the first failing command, but the shells of the other tools do not, so the l
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from shlex import quote
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
+from cavvy.importers.led_nodes import HOLD_COMMANDS, run_commands
 from cavvy.importers.node_keeper import KEEPER, STARTS_PROCESSES
 
 # The variables of each tool. The values are shell words.
@@ -84,6 +86,8 @@ if [ -f ~/.bashrc ] && [ -n "${BASH_VERSION:-}" ]; then
 fi
 """,
 }
+# Commands that start MPI: the nodes of the other tools have SSH, over which it starts processes.
+_MPI = re.compile(r"(?<![\w$/-])mpi(run|exec)(?![\w-])")
 # The commands for a file without commands: the job waits until it is stopped.
 WAIT = """\
 trap 'exit 143' TERM
@@ -117,12 +121,15 @@ def add_translation_header(
         setup = f"{text}unset CUDA_VISIBLE_DEVICES\n"
         if task.nodes > 1 and STARTS_PROCESSES.search(task.run):
             text += KEEPER
-    if after:
-        task = replace(task, run=f"{task.run.rstrip(chr(10))}\n{after}")
     note = f"# above: the steps that {kind} would do; below: the author's own commands\n"
+    run = text + note + task.run if task.run else ""
+    if after:
+        run = f"{run.rstrip(chr(10))}\n{after}"
+    elif task.nodes > 1 and _MPI.search(task.run):
+        run = f"{HOLD_COMMANDS}{run.rstrip(chr(10))}\n{run_commands()}"
     return replace(
         task,
-        run=text + note + task.run if task.run else "",
+        run=run,
         setup=setup + note + task.setup if task.setup is not None else None,
     )
 
