@@ -30,6 +30,7 @@ from cavvy.autoscaler.observations import ScaleReason, ScalingDecision, ServiceO
 from cavvy.autoscaler.staffing import count_agreeing, count_replicas
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.services import TargetKind
 from cavvy.domain.values import replace
 
 _MINUTE_S = 60.0
@@ -45,7 +46,7 @@ def decide(
     late = min(terms.weights.most_late, (1 - terms.on_time) * exp(terms.weights.thrift * surplus))
     need = max(count_replicas(load, seen, terms, late), min(1, seen.present))
     agreeing = count_agreeing(load, terms)
-    state = replace(state, needs=_record_need(state, seen, need, agreeing))
+    state = replace(state, needs=_record_need(terms, state, seen, need, agreeing))
     wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus, agreeing))
     placement, spot = place_replicas(wanted, terms, state, seen)
     decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
@@ -81,10 +82,13 @@ def _allow(terms: ScalingTerms, state: ScalingState) -> float:
 
 
 def _record_need(
-    state: ScalingState, seen: ServiceObservation, need: int, agreeing: int
+    terms: ScalingTerms, state: ScalingState, seen: ServiceObservation, need: int, agreeing: int
 ) -> tuple[tuple[int, int], ...]:
     minute = int(seen.now_s // _MINUTE_S)
     needs = dict(state.needs)
+    # The formula for waits follows averages and already has a margin. Other needs change at once.
+    if terms.kind is not TargetKind.QUEUE_WAIT:
+        need = max(need, needs.get(minute, 0))
     needs[minute] = need
     return tuple(each for each in needs.items() if each[0] > minute - agreeing)
 

@@ -11,9 +11,8 @@ _REMEMBERED_REQUESTS = 500.0
 # The configured service time counts as this many measurements.
 _ASSUMED_REQUESTS = 2.0
 _MOST_UNEVEN = 50.0
-# The recent arrivals are also a burst if they are this many times the average before them. The
-# average over `fast_s` reaches this ratio a few seconds after the rate has increased tenfold.
-_BURST_RATIO = 2.5
+# The unevenness before an increase is the one that was measured this many long steps ago.
+_STEPS_BEFORE = 3
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
@@ -22,13 +21,14 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is a
     sum over `steps` earlier steps, in which older steps have less weight. Each step adds (a - e)^2
     / e to this sum, where a is the number of arrivals in the step and e is the number of expected
-    arrivals.
+    arrivals. `latest` is the number of arrivals per second in the last complete step.
     """
 
     counted: int = 0
     counted_s: int = 0
     squares: float = 0.0
     steps: float = 0.0
+    latest: float = 0.0
 
     def add(self, arrived: int, rate: float, step_s: int, keep: float) -> "CountRecord":
         """Return the record, extended by the arrivals of one second."""
@@ -37,7 +37,11 @@ class CountRecord(Struct, frozen=True, kw_only=True):
             return replace(self, counted=counted, counted_s=counted_s)
         expected = rate * step_s
         square = (counted - expected) ** 2 / max(1.0, expected)
-        return CountRecord(squares=keep * self.squares + square, steps=keep * self.steps + 1)
+        return CountRecord(
+            squares=keep * self.squares + square,
+            steps=keep * self.steps + 1,
+            latest=counted / step_s,
+        )
 
     def unevenness(self, weights: ScalingWeights) -> float:
         """Return the variance of the counts divided by their mean (1 for a Poisson process)."""
@@ -50,8 +54,9 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
 
     `slow` and `fast` are numbers of requests, and `slow_span_s` and `fast_span_s` are the seconds
     in which the requests arrived. `short` counts the arrivals in short steps, and `long` counts the
-    arrivals in long steps. `completed` is the number of completed requests, which took `service_s`
-    seconds on average.
+    arrivals in long steps. `uneven` contains the unevenness at the end of the last long steps,
+    oldest first. `completed` is the number of completed requests, which took `service_s` seconds on
+    average.
     """
 
     slow: float = 0.0
@@ -60,6 +65,7 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
     fast_span_s: float = 0.0
     short: CountRecord = CountRecord()
     long: CountRecord = CountRecord()
+    uneven: tuple[float, ...] = ()
     completed: float = 0.0
     service_s: float = 0.0
 
@@ -68,17 +74,23 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
         """The average number of arrivals per second."""
         return self.slow / self.slow_span_s if self.slow_span_s else 0.0
 
+    def unevenness(self, weights: ScalingWeights) -> float:
+        """Return the variance of the number of arrivals divided by their mean."""
+        return _find_unevenness(self.short, self.long, weights)
+
 
 class ServiceLoad(Struct, frozen=True, kw_only=True):
     """The expected load: arrivals per second, seconds of service per request, the unevenness of the
     arrivals, and whether the arrivals are a burst. The unevenness is the variance of the number of
-    arrivals in a period divided by the mean of this number (1 for a Poisson process).
+    arrivals in a period divided by the mean of this number (1 for a Poisson process). `latest` is
+    the rate of the last seconds in a burst, otherwise 0.
     """
 
     rate: float
     service_s: float
     unevenness: float
     burst: bool
+    latest: float = 0.0
 
     @property
     def erlangs(self) -> float:
@@ -95,7 +107,7 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
         record.fast,
         record.fast_span_s,
     )
-    short, long = record.short, record.long
+    short, long, uneven = record.short, record.long, record.uneven
     keep_slow, keep_fast = exp(-1 / weights.slow_s), exp(-1 / weights.fast_s)
     keep_short = exp(-weights.short_s / weights.uneven_s)
     keep_long = exp(-weights.long_s / weights.uneven_s)
@@ -105,6 +117,8 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
         rate = slow / slow_span_s
         short = short.add(arrived, rate, weights.short_s, keep_short)
         long = long.add(arrived, rate, weights.long_s, keep_long)
+        if not long.counted_s:
+            uneven = (*uneven, _find_unevenness(short, long, weights))[-_STEPS_BEFORE:]
     kept = exp(-seen.completed / _REMEMBERED_REQUESTS) * record.completed
     completed = kept + seen.completed
     return LoadRecord(
@@ -114,6 +128,7 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
         fast_span_s=fast_span_s,
         short=short,
         long=long,
+        uneven=uneven,
         completed=completed,
         service_s=(kept * record.service_s + seen.completed_s) / completed if completed else 0.0,
     )
@@ -131,8 +146,7 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     the others longer.
     """
     weights = terms.weights
-    unevenness = max(record.short.unevenness(weights), record.long.unevenness(weights))
-    unevenness = min(_MOST_UNEVEN, max(1.0, unevenness))
+    unevenness = record.unevenness(weights)
     burst = _is_burst(record, weights, unevenness)
     rate = record.fast / record.fast_span_s if burst else record.rate
     requests = record.completed + _ASSUMED_REQUESTS
@@ -145,19 +159,28 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
         service_s=max(mean_s, min(longest_s, mean_s + excess_s / requests)),
         unevenness=unevenness,
         burst=burst,
+        latest=record.short.latest if burst else 0.0,
     )
 
 
+def _find_unevenness(short: CountRecord, long: CountRecord, weights: ScalingWeights) -> float:
+    return min(_MOST_UNEVEN, max(1.0, short.unevenness(weights), long.unevenness(weights)))
+
+
 def _is_burst(record: LoadRecord, weights: ScalingWeights, unevenness: float) -> bool:
-    """Return whether the recent arrivals exceed the average by more than chance explains, or are a
-    multiple of the average before them. A sudden increase also raises the measured unevenness, so
-    the first condition alone would explain the increase by chance.
+    """Return whether the recent arrivals exceed the average by more than chance explains, or exceed
+    the average before them by more than the unevenness before them explains. An increase raises
+    both the average and the measured unevenness, so the first condition alone would explain a
+    lasting increase by chance.
     """
-    expected = record.rate * record.fast_span_s
-    if record.fast > expected + weights.burst * sqrt(max(1.0, expected) * unevenness):
+    if _exceeds(record.fast, record.rate * record.fast_span_s, unevenness, weights):
         return True
     before_s = record.slow_span_s - record.fast_span_s
-    if before_s <= 0:
+    if before_s <= 0 or len(record.uneven) < _STEPS_BEFORE:
         return False
     before = (record.slow - record.fast) / before_s * record.fast_span_s
-    return record.fast > max(_BURST_RATIO * before, before + weights.burst * sqrt(max(1.0, before)))
+    return _exceeds(record.fast, before, record.uneven[0], weights)
+
+
+def _exceeds(count: float, expected: float, unevenness: float, weights: ScalingWeights) -> bool:
+    return count > expected + weights.burst * sqrt(max(1.0, expected) * unevenness)

@@ -31,9 +31,10 @@ def count_replicas(
         case TargetKind.QUEUE_WAIT:
             return count_for_wait(load, terms, late, seen.batch)
         case TargetKind.CONCURRENCY:
-            return ceil(max(load.erlangs, _count_lasting(load, seen)) / terms.target)
+            erlangs = max(load.rate, load.latest) * load.service_s
+            return ceil(max(erlangs, _count_lasting(load, seen)) / terms.target)
         case TargetKind.RATE:
-            return ceil(load.rate / terms.target)
+            return ceil(max(load.rate, load.latest) / terms.target)
         case TargetKind.GPU_UTILISATION | TargetKind.METRIC:
             share = 1.0 if seen.reading is None else seen.reading / terms.target
             return seen.ready if abs(share - 1) <= _TOLERANCE else ceil(seen.ready * share)

@@ -13,8 +13,9 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     `began_s` is the time of the first decision, and `wanted` is the result of the last decision.
     `budget` is the number of requests that may still be late; it is negative if too many requests
     were late. `needs` contains a pair for each recorded minute, oldest first: the minute, and the
-    number of replicas that were needed at the end of the minute. `idle_since_s` is the time when
-    the service last became idle, or None if it is not idle. `cold_starts` are stored by market.
+    number of replicas that were needed at the end of the minute. If the target is not a wait, the
+    number is the highest in the minute. `idle_since_s` is the time when the service last became
+    idle, or None if it is not idle. `cold_starts` are stored by market.
     `spot` is the record of the spot policy, for the markets `spot_markets`.
     """
 
