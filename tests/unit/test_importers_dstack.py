@@ -176,6 +176,25 @@ def test_accelerators(written: str, expected: tuple[object, ...]) -> None:
     ) == expected
 
 
+@pytest.mark.parametrize(
+    ("gpu", "some", "none"),
+    [
+        ("{compute_capability: 8.9, count: 2}", {"L4", "H100", "RTX-PRO-6000"}, {"A100", "T4"}),
+        ("{name: [A100, T4], compute_capability: [8, 0]}", {"A100"}, {"T4", "H100"}),
+        ("{compute_capability: 12.0}", {"RTX5090"}, {"H100", "RTX5000"}),
+    ],
+)
+def test_a_compute_capability_is_a_list_of_accelerators(
+    gpu: str, some: set[str], none: set[str]
+) -> None:
+    found = run(f"resources: {{gpu: {gpu}}}")
+    assert found.refused == ()
+    assert found.task is not None
+    names = {each.name for each in found.task.resources.accelerators}
+    assert some <= names
+    assert not none & names
+
+
 @pytest.mark.parametrize("more", ["image: rocm/pytorch", "docker: true"])
 def test_only_dstack_s_own_image_needs_nvidia(more: str) -> None:
     (task,) = run(f"{more}\nresources: {{gpu: 24GB}}").tasks
@@ -221,7 +240,15 @@ def test_a_command_by_its_entrypoint() -> None:
         ("repos: ['https://example.org/a.git']", "repos"),
         ("resources: {cpu: 'arm:4'}", "resources.cpu"),
         ("resources: {gpu: 'n150:1'}", "resources.gpu"),
-        ("resources: {gpu: {compute_capability: 8.0}}", "resources.gpu.compute_capability"),
+        (
+            "resources: {gpu: {name: T4, compute_capability: 8.0}}",
+            "resources.gpu.compute_capability",
+        ),
+        (
+            "resources: {gpu: {vendor: amd, compute_capability: 8.0}}",
+            "resources.gpu.compute_capability",
+        ),
+        ("resources: {gpu: {total_memory: 96GB}}", "resources.gpu.total_memory"),
     ],
 )
 def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> None:

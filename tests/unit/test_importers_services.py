@@ -337,6 +337,22 @@ def test_run_points_to_serve(text: str) -> None:
     assert task.service is not None
 
 
+@pytest.mark.parametrize(
+    ("env", "overrides"),
+    [("[K=secret]", ""), ("{K: secret}", ""), ("[K]", "env: {K: secret}"), ("[K]", "")],
+)
+def test_probes_may_contain_variables(env: str, overrides: str) -> None:
+    probe = "{type: http, headers: [{name: X-Key, value: 'is ${{ env.K }}'}]}"
+    text = dstack(f"port: 1\nenv: {env}\nprobes: [{probe}]\n")
+    found = parse_file(text, options=ReadOptions(overrides=overrides))
+    known = "secret" in env + overrides
+    assert [each.key for each in found.refused] == ([] if known else ["probes.headers"])
+    assert found.task is not None
+    assert found.task.service is not None
+    if known:
+        assert found.task.service.probe.headers == (("X-Key", "is secret"),)
+
+
 def test_a_service_may_get_whole_paths() -> None:
     found = parse_file(dstack("port: 1\nstrip_prefix: false\nretry: true\n"))
     assert found.refused == ()

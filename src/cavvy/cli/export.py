@@ -49,6 +49,7 @@ def command(
     """
     import asyncio
 
+    from cavvy.domain.values import replace
     from cavvy.providers.formats.index import find_format
 
     task = read_any_task(file, read_params(param))
@@ -62,7 +63,9 @@ def command(
     elif job_format := find_format(provider):
         text = _write_request(provider, job_format, task)
     else:
-        text = asyncio.run(_export(provider, task, ask))
+        # The clusters are the user's own, so only the sizes that the task states apply.
+        own = replace(task, resources=task.resources.stated())
+        text = asyncio.run(_export(provider, own, ask))
     if target is None:
         click.echo(text.rstrip("\n"))
         return

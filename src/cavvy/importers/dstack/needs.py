@@ -191,6 +191,3 @@ def _as_range(node: Node | None) -> str:
     if isinstance(node, ScalarNode):
         return str(node.value)
     return "" if node is None else f"{text_at(node, 'min') or ''}..{text_at(node, 'max') or ''}"
-
-
-CAPABILITY_KEYS = ("total_memory", "compute_capability")

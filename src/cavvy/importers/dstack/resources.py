@@ -9,7 +9,6 @@ from cavvy.domain.values import Struct, replace
 from cavvy.importers.accelerators import find_needs
 from cavvy.importers.common_fields import read_price
 from cavvy.importers.dstack.needs import (
-    CAPABILITY_KEYS,
     GpuRequest,
     Range,
     range_of,
@@ -22,6 +21,7 @@ from cavvy.importers.dstack.rules import is_set
 from cavvy.importers.dstack.scalars import read_size_mib
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, flag_at, items, mark_of, text_at
+from cavvy.spec.problems import listed
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, and number of accelerators
@@ -224,14 +224,16 @@ def _read_accelerators(
     gpu = read_gpu(node)
     if gpu is None or node is None:
         return ()
-    for key in CAPABILITY_KEYS:
-        if child(node, key) is not None:
-            where = mark_of(node, key)
-            kept_keys.refuse(
-                where,
-                f"resources.gpu.{key}",
-                "this property cannot be requested; list the accelerators that have this property",
-            )
+    if child(node, "total_memory") is not None:
+        kept_keys.refuse(
+            mark_of(node, "total_memory"),
+            "resources.gpu.total_memory",
+            "the memory of all accelerators together cannot be requested; write `memory` and "
+            "`count`",
+        )
+    names = gpu.names
+    if child(node, "compute_capability") is not None:
+        names = _find_capable(node, gpu, kept_keys)
     count = _as_count(gpu.count)
     if count is None:
         return ()
@@ -241,7 +243,7 @@ def _read_accelerators(
             "resources.gpu",
             "dstack would also accept a node without an accelerator; Cavvy requires at least one",
         )
-    names = gpu.names or (gpu.vendor or usual,)
+    names = names or (gpu.vendor or usual,)
     found = [find_needs(name, count, _as_memory(gpu)) for name in names]
     problems = [each.problem for each in found if each.problem]
     for problem in problems:
@@ -250,6 +252,28 @@ def _read_accelerators(
         else:
             kept_keys.refuse(node.mark, "resources.gpu", problem)
     return tuple(need for each in found for need in each.needs)
+
+
+def _find_capable(node: Node, gpu: GpuRequest, kept_keys: TranslationNotes) -> tuple[str, ...]:
+    """Return the names of NVIDIA's accelerators that have at least the compute capability."""
+    from cavvy.importers.dstack.capabilities import find_capability, list_capable
+
+    asked = child(node, "compute_capability")
+    parts = [each for each in (*items(asked), asked) if isinstance(each, ScalarNode)]
+    major, minor = (int(each) for each in ".".join(map(as_text, parts)).strip().split("."))
+    least = (major, minor)
+    if gpu.names:
+        names = tuple(each for each in gpu.names if (find_capability(each) or (0, 0)) >= least)
+    else:
+        names = list_capable(least) if gpu.vendor in ("", "nvidia") else ()
+    where = mark_of(node, "compute_capability")
+    if names:
+        reason = f"the capability is at least {major}.{minor}: {listed(names, 'and')}"
+        kept_keys.note(where, "resources.gpu.compute_capability", reason)
+    else:
+        reason = f"no accelerator of the file has at least the capability {major}.{minor}"
+        kept_keys.refuse(where, "resources.gpu.compute_capability", reason)
+    return names
 
 
 def _as_count(text: str) -> str | None:

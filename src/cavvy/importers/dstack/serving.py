@@ -3,6 +3,7 @@
 """
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 
 from cavvy.domain.services import (
@@ -17,7 +18,7 @@ from cavvy.domain.services import (
 from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.readers import as_text, child, int_at, items, mark_of, text_at
+from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 _LONGEST_HEADER = 100  # of the gateway
@@ -32,7 +33,11 @@ _OWN_PATH = (
     "the service's path is /PROJECT/NAME, such as /default/chat, and not "
     "/proxy/services/PROJECT/NAME; change the path in the program's own settings"
 )
-_NOT_EVALUATED = "expressions in ${{ }} cannot be evaluated; write the value"
+_VARIABLE = re.compile(r"\$\{\{\s*env\.(\w+)\s*\}\}")
+_NOT_EVALUATED = (
+    "expressions in ${{ }} cannot be evaluated, except variables with a value; write the value, or "
+    "set the variable with --env NAME=VALUE"
+)
 _NOTED = {
     "https": "TLS of the gateway is a setting of the server",
     "gateway": "the Cavvy server has one gateway, which all services share",
@@ -120,7 +125,9 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
     if len(probes) > 1:
         kept_keys.refuse_at(root, "probes", "a service can have only one probe")
     probe = probes[0]
-    method, body = (text_at(probe, "method") or "get").lower(), text_at(probe, "body")
+    values = _list_values(root)
+    method = (text_at(probe, "method") or "get").lower()
+    body = _fill_in(text_at(probe, "body"), values)
     if method not in ("get", "post"):
         kept_keys.refuse_at(probe, "probes.method", "probes are GET or POST requests")
     elif method == "get" and body is not None:
@@ -143,15 +150,34 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
         every=timedelta(seconds=every_s),
         timeout=timedelta(seconds=_seconds(probe, "timeout", _PROBE_TIMEOUT_S)),
         start=_START,
-        headers=_read_headers(probe, kept_keys),
+        headers=_read_headers(probe, values, kept_keys),
         body=(body or "") if method == "post" else None,
     )
 
 
-def _read_headers(probe: Node, kept_keys: TranslationNotes) -> tuple[tuple[str, str], ...]:
+def _list_values(root: Node) -> dict[str, str]:
+    """Return the environment variables that have a value."""
+    env = child(root, "env")
+    texts = [as_text(each) for each in items(env) if isinstance(each, ScalarNode)]
+    pairs = [each.partition("=") for each in texts]
+    values = {name: value for name, equals, value in pairs if equals}
+    tables = ((name.text, each) for name, each in entries(env) if isinstance(each, ScalarNode))
+    return {**values, **{name: as_text(each) for name, each in tables}}
+
+
+def _fill_in(text: str | None, values: Mapping[str, str]) -> str | None:
+    """Replace the expressions of variables that have a value."""
+    if text is None:
+        return None
+    return _VARIABLE.sub(lambda match: values.get(match[1], match[0]), text)
+
+
+def _read_headers(
+    probe: Node, values: Mapping[str, str], kept_keys: TranslationNotes
+) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {}
     for each in items(child(probe, "headers")):
-        name, value = text_at(each, "name") or "", text_at(each, "value") or ""
+        name, value = text_at(each, "name") or "", _fill_in(text_at(each, "value"), values) or ""
         problem = _NOT_EVALUATED if "${{" in value else find_header_problem(name, value)
         if problem:
             kept_keys.refuse(each.mark, "probes.headers", problem)
