@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spot_worlds import data
 
 from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.services import TargetKind
 from cavvy.sim.serving.bound import bound_replica_hours
 from cavvy.sim.serving.history import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.requests import RequestOptions, RequestTrace, TokenSpeed, read_requests
@@ -64,6 +65,29 @@ def test_requests_wait_for_the_cold_start_and_replicas_are_paid_from_their_order
     assert score.on_time == 0.0
     assert score.replica_hours * 3600 == pytest.approx(50.0)
     assert score.usd == pytest.approx(50.0 / 3600 * 3.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "concurrency", "most", "longest_s"),
+    [
+        (TargetKind.CONCURRENCY, 2.0, 4, 7, 15.0),
+        # nobody knows the length of the requests when they arrive, so replicas are added one by one
+        (TargetKind.QUEUE_WAIT, 10.0, 1, 12, 60.0),
+    ],
+)
+def test_long_requests_get_replicas_before_any_of_them_has_ended(
+    kind: TargetKind, target: float, concurrency: int, most: int, longest_s: float
+) -> None:
+    """Twelve requests of five minutes arrive at a service that has had only one short request."""
+    requests = RequestTrace(
+        name="made-up", arrivals_s=(1.0, *[60.0] * 12), services_s=(0.2, *[300.0] * 12)
+    )
+    terms = ScalingTerms(kind=kind, target=target, concurrency=concurrency, cold_start_s=10.0)
+    controller = AutoscalerController(terms, interval_s=1)
+    setting = ServiceSetting(concurrency=concurrency, cold_start_s=10.0)
+    score = run_service("own", requests, setting, controller, warm=False, ready=1)
+    assert score.wait_s[-1] <= longest_s
+    assert max(decision.wanted for _, decision in controller.decisions) <= most
 
 
 def test_a_drained_replica_finishes_its_requests() -> None:

@@ -83,7 +83,8 @@ class ServiceLoad(Struct, frozen=True, kw_only=True):
     """The expected load: arrivals per second, seconds of service per request, the unevenness of the
     arrivals, and whether the arrivals are a burst. The unevenness is the variance of the number of
     arrivals in a period divided by the mean of this number (1 for a Poisson process). `latest` is
-    the rate of the last seconds in a burst, otherwise 0.
+    the rate of the last seconds in a burst, otherwise 0. `completed_s` is the service time without
+    regard to the requests in flight, or None if they do not raise it.
     """
 
     rate: float
@@ -91,6 +92,7 @@ class ServiceLoad(Struct, frozen=True, kw_only=True):
     unevenness: float
     burst: bool
     latest: float = 0.0
+    completed_s: float | None = None
 
     @property
     def erlangs(self) -> float:
@@ -154,12 +156,14 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     mean_s = total_s / requests
     excess_s = max(0.0, seen.in_flight_s - seen.in_flight * mean_s)
     longest_s = seen.present / rate if rate else inf
+    service_s = max(mean_s, min(longest_s, mean_s + excess_s / requests))
     return ServiceLoad(
         rate=rate,
-        service_s=max(mean_s, min(longest_s, mean_s + excess_s / requests)),
+        service_s=service_s,
         unevenness=unevenness,
         burst=burst,
         latest=record.short.latest if burst else 0.0,
+        completed_s=mean_s if service_s > mean_s else None,
     )
 
 

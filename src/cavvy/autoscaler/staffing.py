@@ -9,6 +9,7 @@ from cavvy.autoscaler.observations import ServiceObservation
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.services import TargetKind
+from cavvy.domain.values import replace
 
 # A reading this close to its target changes nothing, as in the autoscaler of Kubernetes.
 _TOLERANCE = 0.1
@@ -29,15 +30,31 @@ def count_replicas(
     """
     match terms.kind:
         case TargetKind.QUEUE_WAIT:
-            return count_for_wait(load, terms, late, seen.batch)
+            return _count_for_open_requests(load, seen, terms, late)
         case TargetKind.CONCURRENCY:
-            erlangs = max(load.rate, load.latest) * load.service_s
-            return ceil(max(erlangs, _count_lasting(load, seen)) / terms.target)
+            latest = min(load.latest * load.service_s, seen.present)
+            return ceil(max(load.erlangs, latest, _count_lasting(load, seen)) / terms.target)
         case TargetKind.RATE:
             return ceil(max(load.rate, load.latest) / terms.target)
         case TargetKind.GPU_UTILISATION | TargetKind.METRIC:
             share = 1.0 if seen.reading is None else seen.reading / terms.target
             return seen.ready if abs(share - 1) <= _TOLERANCE else ceil(seen.ready * share)
+
+
+def _count_for_open_requests(
+    load: ServiceLoad, seen: ServiceObservation, terms: ScalingTerms, late: float
+) -> int:
+    """Return the replicas for a limit of waits. If only the requests in flight say that requests
+    are long, the replicas beyond the need of the completed requests have at most a slot for each
+    request: the margin of the formula is for a lasting load, and it is not known that such requests
+    will continue to arrive.
+    """
+    count = count_for_wait(load, terms, late, seen.batch)
+    if load.completed_s is None:
+        return count
+    known = replace(load, service_s=load.completed_s)
+    least = count_for_wait(known, terms, late, seen.batch)
+    return min(count, max(least, ceil(seen.present / terms.concurrency)))
 
 
 def _count_lasting(load: ServiceLoad, seen: ServiceObservation) -> int:
