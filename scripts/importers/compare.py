@@ -41,6 +41,7 @@ from cavvy.importers.accelerators import BARE_SIZES, find_needs
 from cavvy.importers.credential_files import is_credentials
 from cavvy.importers.translation_header import WAIT
 from cavvy.spec import SpecError
+from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.problems import slug
 
 REFERENCE = Path(__file__).with_name("reference.py")
@@ -481,7 +482,13 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     def is_address(source: str) -> bool:
         return "://" in source or "@" in source.partition("/")[0]
 
+    # Without a repository, the commands start deeper if a file is above the working folder.
+    paths = [] if folder or their["repos"] else [_path(path) for _, path in their["files"]]
+    inner = "/".join(["work"] * max((path.split("/").count("..") for path in paths), default=0))
+
     def place(path: str) -> str:
+        if inner and not path.startswith(("/", "~")):
+            return posixpath.normpath(posixpath.join(inner, path))
         is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
         return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
 
@@ -491,6 +498,8 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     sent = [(source, path) for source, path in their["files"] if not is_credentials(source)]
     files = {(_path(source), _path(place(path))) for source, path in (*sent, *shown)}
     again = None if "interruption" in events else 0
+    # keys that restrict the place
+    placed = {each.key for each in found.kept} & {"docker", "privileged", "instances"}
     hosts = (VolumeKind.NAMED, VolumeKind.HOST)
     git = task.workdir and task.workdir.git
     length = {None: None, "off": None}
@@ -529,11 +538,15 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
             [(each.name, _describe(each)) for each in need.accelerators],
         ),
         ("spot", their["spot"] or "on-demand", spot[need.spot]),
-        ("backends", their["backends"], list(need.providers)),
-        ("regions", their["regions"], list(need.regions)),
+        ("backends", their["backends"], [] if placed else list(need.providers)),
+        ("regions", their["regions"], [] if "instances" in placed else list(need.regions)),
         ("instances", their["instances"], [x.instance for x in need.choices if x.instance]),
         ("price", their["price"], need.max_rate and need.max_rate.micros_per_hour / 1e6),
-        ("retry", (again, again, 0), (task.retry.preemption, task.retry.node, task.retry.exit)),
+        (
+            "retry",
+            (again, again, None if "error" in events else 0),
+            (task.retry.preemption, task.retry.node, task.retry.exit),
+        ),
         (
             "duration",
             length.get(their["duration"], their["duration"]),
@@ -566,7 +579,7 @@ def _commands(their: Facts, script: str) -> tuple[object, object]:
     commands = [_ARGUMENTS.sub("", each) for each in (*their["commands"], *their["init"])]
     if their["entrypoint"]:
         return [*shlex.split(their["entrypoint"]), *commands], shlex.split(script)
-    rest, found = script.removesuffix(WAIT), []
+    rest, found = script.removesuffix(WAIT).removeprefix(f"exec {OWN_COMMAND}"), []
     for command in map(str.strip, commands):
         before, there, rest = rest.partition(command)
         found.append(there if not before.strip("{}& \n") else before + there)
