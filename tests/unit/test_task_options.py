@@ -371,6 +371,52 @@ def test_who_gives_a_command_as_the_file_is_told_how_to(
     assert f"write it after --: `cli {command} -- {line}`" in done.stderr
 
 
+def test_who_gives_a_parameter_as_a_word_or_option_is_told_how_to(
+    sent: list[dict[str, object]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("run: x\nparams: {who: world, n: 1}\n")
+    done = run("a.yaml", "who=Ada Lee", "n=2")
+    assert "cavvy run a.yaml --param 'who=Ada Lee' --param n=2`" in done.stderr
+    for option in ("--who", "--who=Bob", "-n"):
+        done = run("a.yaml", option, "x")
+        assert done.exit_code == 2
+        name = option.strip("-").partition("=")[0]
+        assert f"--param {name}=VALUE sets the parameter {name} of a.yaml" in done.stderr
+    assert "--param" not in run("a.yaml", "--whom", "x").stderr
+    (tmp_path / "b.yaml").write_text("run: [\n")
+    assert "there is no option --who" in run("b.yaml", "--who", "x").stderr
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("train.yml", "train.yaml"), ("trian.yaml", "train.yaml"), ("./train", "")]
+)
+def test_a_missing_file_names_the_one_that_was_meant(
+    sent: list[dict[str, object]], tmp_path: Path, name: str, meant: str
+) -> None:
+    (tmp_path / "train.yaml").write_text("run: x\n")
+    assert f"did you mean {meant or 'train.yaml'}?" in run(name).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["a.yaml", "-d"], "`cavvy run a.yaml -d` runs the task"),
+        (["python3", "a b.py"], "`cavvy run -- python3 'a b.py'` runs the program as a job"),
+        (["version"], "`cavvy --version`"),
+        (["help", "run"], "`cavvy COMMAND --help`"),
+        (["none.yaml"], "`cavvy --help` lists"),
+    ],
+)
+def test_a_word_that_is_no_command_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], advice: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("run: x\n")
+    done = CliRunner().invoke(cli, words, prog_name="cavvy")
+    assert (done.exit_code, advice in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("words", [[""], [" "]])
 def test_an_empty_name_is_no_file_and_no_command(words: list[str]) -> None:
     done = CliRunner().invoke(cli, ["run", *words])

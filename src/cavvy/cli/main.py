@@ -195,7 +195,7 @@ class LazyGroup(click.Group):
             advice = find_advice(args[0])
             close = get_close_matches(args[0], COMMANDS, n=1)
             likely = f"did you mean `cavvy {close[0]}`?" if close else ""
-            hint = advice or likely or "`cavvy --help` lists the commands"
+            hint = advice or likely or _advise_run(args) or "`cavvy --help` lists the commands"
             raise CommandFailure(f"no command {args[0]!r}", hint, 2)
         return super().resolve_command(ctx, args)
 
@@ -264,6 +264,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - a fault of this program, which a file describes
         _report_fault(error)
+
+
+def _advise_run(args: Sequence[str]) -> str:
+    """Return how to run a task file or a program that was given as a command, or ""."""
+    import shlex
+    import shutil
+
+    if args[0].endswith((".yaml", ".yml")) and os.path.isfile(args[0]):
+        return f"`cavvy run {shlex.join(args)}` runs the task"
+    if shutil.which(args[0]):
+        return f"`cavvy run -- {shlex.join(args)}` runs the program as a job"
+    return ""
 
 
 def _is_output_closed() -> bool:

@@ -87,7 +87,9 @@ def read_file(file: Path) -> str:
             "save the file as UTF-8",
         )
     except FileNotFoundError:
-        message, hint = "the file does not exist", "`cavvy init` writes a starter file"
+        close = _find_close(file)
+        message = "the file does not exist"
+        hint = f"did you mean {close}?" if close else "`cavvy init` writes a starter file"
     except IsADirectoryError:
         message, hint = (
             "this is a folder",
@@ -98,3 +100,16 @@ def read_file(file: Path) -> str:
     raise SpecError(
         [SpecProblem(file=str(file), line=0, column=0, message=message, suggestion=hint)]
     )
+
+
+def _find_close(file: Path) -> Path | None:
+    """Return the YAML file with the most similar name in the same folder."""
+    from difflib import get_close_matches
+
+    try:
+        names = [each.name for each in file.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+    except (OSError, ValueError):
+        return None
+    stem = [name for name in names if Path(name).stem == file.name]
+    close = stem or get_close_matches(file.name, names, n=1)
+    return file.with_name(close[0]) if close else None

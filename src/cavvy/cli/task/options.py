@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -92,13 +93,16 @@ class TaskCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if hint := _advise_parameter(given, error.option_name):
+                text = f"there is no option {error.option_name}"
+                raise CommandFailure(text, hint, 2) from error
             if _COMMAND in ctx.meta or not given or not _looks_like_command(given[0]):
                 raise
             hint = _advise_command(ctx, shlex.join(given))
             raise CommandFailure(f"{given[0]}: the file does not exist", hint, 2) from error
         if rest and not ctx.resilient_parsing:
             words = [word for word in (ctx.params.get("file"), *rest) if word]
-            hint = "" if _COMMAND in ctx.meta else _advise_command(ctx, shlex.join(words))
+            hint = "" if _COMMAND in ctx.meta else _advise_words(ctx, words)
             text = f"expected one task file, but {len(words)} words were given"
             raise CommandFailure(text, hint, exit_code=2)
         return rest
@@ -109,6 +113,29 @@ class TaskCommand(click.Command):
 
 def _is_flag(parameter: click.Parameter) -> bool:
     return isinstance(parameter, click.Option) and parameter.is_flag
+
+
+def _advise_words(context: click.Context, words: list[str]) -> str:
+    """Return what to write instead of several words where a task file was expected."""
+    if os.path.isfile(words[0]) and all(re.fullmatch(r"[\w-]+=.*", each) for each in words[1:]):
+        params = " ".join(f"--param {shlex.quote(each)}" for each in words[1:])
+        return f"to set parameters: `{context.command_path} {shlex.quote(words[0])} {params}`"
+    return _advise_command(context, shlex.join(words))
+
+
+def _advise_parameter(given: list[str], option: str) -> str:
+    """Return how to set the parameter of the given task file that was written as an option."""
+    import yaml
+
+    file = next((each for each in given if os.path.isfile(each)), "")
+    try:
+        table = yaml.safe_load(Path(file).read_text()) if file else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    params = table.get("params") if isinstance(table, dict) else None
+    names = list(params) if isinstance(params, dict) else []
+    name = next((each for each in names if option in (f"--{each}", f"-{each}")), "")
+    return f"--param {name}=VALUE sets the parameter {name} of {file}" if name else ""
 
 
 def _advise_command(context: click.Context, line: str) -> str:

@@ -35,6 +35,8 @@ _ADVICE = {
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
     "config setup": "`cavvy check` shows which providers are configured",
     "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
+    "version": "`cavvy --version` prints the version",
+    "help man": "`cavvy COMMAND --help` describes a command",
     "machine": "`cavvy machines` lists machines that are kept between jobs",
     "dev-environment ide notebook jupyter code": "`cavvy dev` gets a machine for interactive work",
     "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
