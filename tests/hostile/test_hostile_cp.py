@@ -413,3 +413,31 @@ def test_a_repository_that_the_user_names_is_not_changed(uow: Scene) -> None:
     uow.tells([file("config")])
     result = uow.copy("box:.git")
     assert (result.exit_code, list((uow.here / ".git").iterdir())) == (1, [])
+
+
+@pytest.mark.parametrize("own", [".git", "repo.git", ".git/modules/sub"])
+@pytest.mark.parametrize("target", ["hooks", "config", "new", "link/hooks"])
+def test_nothing_is_copied_into_a_git_folder(uow: Scene, own: str, target: str) -> None:
+    uow.node.lies.clear()
+    (uow.node.folder / "sent/a").write_text("evil")
+    for name in ("hooks", "objects", "refs"):
+        (uow.here / own / name).mkdir(parents=True)
+    for name in ("HEAD", "config"):
+        (uow.here / own / name).write_text("mine")
+    (uow.here / own / "link").symlink_to(".")
+    result = uow.copy("box:sent/a", str(uow.here / own / target))
+    assert (result.exit_code, "is in a git folder" in result.output) == (1, True)
+    assert (uow.here / own / "config").read_text() == "mine"
+    assert not list((uow.here / own / "hooks").iterdir())
+
+
+def test_a_repository_without_a_git_folder_is_not_changed(uow: Scene) -> None:
+    for name in ("objects", "refs"):
+        (uow.here / "sent/repo" / name).mkdir(parents=True)
+    (uow.here / "sent/repo/HEAD").write_text("mine")
+    uow.tells([folder("repo"), file("repo/config"), file("z")])
+    result = uow.copy()
+    assert result.exit_code == 1
+    assert "exist here and were not replaced: repo;" in result.output
+    assert not (uow.here / "sent/repo/config").exists()
+    assert (uow.here / "sent/z").read_bytes() == EVIL

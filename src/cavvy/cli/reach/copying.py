@@ -19,7 +19,8 @@ from cavvy.cli.reach.received import (
     Landing,
     check_room,
     find_obeyed,
-    is_git_name,
+    is_git_folder,
+    is_in_git_folder,
     name_part,
     read_item,
     read_listing,
@@ -125,6 +126,12 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         )
     elif not target.parent.is_dir():
         raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
+    if is_in_git_folder(target):
+        raise CommandFailure(
+            f"{escape_controls(str(target))} is in a git folder, and nothing was copied; git would "
+            "run the programs that the node's settings and hooks name",
+            "copy into a new folder",
+        )
     items, kept = _keep_repositories(items, target)
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     with Landing(target.parent) as landing:
@@ -152,14 +159,14 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
 def _keep_repositories(
     items: "Iterable[CopyItem]", target: Path
 ) -> tuple[list[CopyItem], list[str]]:
-    """Leave out each `.git` that exists here, with all that is in it. Returns the entries to copy,
-    and the paths that are left out.
+    """Leave out each `.git` and each repository without a `.git` that exist here, with all that is
+    in them. Returns the entries to copy, and the paths that are left out.
     """
     chosen, kept, within = list[CopyItem](), list[str](), set[str]()
     for item in items:
         if item.path and item.path.rpartition("/")[0] in within:
             within.add(item.path)
-        elif is_git_name(item.path or target.name) and os.path.lexists(target / item.path):
+        elif is_git_folder(target / item.path):
             kept.append(item.path or target.name)
             within.add(item.path)
         else:

@@ -153,6 +153,20 @@ def is_git_name(path: str) -> bool:
     return seen.rstrip(". ").casefold() in (".git", "git~1")
 
 
+def is_git_folder(path: Path) -> bool:
+    """Return whether git uses what exists at this path of this machine as a `.git` or as a
+    repository without a `.git`.
+    """
+    if is_git_name(path.name):
+        return os.path.lexists(path)
+    return not path.is_symlink() and all(os.path.lexists(path / name) for name in _BARE)
+
+
+def is_in_git_folder(path: Path) -> bool:
+    """Return whether a path of this machine is inside of a git folder."""
+    return any(is_git_folder(each) for each in path.parent.resolve().joinpath(path.name).parents)
+
+
 def find_obeyed(items: Sequence[CopyItem]) -> list[str]:
     """Return the entries by which a copied folder can make programs of its user run other programs:
     repositories, and files that shells and editors obey when the user enters or opens the folder.
