@@ -116,6 +116,9 @@ _CLAIMS = (
     *("X-Cluster-Client-IP", "X-Remote-User", "Remote-User", "X-Forwarded-User", "X-Rewrite-Url"),
     *("X-Original-Host", "X-SSL-Client-Verify", "X-Client-Cert", "SSL-Client-Cert", "Proxy"),
     *("X-Forwarded-Client-Cert", "X-Auth-Request-Email", "X-WebAuth-User", "Client-IP"),
+    *("Proxy-Client-IP", "HTTP-Client-IP", "HTTP-X-Forwarded-For", "HTTP-Remote-User"),
+    *("X-Auth-User", "X-Auth-Email", "X-Authelia-User", "Kubeflow-Userid", "SM-User"),
+    *("Incap-Client-IP", "EO-Connecting-IP", "X-Custom-IP-Authorization", "X-Token-Subject"),
 )
 
 # values of Cavvy's own, as programs and browsers send them
