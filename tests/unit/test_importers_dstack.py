@@ -370,6 +370,13 @@ def test_other_kinds_are_kept_and_named(text: str, what: str, tasks: int) -> Non
         parse_task(text)
 
 
+def test_a_fleet_of_ssh_hosts_is_a_setting() -> None:
+    hosts = "[10.0.0.1, {hostname: 10.0.0.2, user: eve}, bob@host]"
+    found = parse_file(f"type: fleet\nssh_config: {{user: ann, hosts: {hosts}}}")
+    (kept,) = found.refused
+    assert '`hosts = "ann@10.0.0.1, eve@10.0.0.2, bob@host"` under `[providers.ssh]`' in kept.reason
+
+
 def test_a_dev_environment_is_a_task_that_waits() -> None:
     text = "type: dev-environment\nide: vscode\ninit: [pip install x]\ninactivity_duration: 2h"
     found = parse_file(text)

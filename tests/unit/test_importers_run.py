@@ -211,6 +211,20 @@ def test_mpi_reaches_the_other_nodes_without_ssh(text: str, tmp_path: Path) -> N
     assert found[0].stdout.splitlines()[-1] == "cavvy-rsh"
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [(f"{NODES}commands: ['true mpirun']", 0), (f"{NODES}stop_criteria: master-done\n{LED}", 1)],
+)
+def test_nodes_without_python_are_not_connected(
+    text: str, code: int, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NODE, "CAVVY_MPI", "no-python mpi.py")
+    done = execute(parse_task(text.replace("{}", "true")).run, shell, tmp_path)
+    assert done.returncode == code
+    assert "this node has no Python" in done.stderr
+
+
 @pytest.mark.parametrize("lines", ["nodes: 1\nstop_criteria: master-done", "startup_order: any"])
 def test_nodes_without_an_order_are_not_connected(lines: str) -> None:
     task = parse_task(f"type: task\n{lines}\ncommands: [x]")

@@ -184,7 +184,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
             "need, or write a Cavvy file"
         )
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
-        notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
+        mark = SourceMark(line=each.line, column=each.column)
+        notes.add(mark, message, suggestion=hint if found.tasks else "")
     serves = found.task is not None and found.task.service is not None
     own = found.kind == Dialect.CAVVY
     if serves and not options.serves:

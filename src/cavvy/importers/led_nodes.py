@@ -16,6 +16,10 @@ _RUN = f"""\
 {_END}
 )"
 _shell="$(command -v bash || command -v sh)"
+if [ "$NNODES" -gt 1 ] && ! command -v "${{CAVVY_MPI%% *}}" >/dev/null 2>&1; then
+  echo "the nodes cannot be connected, because this node has no Python" >&2
+  @WITHOUT@
+fi
 if [ "$NNODES" -le 1 ]; then
   "$_shell" -c "$_commands"
   exit $?
@@ -43,8 +47,12 @@ exit $_code
 """
 
 
-def run_commands(*, ends_with_master: bool = False) -> str:
+def run_commands(*, ends_with_master: bool = False, must: bool = True) -> str:
     """Return the lines that follow the author's commands and run them. `ends_with_master` means
-    that a node ends when the master has ended, and its own commands are stopped.
+    that a node ends when the master has ended, and its own commands are stopped. Nodes without
+    Python cannot be connected: if `must` is true, the work ends, and otherwise the commands run
+    without a connection.
     """
-    return _RUN.replace("@WAIT@", "kill $_work 2>/dev/null" if ends_with_master else "wait $_work")
+    end = "kill $_work 2>/dev/null" if ends_with_master else "wait $_work"
+    without = '"$_shell" -c "$_commands"; exit $?'
+    return _RUN.replace("@WAIT@", end).replace("@WITHOUT@", "exit 1" if must else without)

@@ -126,7 +126,7 @@ def add_translation_header(
     if after:
         run = f"{run.rstrip(chr(10))}\n{after}"
     elif task.nodes > 1 and _MPI.search(task.run):
-        run = f"{HOLD_COMMANDS}{run.rstrip(chr(10))}\n{run_commands()}"
+        run = f"{HOLD_COMMANDS}{run.rstrip(chr(10))}\n{run_commands(must=False)}"
     return replace(
         task,
         run=run,

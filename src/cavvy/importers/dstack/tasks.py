@@ -44,10 +44,6 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
-_SSH_FLEET = (
-    "nothing to create: SSH hosts are settings; write the hosts to `[providers.ssh]` in Cavvy's "
-    "settings (docs/guides/ssh-hosts.md), and run `cavvy check ssh`"
-)
 _WHY_NOT = {
     "fleet": "nothing to create: Cavvy finds nodes for each job and releases them afterwards; "
     "`cavvy run FILE --machine NAME --keep TIME` keeps nodes for later jobs",
@@ -124,8 +120,7 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         return Translation(kind=KIND, what=kind)
     kept_keys = TranslationNotes()
     if kind in _WHY_NOT:
-        is_ssh = child(root, "ssh_config") is not None
-        kept_keys.refuse_at(root, "type", _SSH_FLEET if is_ssh else _WHY_NOT[kind])
+        kept_keys.refuse_at(root, "type", _explain_hosts(root) or _WHY_NOT[kind])
     if kind not in ("task", "service", "dev-environment"):
         return Translation(kind=KIND, what=kind, kept=kept_keys.list_kept())
     task = _translate_run(root, kept_keys)
@@ -139,6 +134,26 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         + (HOLD_COMMANDS if _follows(root) else ""),
         after=_read_after(root),
         local=kept_keys.list_local(),
+    )
+
+
+def _explain_hosts(root: Node) -> str:
+    """Return the setting that has the same meaning as a fleet of SSH hosts, or "" for other
+    files.
+    """
+    config = child(root, "ssh_config")
+    logins = []
+    for each in items(child(config, "hosts")):
+        name = as_text(each) if isinstance(each, ScalarNode) else text_at(each, "hostname") or ""
+        user = text_at(each, "user") or text_at(config, "user")
+        logins.append(f"{user}@{name}" if user and "@" not in name else name)
+    if not logins:
+        return ""
+    hosts = ", ".join(logins)
+    return (
+        f'nothing to create: SSH hosts are a setting; write `hosts = "{hosts}"` under '
+        "`[providers.ssh]` into Cavvy's settings (docs/guides/ssh-hosts.md), and run `cavvy check "
+        "ssh`"
     )
 
 
