@@ -223,6 +223,13 @@ def test_a_log_is_shown_as_a_terminal_shows_it(tab: Tab, site: str, client: Clie
     assert written("\x1b]8;;http://x\x1b", "\\link") == "link"
     assert written("a\x1b" + "]" * 500, "b").endswith("b"), "a sequence that never ends is text"
     assert written("\x1b[<u\x1b[5zm\x1b[>4;1m", "\x1bcn") == "mn"
+    nested = ["epoch 0\n\rbatch 0\x1b[A", "\n\rbatch 1", "\x1b[A\repoch 1", "\n\rbatch 2"]
+    assert written("begin\n", *nested) == "begin\nepoch 1\nbatch 2"
+    assert written("begin\n" + "".join(nested)) == "begin\nepoch 1\nbatch 2"
+    assert written(*nested, "\x1b[A\n", "\r      \r", "end\n") == "epoch 1\nend\n"
+    assert written("a\nb\n\x1b[2A\x1b[2Kc\n", "\x1b[2Kd\n", "e\n") == "c\nd\ne\n"
+    assert written("a\nb\r", "\x1b[1A", "\x1b[1B", "c") == "a\nc"
+    assert written("a\x1b[999A\x1b[99999Ab") == "ab"
     # neither one endless line nor many lines fill the memory
     endless = "(() => { const log = new LogView(document.createElement('pre')); for (let n = 0; n < 40; n++) log.write(%s); return log.element.textContent.length; })()"  # fmt: skip
     assert tab.evaluate(endless % "'x'.repeat(2e5)") == 1_000_000

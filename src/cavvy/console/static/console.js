@@ -10,6 +10,7 @@ const MOST_NODES = 5e4; // of the log: texts of one color, or of one update
 const END_PX = 8; // the log is at its end if less of it is hidden below
 const LONGEST_ESCAPE = 200; // characters; a longer sequence is shown as text
 const MOST_STYLES = 20; // sequences before a carriage return that are kept
+const DEEPEST = 16; // lines above the cursor that a program can redraw
 
 const silence = document.getElementById("silence");
 const content = document.getElementById("content");
@@ -170,14 +171,26 @@ function styledNodes(text, style) {
   return [nodes, style];
 }
 
-// Returns what a terminal shows of a line: what follows its last carriage return.
+// Returns what a terminal shows of a line: what follows its last carriage return. Carriage returns at
+// the end stay, for the text that follows.
 function afterReturn(line) {
-  const from = line.lastIndexOf("\r") + 1;
+  let end = line.length;
+  while (line[end - 1] === "\r") end--;
+  const from = line.slice(0, end).lastIndexOf("\r") + 1;
   const styles = line.slice(0, from).match(new RegExp(STYLE, "g")) ?? [];
   return styles.slice(-MOST_STYLES).join("") + line.slice(from);
 }
 
-// The log as a terminal would show it: of a line with carriage returns, only what follows the last.
+function withoutReturns(line) {
+  return line.replaceAll("\r", "");
+}
+
+// What ends a line, moves the cursor to another line, or erases the line.
+const MOVE = /(\n|\x1b\[\d{0,3}[ABEF]|\x1b\[2K)/;
+
+// The log as a terminal would show it: of a line with carriage returns, only what follows the last;
+// bars that move the cursor up are redrawn. A line has ended when at least as many lines are below it
+// as the program has moved the cursor up so far.
 // Lines that ended stay untouched, so that a selection in them stays, too.
 class LogView {
   constructor(element) {
@@ -191,8 +204,11 @@ class LogView {
     this.offset = Number(element.dataset.offset);
     this.over = element.hasAttribute("data-over");
     const text = element.textContent;
-    this.last = document.createElement("span"); // the line that has not ended
-    this.line = ""; // its text, with sequences
+    this.last = document.createElement("span"); // the lines that have not ended
+    this.lines = [""]; // their texts, with sequences
+    this.at = 0; // the line of the cursor
+    this.depth = 0; // how many lines the cursor was moved up so far
+    this.open = ""; // what `last` shows, with sequences
     this.style = { color: "", bold: "" }; // at its begin
     element.replaceChildren(this.last);
     // Who scrolls up reads there; who scrolls to the end again follows.
@@ -211,14 +227,37 @@ class LogView {
     this.held = partial ? partial[0] : "";
     const shown = whole
       .slice(0, whole.length - this.held.length)
-      .replace(/\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b\[(?![0-9;:]*m)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-Z\\-~]/g, "")
+      .replace(/\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b\[(?![0-9;:]*m|\d{0,3}[ABEF]|2K)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-Z\\-~]/g, "")
       .replaceAll("\r\n", "\n");
-    const lines = (this.line + shown).split("\n").map(afterReturn);
-    const line = lines.pop().slice(-MOST_CHARACTERS);
-    if (lines.length > 0) this.append(lines.join("\n") + "\n");
-    if (this.line !== line) this.last.replaceChildren(...styledNodes(line, this.style)[0]);
-    this.line = line;
+    for (const [index, part] of shown.split(MOVE).entries()) {
+      if (index % 2 === 1) this.move(part);
+      else this.lines[this.at] += part;
+    }
+    const ended = this.lines.splice(0, Math.max(0, this.at - this.depth)).map(afterReturn);
+    this.at -= ended.length;
+    if (ended.length > 0) this.append(ended.map(withoutReturns).join("\n") + "\n");
+    this.lines = this.lines.map((line) => afterReturn(line).slice(-MOST_CHARACTERS));
+    const open = this.lines.map(withoutReturns).join("\n");
+    if (this.open !== open) this.last.replaceChildren(...styledNodes(open, this.style)[0]);
+    this.open = open;
     this.scroll();
+  }
+
+  move(piece) {
+    const kind = piece.at(-1);
+    const count = kind === "\n" ? 1 : Math.min(Number(piece.slice(2, -1) || 1), DEEPEST);
+    if (kind === "K") {
+      this.lines[this.at] = withoutReturns(afterReturn(`${this.lines[this.at]}\r\0`)).slice(0, -1);
+      return;
+    }
+    if (kind === "A" || kind === "F") {
+      this.depth = Math.max(this.depth, count);
+      this.at = Math.max(0, this.at - count);
+    } else {
+      if (kind === "\n" && this.at === this.lines.length - 1) this.lines.push("");
+      this.at = Math.min(this.at + count, this.lines.length - 1);
+    }
+    if (this.lines[this.at] && (kind === "\n" || kind === "E" || kind === "F")) this.lines[this.at] += "\r";
   }
 
   scroll() {
@@ -252,7 +291,8 @@ class LogView {
     if (piece.attempt !== this.attempt) {
       this.decoder = new TextDecoder();
       this.held = "";
-      this.write(`${this.line && "\n"}\x1b[0m— attempt ${piece.attempt} —\n`);
+      [this.at, this.depth] = [this.lines.length - 1, 0];
+      this.write(`${this.lines[this.at] && "\n"}\x1b[0m— attempt ${piece.attempt} —\n`);
     }
     const bytes = Uint8Array.from(atob(piece.data), (each) => each.charCodeAt(0));
     if (bytes.length > 0) this.write(this.decoder.decode(bytes, { stream: true }));
