@@ -42,11 +42,15 @@ _log = logging.getLogger(__name__)
 
 class DirectCount(Struct, frozen=True, kw_only=True):
     """The request counts of all HAProxy processes for a service, and the last statistics of the
-    current process."""
+    current process, which were read at `at_s`. `in_flight_s` is the sum of the times for which the
+    requests in flight have run at least.
+    """
 
     arrivals: int = 0
     answered: int = 0
     service_s: float = 0.0
+    in_flight_s: float = 0.0
+    at_s: float = 0.0
     last: HaproxyLoad = HaproxyLoad()
 
 
@@ -114,7 +118,9 @@ class HaproxyPlane:
             return await self._add_work(service, traffic)
         with suppress(OSError):
             load = await asyncio.to_thread(self._runtime.read_load, service)
-            self._counts[service] = add_load(self._counts.get(service, DirectCount()), load)
+            self._counts[service] = add_load(
+                self._counts.get(service, DirectCount()), load, traffic.at_s
+            )
         traffic = await self._add_work(service, traffic)
         counted = self._counts.get(service)
         if counted is None:
@@ -269,16 +275,23 @@ async def _end_process(process: asyncio.subprocess.Process, drain_s: float) -> N
                 await process.wait()
 
 
-def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
+def add_load(counted: DirectCount, load: HaproxyLoad, at_s: float) -> DirectCount:
     """Return the counts after adding HAProxy's current statistics. The counters of a new HAProxy
     process start at 0.
+
+    HAProxy does not report when requests started. Of the requests that were in flight before, at
+    most as many have ended as were answered since; the others have run for the whole time between.
     """
     last = counted.last if load.arrivals >= counted.last.arrivals else HaproxyLoad()
     arrived = load.arrivals - last.arrivals
     answered = (load.arrivals - load.in_flight - load.backlog) - (
         last.arrivals - last.in_flight - last.backlog
     )
+    stayed = min(load.in_flight, max(last.in_flight - max(answered, 0), 0))
+    before_s = counted.in_flight_s / last.in_flight if stayed else 0.0
     return DirectCount(
+        in_flight_s=stayed * (before_s + max(at_s - counted.at_s, 0.0)),
+        at_s=at_s,
         arrivals=counted.arrivals + arrived,
         answered=counted.answered + max(answered, 0),
         service_s=counted.service_s + max(answered, 0) * load.answer_s,
@@ -300,6 +313,7 @@ def add_direct(traffic: ServiceTraffic, counted: DirectCount, *, whole: bool) ->
         started=traffic.started + counted.arrivals - load.backlog,
         service_s=traffic.service_s + counted.service_s,
         in_flight=traffic.in_flight + load.in_flight,
+        in_flight_s=traffic.in_flight_s + counted.in_flight_s,
         backlog=traffic.backlog + load.backlog,
         per_s=traffic.per_s + load.per_s,
         replicas=replicas,
