@@ -211,6 +211,47 @@ def test_the_user_s_own_files_stay_writable() -> None:
         assert "x" in user.cli("logs", "-p", "good", "later")
 
 
+def test_a_job_replaces_no_link_to_the_settings() -> None:
+    """Also not a link to a folder above them, and not by an output."""
+    with nobody(LOCAL) as user:
+        real, links, folder = (user.root / name for name in ("real", "links", "folder"))
+        real.mkdir()
+        links.mkdir()
+        user.config.rename(real / "s.toml")
+        folder.symlink_to("real")
+        link = links / "s.toml"
+        link.symlink_to("../folder/s.toml")
+        if os.getuid() == 0:
+            for path in (real, links, folder, link):
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        user.variables["CAVVY_CONFIG"] = str(link)
+        if "cannot change" not in user.cli("check", "local"):
+            pytest.skip("this system offers no namespaces")
+        program = (
+            "import os\n"
+            f"for path in {[str(link), str(links), str(folder)]!r}:\n"
+            "    for change in (os.unlink, lambda each: os.rename(each, each + '.moved'),\n"
+            "                   lambda each: os.symlink('/etc/passwd', each + '.new') or\n"
+            "                   os.rename(each + '.new', each)):\n"
+            "        try:\n"
+            "            change(path)\n"
+            "            print('changed', path)\n"
+            "        except OSError as error:\n"
+            "            print(error)\n"
+            "os.mkdir('tree')\n"
+            "open('tree/s.toml', 'w').write('')\n"
+            "print('all tried')\n"
+        )
+        fields = {"outputs": [{"source": "tree", "target": str(links)}]}
+        submit(user, "evil", "links", program, fields=fields)
+        user.cli("wait", "-p", "evil", "links", code=None)
+        log = user.cli("logs", "-p", "evil", "links")
+        assert "all tried" in log
+        assert "changed" not in log
+        assert "obeys the files there" in log + user.cli("status", "-p", "evil", "links")
+        assert (os.readlink(link), os.readlink(folder)) == ("../folder/s.toml", "real")
+
+
 def test_the_agent_writes_nothing_of_this_kind_for_a_job() -> None:
     with nobody(LOCAL) as user:
         home = Path(user.variables["HOME"])

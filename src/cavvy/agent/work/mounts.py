@@ -71,6 +71,17 @@ def bind_itself(path: str) -> None:
     bind(path, path)
 
 
+def bind_link(path: str) -> None:
+    """Mount a symbolic link over itself, so that it cannot be removed or replaced."""
+    opened = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        if stat.S_ISLNK(os.fstat(opened).st_mode):
+            link = f"/proc/self/fd/{opened}"
+            mount(link, link, None, MS_BIND)
+    finally:
+        os.close(opened)
+
+
 def make_read_only(path: str, *, recursive: bool = True) -> None:
     """Make the mount at the path read-only and, if `recursive`, all mounts below it."""
     if _set_read_only(path, _AT_RECURSIVE if recursive else 0):

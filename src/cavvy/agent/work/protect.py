@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import sys
 from contextlib import contextmanager, suppress
 from glob import escape, glob
 
@@ -82,12 +83,12 @@ class Protection:
     def begin(self, homes: list[str] | None = None) -> None:
         """Protect the home folders `homes`, by default all, and single files. Folders that are
         mounted afterwards are not affected. Raises OSError."""
-        named = {
-            os.path.realpath(each) for each in list_named(self._obeyed) if os.path.exists(each)
-        }
+        paths = [each for each in list_named(self._obeyed) if os.path.exists(each)]
         homes = list_homes() if homes is None else homes
         for home in homes:
-            named |= set(_find_linked(home))
+            paths += _find_linked(home)
+        named = {os.path.realpath(each) for each in paths}
+        links = {link for each in paths for link in _list_links(each)}
         if not mounts.is_root():
             named = {each for each in named if _is_writable(each)}
         self._places = [*_list_places(homes), *homes]
@@ -114,6 +115,7 @@ class Protection:
                     self.pin(path)
                     self._bind(path)
                     mounts.make_read_only(path)
+        self._keep_links(links, homes)
 
     def finish(self, hidden: str) -> None:
         """Make the system's folders read-only and hide sockets and devices, except in the folder
@@ -122,6 +124,16 @@ class Protection:
         protect_proc()
         _hide_sockets(hidden)
         _hide_devices()
+
+    def _keep_links(self, links: set[str], homes: list[str]) -> None:
+        """Keep the work from replacing the links, except those of home folders, which it sees as
+        copies."""
+        for link in sorted(links, key=len):
+            above = os.path.dirname(link)
+            if above not in homes and any(mounts.contains(each, above) for each in self._places):
+                with suppress(OSError):  # in a hidden folder, or a kernel that mounts no links
+                    self.pin(link)
+                    mounts.bind_link(link)
 
     def pin(self, path: str) -> None:
         """Keep the work from renaming the folders above `path`, which must have no links."""
@@ -164,10 +176,13 @@ def list_named(obeyed: list[str]) -> list[str]:
     folders: those in `obeyed`, Cavvy's program and Python, and the folders in `PATH`."""
     own = mounts.list_programs()
     paths = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+    linked = [link for each in paths for link in _find_links_in(each)]
     sources = [source for each in own for source in _list_sources(each)]
     # Python also reads a `sitecustomize` from the folder that contains an editable package.
     above = [os.path.dirname(each) for each in own if os.path.exists(each + "/agent/main.py")]
-    return [*obeyed, *own, *above, *paths, *sources]
+    # Links may lead to these folders.
+    python = [each for each in (sys.executable, sys.prefix, sys.base_prefix) if each != "/usr"]
+    return [*obeyed, *own, *above, *paths, *linked, *sources, *python]
 
 
 def is_obeyed(path: str, obeyed: list[str]) -> bool:
@@ -175,7 +190,7 @@ def is_obeyed(path: str, obeyed: list[str]) -> bool:
     for the work. `path` has no links."""
     if path == "/" or any(mounts.contains(each, path) for each in ALWAYS_SYSTEM):
         return True
-    if any(mounts.contains(os.path.realpath(each), path) for each in list_named(obeyed)):
+    if any(mounts.contains(each, path) for each in _resolve(list_named(obeyed))):
         return True
     homes = [each for each in list_homes() if mounts.contains(each, path) and each != path]
     return bool(homes) and not is_free(os.path.relpath(path, homes[-1]))
@@ -183,7 +198,7 @@ def is_obeyed(path: str, obeyed: list[str]) -> bool:
 
 def holds_obeyed(path: str, obeyed: list[str]) -> bool:
     """Return whether the folder `path`, which has no links, contains something that `is_obeyed`."""
-    named = map(os.path.realpath, [*list_homes(), *ALWAYS_SYSTEM, *list_named(obeyed)])
+    named = _resolve([*list_homes(), *ALWAYS_SYSTEM, *list_named(obeyed)])
     return any(mounts.contains(path, each) for each in named)
 
 
@@ -308,6 +323,39 @@ def _clear(kept: str, names: set[str]) -> None:
                 os.unlink(entry.path)
 
 
+def _resolve(paths: list[str]) -> Iterator[str]:
+    """Yield each path without links, and the links that lead there."""
+    for path in paths:
+        yield os.path.realpath(path)
+        yield from _list_links(path)
+
+
+def _list_links(path: str) -> Iterator[str]:
+    """Yield the symbolic links through which the absolute path leads. A process that replaces one
+    of them replaces what is at the path. The folders above each yielded link have no links."""
+    at, todo = "", path.split("/")
+    for _ in range(1000):  # links may form a circle
+        if not todo:
+            return
+        part = todo.pop(0)
+        if part == "..":
+            at = at.rpartition("/")[0]
+        elif part not in ("", "."):
+            at += "/" + part
+        if os.path.islink(at):
+            yield at
+            target = os.readlink(at)
+            todo = [*target.split("/"), *todo]
+            at = "" if target.startswith("/") else at.rpartition("/")[0]
+
+
+def _find_links_in(folder: str) -> Iterator[str]:
+    """Yield the links in a folder of `PATH` that is none of the system's."""
+    if not any(mounts.contains(each, os.path.realpath(folder)) for each in ALWAYS_SYSTEM):
+        with suppress(OSError):
+            yield from (each.path for each in os.scandir(folder) if each.is_symlink())
+
+
 def _find_linked(home: str) -> Iterator[str]:
     """Yield where protected links of a home folder lead, such as to a folder of dotfiles."""
     todo = [""]
@@ -325,7 +373,7 @@ def _find_linked(home: str) -> Iterator[str]:
                 continue
             if entry.is_symlink():
                 if os.path.exists(entry.path):
-                    yield os.path.realpath(entry.path)
+                    yield entry.path
             elif entry.is_dir() and (name in LAYERED or _holds_start_files(name)):
                 todo.append(name)
 
