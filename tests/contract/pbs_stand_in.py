@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -89,7 +90,14 @@ def options(
 
 
 def qsub(folder: Path, arguments: list[str]) -> None:
-    given, operands = options(arguments, "hIVX", "AaCceijJkKlmMNopPqrRSuvWz")
+    script = sys.stdin.read()
+    directives = [
+        word
+        for line in script.splitlines()
+        if line.startswith("#PBS ")
+        for word in shlex.split(line.removeprefix("#PBS "))
+    ]
+    given, operands = options(directives + arguments, "hIVX", "AaCceijJkKlmMNopPqrRSuvWz")
     if operands:
         fail(f"qsub: script file:: No such file or directory: {operands[0]}")
     name = given.get("N", ["STDIN"])[-1]
@@ -102,7 +110,6 @@ def qsub(folder: Path, arguments: list[str]) -> None:
     ):
         fail("qsub: illegal -r or -j value", USAGE)
     resources = dict(_resource(text) for text in given.get("l", []))
-    script = sys.stdin.read()
     if not script.startswith("#!"):
         fail("qsub: the script is empty or no script")
     queue = given.get("q", ["workq"])[-1]
@@ -128,6 +135,9 @@ def qsub(folder: Path, arguments: list[str]) -> None:
             "script": script,
             "chunks": chunks,
             "variables": variables,
+            "shell": given.get("S", ["/bin/sh"])[-1],
+            "folder": os.getcwd(),
+            "output": given.get("o", [f"{name}.o{number.partition('.')[0]}"])[-1],
         }
         job |= {
             "walltime": resources.get("walltime"),
@@ -221,9 +231,19 @@ def run(folder: Path, arguments: list[str]) -> None:
         "PBS_JOBID": number,
         "PBS_NODEFILE": str(nodefile),
         "PBS_NODENUM": "0",
+        "PBS_O_WORKDIR": job["folder"],
     }
+    output = os.open(
+        os.path.join(job["folder"], job["output"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )
     process = subprocess.Popen(
-        ["/bin/sh"], stdin=subprocess.PIPE, env=environ, start_new_session=True, cwd="/"
+        [job["shell"]],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        env=environ,
+        start_new_session=True,
+        cwd="/",
     )
     assert process.stdin is not None
     process.stdin.write(job["script"].encode())
@@ -292,7 +312,8 @@ def pbsdsh(folder: Path, arguments: list[str]) -> None:
         subprocess.Popen(command, env={**bare, "PBS_NODENUM": str(rank)})
         for rank in range(len(hosts))
     ]
-    sys.exit(max([task.wait() for task in tasks], default=0))
+    for task in tasks:
+        task.wait()  # like pbsdsh, this does not report the tasks' exit codes
 
 
 def qdel(folder: Path, arguments: list[str]) -> None:

@@ -69,7 +69,9 @@ def test_what_stays_with_the_user_is_said() -> None:
         assert word in notes
 
 
-@pytest.mark.parametrize(("nodes", "start"), [(1, 'bash "$work"'), (3, 'pbsdsh -- bash "$work"')])
+@pytest.mark.parametrize(
+    ("nodes", "start"), [(1, 'bash "$folder/work.sh"'), (3, 'pbsdsh -- bash -l "$folder/rank.sh"')]
+)
 def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> None:
     job_options = JobOptions(account="vision")
     need = ResourceSpec(

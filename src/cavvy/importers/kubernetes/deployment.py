@@ -89,7 +89,7 @@ def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
         str(each) for each in (*(container.get("command") or ()), *(container.get("args") or ()))
     ]
     scripts = [words[2]] if len(words) == 3 and _is_shell(words) else []
-    if len(words) == 4 and _is_shell(words) and '-c "$0"' in words[2]:
+    if len(words) == 4 and _is_shell(words) and '$0"' in words[2]:
         scripts = [words[3]]  # a script for the image's shell, in the form that `export` writes
     names = {str(each.get("name")) for each in container.get("env") or ()}
     if scripts:

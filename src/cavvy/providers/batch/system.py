@@ -14,6 +14,14 @@ from cavvy.providers.batch.commands import BatchCommands
 from cavvy.providers.batch.login_session import HelperHello, read_words
 from cavvy.providers.batch.rows import BatchJobRow
 
+# Shell lines that wait for the background process {process} to end, even if signals arrive
+# meanwhile. Then `code` is its exit code.
+WAIT = """while :; do
+    wait {process}
+    code=$?
+    kill -0 {process} 2>/dev/null || break # else it was a signal that ended the waiting
+done"""
+
 
 class JobOptions(Struct, frozen=True, kw_only=True):
     """The settings that apply to every job."""

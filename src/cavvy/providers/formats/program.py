@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from cavvy.domain.tasks import TaskSpec
-from cavvy.providers.batch.export import here_document, make_work
+from cavvy.providers.batch.export import STAY, here_document, make_work
 
 # Runs the program in the next argument, with bash if the image has bash, otherwise with sh.
 SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
@@ -36,7 +36,7 @@ def list_start_lines(work: str) -> list[str]:
     """
     return [
         "set -m 2>/dev/null # the work gets its own process group",
-        f'"$(command -v bash || command -v sh)" -c "{work}" &',
+        f'"$(command -v bash || command -v sh)" -c "{STAY}; {work}" &',
         "CAVVY_CHILD=$!",
         'trap \'kill -TERM -- "-$CAVVY_CHILD" 2>/dev/null || kill -TERM "$CAVVY_CHILD"\' TERM',
         "while :; do",

@@ -13,7 +13,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import (
     MASTER_PORT,
-    list_choice_notes,
+    list_general_notes,
     list_variables,
     make_work,
     take_first_choice,
@@ -120,7 +120,7 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
     absent = [each.source for each in _list_volumes(task) if _is_claimed(each)]
     if absent:
         wanted[f"volumes: create the PersistentVolumeClaims {', '.join(absent)} first"] = True
-    return [note for note, is_so in wanted.items() if is_so] + list_choice_notes(task)
+    return [note for note, is_so in wanted.items() if is_so] + list_general_notes(task)
 
 
 def _is_new(volume: Volume) -> bool:

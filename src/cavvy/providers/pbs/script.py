@@ -8,8 +8,10 @@ from cavvy.domain.offers import Offer
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.batch.system import JobFiles, JobOptions
+from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
+# Shell text that lists the job's hosts in the order of the ranks, as pbsdsh numbers them.
+HOSTS = """$(awk '!seen[$0]++' "$PBS_NODEFILE" | paste -s -d , -)"""
 # the environment variable that marks an installation's jobs
 MARK = "CAVVY_MARK"
 # As in Slurm's script, only one job can create the folder `started`, and the files `begun` and
@@ -23,7 +25,7 @@ cd {folder} || exit 0
 mkdir started || exit 0
 exec >>batch.log 2>&1
 [ -e job ] || {{ echo "$PBS_JOBID" > .job.$$ && mv .job.$$ job; }}
-echo "$(date +%s) $(sort -u "$PBS_NODEFILE" | paste -s -d , -)" > .begun && mv .begun begun
+echo "$(date +%s) {hosts}" > .begun && mv .begun begun
 if ! command -v {python} >/dev/null; then
     echo "$(hostname) has no {shown}; name a Python 3.8 or newer by the setting python" > refusal
     exit 78
@@ -31,11 +33,7 @@ fi
 trap : TERM
 {warning}{start} &
 agents=$!
-while :; do
-    wait $agents
-    code=$?
-    kill -0 $agents 2>/dev/null || break # else it was a signal that ended the waiting
-done
+{wait}
 echo "$code $(date +%s)" > .end && mv .end end
 [ -z "$watch" ] || kill $watch
 exit $code
@@ -108,6 +106,8 @@ def make_script(
         name=gang.name,
         shown=job_options.python.replace('"', ""),
         warning="" if seconds is None else _WARNING.format(seconds=seconds),
+        hosts=HOSTS,
+        wait=WAIT.format(process="$agents"),
         start=(_ALONE if gang.nodes == 1 else _EACH).format(**words),
         **words,
     )

@@ -1,10 +1,33 @@
 """Exports a task as an sbatch script that runs without Cavvy: `cavvy export slurm TASK.YAML`."""
 
+import shlex
+from datetime import timedelta
+
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
-from cavvy.providers.batch.export import here_document, list_exports, make_header, make_work
-from cavvy.providers.batch.system import JobOptions
-from cavvy.providers.slurm.script import format_length, gres_of
+from cavvy.providers.batch.export import (
+    STAY,
+    here_document,
+    list_exports,
+    list_notes,
+    list_port_lines,
+    list_secret_lines,
+    make_header,
+    make_work,
+    take_first_choice,
+)
+from cavvy.providers.batch.system import WAIT, JobOptions
+from cavvy.providers.slurm.script import format_length, gres_of, make_srun
+
+_MINUTE = timedelta(minutes=1)
+# The CPUs that the job has on each node, or on the smallest of its nodes if it asked for no number.
+_CPUS = (
+    "CAVVY_CPUS=${SLURM_CPUS_PER_TASK:-"
+    """$(echo "$SLURM_JOB_CPUS_PER_NODE" | tr , '\\n' | sed 's/(.*//' | sort -n | head -n 1)}"""
+)
+
+# Each task of the step reads its rank.
+_RUN = f'NODE_RANK=$SLURM_PROCID exec bash -c "{STAY}; $CAVVY_WORK"'
 
 
 def make_export(
@@ -13,6 +36,8 @@ def make_export(
     """Return the script for sbatch. If `offer` is None, the script requests the accelerators, CPUs
     and memory named in the task.
     """
+    if offer is None:
+        task = take_first_choice(task)
     options = [
         f"--job-name={task.name}",
         f"--nodes={nodes}",
@@ -20,31 +45,36 @@ def make_export(
         *_size(task, offer),
         *([f"--account={job_options.account}"] if job_options.account else []),
         *([f"--qos={qos}"] if qos else []),
-        *([f"--time={format_length(task.limits.duration)}"] if task.limits.duration else []),
+        *([f"--time={_limit(task.limits.duration)}"] if task.limits.duration else []),
         *job_options.options,
         f"--signal=B:USR1@{job_options.warning_s}",
         "--no-requeue",
         "--output=%x-%j.log",
     ]
     lines = [
-        *make_header("slurm", "#SBATCH", options, task),
+        *make_header("slurm", "#SBATCH", options, task, list_notes(task)),
+        *list_secret_lines(task, "the environment of sbatch"),
         *list_exports(task, nodes),
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         'CAVVY_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -s -d , -)',
+        *list_port_lines("SLURM_JOB_ID"),
         "NPROC_PER_NODE=${SLURM_GPUS_ON_NODE:-1}",
+        _CPUS,
         f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
-        "export MASTER_ADDR CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
-        "trap : USR1 # ignored: it only warns of the time limit; "
-        "at the limit, srun passes SIGTERM on to the work",
-        "srun --kill-on-bad-exit=1 "
-        """bash -c 'export NODE_RANK=$SLURM_PROCID; eval "$CAVVY_WORK"' &""",
-        "while :; do",
-        "    wait $!",
-        "    code=$?",
-        "    kill -0 $! 2>/dev/null || exit $code",
-        "done",
+        "export MASTER_ADDR MASTER_PORT CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
+        "trap : USR1 TERM # ignored: USR1 only warns of the time limit; "
+        "at the limit, Slurm sends SIGTERM to the work too",
+        make_srun(nodes, '"$CAVVY_CPUS"', ends_together=True) + " --export=ALL \\",
+        f"    bash -c {shlex.quote(_RUN)} &",
+        WAIT.format(process="$!"),
+        "exit $code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _limit(length: timedelta) -> str:
+    """Return the time limit, rounded up to whole minutes: Slurm counts no seconds."""
+    return format_length(-(-length // _MINUTE) * _MINUTE)
 
 
 def _size(task: TaskSpec, offer: Offer | None) -> list[str]:

@@ -9,7 +9,7 @@ from cavvy.domain.tasks import VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.batch.system import JobFiles, JobOptions
+from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
 # Before the time limit, Slurm signals the script only (B:), because a signal to the step would
 # reach the work itself. Only one job can create the folder `started`. So if a lost reply or a
@@ -29,15 +29,10 @@ if {bare} && ! command -v {python} >/dev/null; then
 fi
 trap ': > warned' USR1
 trap : TERM
-{boxed}srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} \\
-    --kill-on-bad-exit=0 --wait=0 --mpi=none --unbuffered{container} \\
+{boxed}{srun}{container} \\
     sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
     {python} {agent} {folder} &
-while :; do
-    wait $!
-    code=$?
-    kill -0 $! 2>/dev/null || break # else it was a signal that ended the waiting
-done
+{wait}
 echo "$code $(date +%s)" > .end && mv .end end
 exit $code
 """
@@ -88,8 +83,19 @@ def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = F
         agent=shlex.quote(files.agent),
         python=shlex.quote(python),
         shown=python.replace('"', ""),
-        nodes=gang.nodes,
-        cpus=max(1, int(gang.offer.vcpus)),
+        srun=make_srun(gang.nodes, str(max(1, int(gang.offer.vcpus))), ends_together=False),
+        wait=WAIT.format(process="$!"),
+    )
+
+
+def make_srun(nodes: int, cpus: str, *, ends_together: bool) -> str:
+    """Return the start of an srun command that runs one task on each node. Since Slurm 22.05, srun
+    no longer reads the number of CPUs of sbatch, so `cpus` is passed on.
+    https://slurm.schedmd.com/archive/slurm-22.05.0/srun.html#OPT_cpus-per-task
+    """
+    return (
+        f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} \\\n"
+        f"    --kill-on-bad-exit={int(ends_together)} --wait=0 --mpi=none --unbuffered"
     )
 
 
