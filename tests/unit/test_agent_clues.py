@@ -144,3 +144,25 @@ def test_a_missing_file_of_the_working_folder_is_named(
 def test_other_failures_get_no_clue() -> None:
     assert explain("RuntimeError: shapes do not match\n") == ""
     assert explain("") == ""
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "bash: line 1: /etc/hosts: Read-only file system\n",
+        "OSError: [Errno 30] Read-only file system: '/opt/model.pt'\n",
+        "E: Failed to fetch http://x  Could not open file /var/x - open (30: Read-only file "
+        "system)\nE: Unable to fetch some archives\n",
+        "error: could not write config file /home/x/.gitconfig: Device or resource busy\n",
+        "mv: cannot move 'a' to '/home/x/.bashrc': Device or resource busy\n",
+    ],
+)
+def test_a_protected_file_of_the_machine(output: str) -> None:
+    told = explain(output)
+    assert "docs/guides/isolation.md" in told
+    assert "new files in the home folder" in told
+    assert explain(output, image="python:3.12") == ""
+
+
+def test_a_busy_gpu_is_no_protected_file() -> None:
+    assert "isolation" not in explain("CUDA error: Device or resource busy\n")

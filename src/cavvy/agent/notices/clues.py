@@ -43,8 +43,18 @@ _MISSING_FILE = re.compile(
     rb"|(?:^|[\s:])([^\s:']+): No such file or directory",
     re.MULTILINE,
 )
-# What the output says -> what is wrong and what to do; $1 is the first group.
+# What the output says -> what is wrong and what to do; $1 is the first group. The first cause is
+# none of a container, where only read-only mounts are read-only.
 _CAUSES: list[tuple[bytes, str]] = [
+    (
+        rb"Read-only file system|Errno 30\b|EROFS"
+        rb"|(?:mv|rm|cp|ln|write config file).*: Device or resource busy",
+        "jobs cannot change what the machine, its user or Cavvy obeys, such as /usr, /etc and "
+        "`~/.gitconfig` (docs/guides/isolation.md lists it): write to the working folder or to a "
+        "folder such as /data, install Python packages in `setup`, and use an `image` for packages "
+        "of the system; new files in the home folder go to a folder that only the project's jobs "
+        "see",
+    ),
     (
         rb"(?:^|[\s:])([\w./+-]+): (?:command )?not found",
         "the node has no program `$1`: install it in `setup`, or use an `image` that has it",
@@ -120,7 +130,7 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
         return clue + ("; " + ignored if ignored else "")
     if ignored and _NO_PATH.search(end):
         return f"if the missing file is one of yours: {ignored}"
-    for pattern, text in _CAUSES:
+    for pattern, text in _CAUSES[1:] if work.image else _CAUSES:
         if found := re.search(pattern, end, re.MULTILINE):
             name = found[1].decode(errors="replace") if found.re.groups else ""
             return text.replace("$1", name)
