@@ -12,7 +12,7 @@ from cavvy.control.webhooks import post_json
 from cavvy.domain.targets import EVERY, AddressKind, find_kind, is_allowed, read_targets
 from cavvy.providers.redirects import NoRedirects
 from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
-from cavvy.store.objects.http import ask, make_opener
+from cavvy.store.objects.http import ask, is_own, make_opener
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,8 @@ ADDRESSES = {
     "2606:4700::5efe:10.0.0.1": PRIVATE,
     "2606:4700::200:5efe:10.0.0.1": PRIVATE,
     "127.0.0.1": LOOPBACK,
+    "192.0.2.2": PRIVATE,
+    "2001:db8::1": PRIVATE,
     "127.255.255.254": LOOPBACK,
     "0.0.0.0": LOOPBACK,
     "0.1.2.3": LOOPBACK,
@@ -182,12 +184,17 @@ ADDRESSES = {
 }
 
 
+def is_none(address: str) -> bool:
+    """No address is one of this machine."""
+    return False
+
+
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_is_of_the_kind_of_what_it_leads_to(address: str) -> None:
     kind = ADDRESSES[address]
     assert find_kind(address) is kind
-    assert is_allowed("", "host.test", address) == (kind is PUBLIC)
-    assert is_allowed(EVERY, "host.test", address) == (kind is not METADATA)
+    assert is_allowed("", "host.test", address, is_none) == (kind is PUBLIC)
+    assert is_allowed(EVERY, "host.test", address, is_none) == (kind is not METADATA)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +214,22 @@ def test_an_address_is_of_the_kind_of_what_it_leads_to(address: str) -> None:
 def test_an_administrator_allows_hosts_and_networks(
     targets: str, host: str, address: str, allowed: bool
 ) -> None:
-    assert is_allowed(targets, host, address) is allowed
+    assert is_allowed(targets, host, address, is_none) is allowed
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"])
+def test_a_public_address_of_this_machine_leads_past_its_firewall(address: str) -> None:
+    for targets, allowed in (("", False), ("8.8.0.0/16", True), ("x.test", True), (EVERY, True)):
+        assert is_allowed(targets, "x.test", address, "8.8.8.8".__eq__) is allowed
+
+
+def test_the_addresses_of_this_machine_are_known() -> None:
+    assert is_own("127.0.0.1")
+    # this machine may have no network
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("8.8.8.8", 9))
+        assert is_own(probe.getsockname()[0])
+    assert not is_own("8.8.8.8")
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/33", "http://a.test", "a b", "a.test:80", "*.test"])

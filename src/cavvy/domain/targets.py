@@ -2,6 +2,7 @@
 ones that an administrator allows. An address that leads to another one gets the rules of the other.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import (
@@ -33,7 +34,8 @@ class AddressKind(StrEnum):
 _LOOPBACK = ("0.0.0.0/8", "127.0.0.0/8", "::/128", "::1/128")  # Linux connects 0.0.0.0 to itself
 _PRIVATE = (
     *("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"),
-    *("198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4"),
+    *("192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+    *("224.0.0.0/4", "240.0.0.0/4", "2001:db8::/32", "3fff::/20"),
     *("64:ff9b:1::/48", "fc00::/7", "fec0::/10", "ff00::/8"),
 )
 # Link-local addresses, and the addresses of metadata services that are not link-local: those of
@@ -73,18 +75,24 @@ def find_kind(address: str) -> AddressKind:
     return next((kind for kind, _ in _KINDS if kind in kinds), AddressKind.PUBLIC)
 
 
-def is_allowed(targets: str, host: str, address: str) -> bool:
+def is_allowed(targets: str, host: str, address: str, is_own: Callable[[str], bool]) -> bool:
     """Return whether the server may call this address of a host for its users. `targets` are the
-    private targets that may be called. Raises ValueError.
+    private targets that may be called. `is_own` returns whether an address is one of the server's
+    machine: it leads to programs there, past the firewall, even if it is public. Raises ValueError.
     """
     kind = find_kind(address)
-    if kind in (AddressKind.METADATA, AddressKind.PUBLIC) or targets == EVERY:
+    if kind is AddressKind.METADATA or targets == EVERY:
         return kind is not AddressKind.METADATA
+    inside = [
+        end
+        for end in _list_ends(address)
+        if _find_own_kind(end) is not AddressKind.PUBLIC or is_own(str(end))
+    ]
+    if not inside:
+        return True
     names, networks = read_targets(targets)
     return host.rstrip(".").lower() in names or all(
-        any(end in network for network in networks)
-        for end in _list_ends(address)
-        if _find_own_kind(end) is not AddressKind.PUBLIC
+        any(end in network for network in networks) for end in inside
     )
 
 

@@ -91,7 +91,7 @@ def list_allowed(host: str, port: int, targets: str) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(address[0]) for *_, address in found]
     for address in addresses:
-        if is_allowed(targets, host, address):
+        if is_allowed(targets, host, address, is_own):
             continue
         if find_kind(address) is AddressKind.METADATA:
             raise ObjectDenied(
@@ -102,6 +102,19 @@ def list_allowed(host: str, port: int, targets: str) -> list[str]:
             "does not list it"
         )
     return addresses
+
+
+def is_own(address: str) -> bool:
+    """Return whether an address is one of this machine: the system then uses it for both ends of a
+    connection. Nothing is sent.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return bool(probe.getsockname()[0] == address)
+    except OSError:  # no connection to the address is possible
+        return False
 
 
 def connect_allowed(
