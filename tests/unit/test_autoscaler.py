@@ -27,6 +27,7 @@ from cavvy.autoscaler.observations import (
 from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.services import TargetKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -368,6 +369,9 @@ def test_requests_that_never_end_do_not_make_the_others_longer() -> None:
     streams = ServiceObservation(now_s=0.0, in_flight=12, in_flight_s=12 * 600.0)
     load = estimate_load(record, streams, replace(TERMS, service_s=0.05))
     assert load.erlangs == pytest.approx(12.0)
+    batches = replace(streams, batch=BatchFit(slope_s=0.05, base_s=1.0, most=16))
+    load = estimate_load(record, batches, replace(TERMS, service_s=0.05))
+    assert load.service_s == pytest.approx(0.05), "requests in a batch share its time"
 
 
 @pytest.mark.parametrize("kind", [TargetKind.QUEUE_WAIT, TargetKind.RATE])

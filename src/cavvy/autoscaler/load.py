@@ -145,7 +145,8 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     to the total, but the requests are not added to the number of completed requests, as in the
     maximum-likelihood estimate for such measurements. The load that follows from requests in flight
     is at most the number of requests that are present: a few requests that never end do not make
-    the others longer.
+    the others longer. In a batch, the time so far is not the time of one request; the measured time
+    of batches is used instead.
     """
     weights = terms.weights
     unevenness = record.unevenness(weights)
@@ -154,7 +155,7 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     requests = record.completed + _ASSUMED_REQUESTS
     total_s = record.completed * record.service_s + _ASSUMED_REQUESTS * terms.service_s
     mean_s = total_s / requests
-    excess_s = max(0.0, seen.in_flight_s - seen.in_flight * mean_s)
+    excess_s = max(0.0, seen.in_flight_s - seen.in_flight * mean_s) if seen.batch is None else 0.0
     longest_s = seen.present / rate if rate else inf
     service_s = max(mean_s, min(longest_s, mean_s + excess_s / requests))
     return ServiceLoad(
