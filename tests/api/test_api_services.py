@@ -65,6 +65,14 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
     assert len(records[2]["after"]["file_sha256"]) == 64
 
 
+async def test_a_job_with_the_name_of_a_service_names_the_service(api: Api) -> None:
+    await put(api, TEXT)
+    for path in ("", "/logs", "/events"):
+        answer = (await api.http.get(f"/v1/projects/default/jobs/chat{path}")).json()
+        assert answer["code"] == "job-not-found"
+        assert "chat is a service, which `cavvy services show chat` shows" in answer["hint"]
+
+
 async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> None:
     await put(api, TEXT)
     tried = (

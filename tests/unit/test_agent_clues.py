@@ -93,7 +93,8 @@ def test_a_missing_python(tmp_path: Path, output: str) -> None:
     assert explain(output) == "the task's PATH has no `python`: /nowhere"
     (tmp_path / "python3").write_text("")
     (tmp_path / "python3").chmod(0o755)
-    assert explain(output, str(tmp_path)) == "the task's PATH has `python3`, but no `python`"
+    told = explain(output, str(tmp_path))
+    assert told == "the task's PATH has `python3`, but no `python`: write `python3` in the task"
     assert explain(output, image="alpine") == "the image alpine has no python"
 
 

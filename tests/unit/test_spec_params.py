@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from cavvy.domain.tasks import Scalar, TaskSpec
-from cavvy.importers import parse_task
+from cavvy.importers import parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.params import escape
 from cavvy.spec.tree import MAX_CHARACTERS
@@ -156,3 +156,30 @@ def test_a_wrong_parameter_causes_no_second_problem() -> None:
     with pytest.raises(SpecError) as caught:
         task("{n: 1}", "run: x\nnodes: ${{ params.n }}", {"n": "many"})
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("params: {lr: 1}\nrun: echo {{ params.lr }}\n", "{{ params.lr }}"),
+        ("params: {lr: 1}\nrun: echo {{lr}} {{ other }}\n", "{{lr}}"),
+        ("params: {lr: 1}\nsetup: echo ${params.lr}\nrun: x\n", "${params.lr}"),
+        ("env: {A: $HOME/x}\nrun: x\n", "$HOME"),
+        ("env:\n  TOKEN: ${HF_TOKEN}\nrun: x\n", "${HF_TOKEN}"),
+    ],
+)
+def test_a_text_that_is_not_replaced_gets_a_note(text: str, told: str) -> None:
+    (note,) = parse_file(text).notes
+    assert told in note
+    assert "not replace" in note or "not expanded" in note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "params: {lr: 1}\nrun: echo ${{ params.lr }} ${lr} $${{ params.lr }}\n",
+        "run: echo {{ item }} ${A:-b}\nenv: {A: 'costs 5$', B: $, C: $(date), D: '$1'}\n",
+    ],
+)
+def test_other_texts_get_no_note(text: str) -> None:
+    assert parse_file(text).notes == ()

@@ -273,6 +273,11 @@ def _parse(
     )
     tasks = tuple(spread_task(apply_overrides(task, changed, now)) for task in found.tasks)
     found = replace(found, tasks=tasks, kept=tuple(kept))
+    if found.kind == Dialect.CAVVY:
+        from cavvy.spec.fields.params import list_unreplaced
+
+        unreplaced = (note for task in tasks for note in list_unreplaced(task))
+        found = replace(found, notes=(*found.notes, *unreplaced))
     if not isinstance(file, Path):
         return found
     return _find_own_folder(found, documents, file.resolve().parent)

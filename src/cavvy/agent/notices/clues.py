@@ -196,7 +196,7 @@ def _explain_command(name: str, work: WorkConfig, path: str) -> str:
     kind = "pip" if name.startswith("pip") else "python"
     other = kind if name == f"{kind}3" else f"{kind}3"
     if shutil.which(other, path=path):
-        return f"the task's PATH has `{other}`, but no `{name}`"
+        return f"the task's PATH has `{other}`, but no `{name}`: write `{other}` in the task"
     return f"the task's PATH has no `{name}`: {path}"
 
 

@@ -1,6 +1,7 @@
 """Routes to submit, list, inspect, stop, retry and drill jobs."""
 
 from asyncio import to_thread
+from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Annotated
@@ -396,10 +397,17 @@ async def find_job(
 
 
 async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
-    """Return the problem for a job that does not exist. If the project has a job with a similar
-    name, the hint names this job.
+    """Return the problem for a job that does not exist. If the project has a service of this name
+    or a job with a similar name, the hint names it.
     """
     page = await app_state.store.list_jobs(project, limit=_COMPARED)
+    with suppress(RowNotFound):
+        await app_state.store.services.get(project, name)
+        place = "" if project == _USUAL_PROJECT else f" -p {project}"
+        replica = next((each.name for each in page.jobs if each.name.startswith(f"{name}.")), "")
+        hint = f"{name} is a service, which `cavvy services show {name}{place}` shows"
+        hint += f"; its newest replica is the job {replica}" if replica else ""
+        return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)
     close = nearest(name, (each.name for each in reversed(page.jobs)))
     hint = f"did you mean {close}? {CODES['job-not-found'].hint}" if close else ""
     return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)

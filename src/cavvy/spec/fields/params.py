@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.spec.fields.kinds import (
     EitherKind,
@@ -229,6 +229,36 @@ class ParamFiller:
                 "fewer places of the file",
             )
         return self._left >= 0
+
+
+# What other tools, or a typing error, would have replaced. Shells read `${lr}` as a variable.
+_UNREPLACED = re.compile(
+    rf"(?<!\$)\{{\{{\s*(params\.)?({_NAME})\s*\}}\}}|\$\{{(params\.)({_NAME})\}}"
+)
+_VARIABLE = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
+
+
+def list_unreplaced(task: TaskSpec) -> list[str]:
+    """Return notes on texts of a task that look like parameters or variables, but stay as they
+    are."""
+    notes = []
+    for key, commands in (("setup", task.setup or ""), ("run", task.run)):
+        for found in _UNREPLACED.finditer(commands):
+            name = found[2] or found[4]
+            if (found[1] or found[3]) or name in task.params:
+                notes.append(
+                    f"`{key}` contains `{found[0]}`, which Cavvy does not replace: parameters are "
+                    f"written ${{{{ params.{name} }}}}"
+                )
+    for key, value in task.env.items():
+        if variable := _VARIABLE.search(value):
+            name = variable[0].strip("${}")
+            notes.append(
+                f"`env.{key}` contains the text {variable[0]}, because `env` is not expanded: "
+                f"`secrets: [{name}]` passes a secret, --env {name} a local value, and `export "
+                f"{key}=...` in `run` uses variables of the node"
+            )
+    return list(dict.fromkeys(notes))
 
 
 def escape(text: str) -> str:
