@@ -57,8 +57,8 @@ ENGINES = (
     *("/run/crio/crio.sock", "/run/systemd/private", "/run/dbus/system_bus_socket"),
     *("/run/snapd.socket", "/run/libvirt/libvirt-sock", "/run/buildkit/buildkitd.sock"),
 )
-# Sockets that programs need to look up names and users, and to use a GPU.
-NEEDED = ("/nscd/", "/sss/", "/systemd/resolve/", "/systemd/userdb/", "/munge/", "mps", "nvidia")
+# Folders with sockets that programs need to look up names and users, and to use a GPU.
+NEEDED = ("nscd", "sss", "systemd/resolve", "systemd/userdb", "munge", "mps", "mps[-_]*", "nvidia*")
 # Characters devices by which root reaches memory, disks or keyboards.
 DEVICES = (
     *("mem", "kmem", "port", "raw*", "raw/*", "sg*", "bsg/*", "nvme*", "mapper/control", "uinput"),
@@ -419,11 +419,25 @@ def _hide_sockets(hidden: str) -> None:
                 mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
     for path in {*ENGINES, *_list_sockets()}:
         real = os.path.realpath(path)
-        if mounts.contains(hidden, real) or any(each in real for each in NEEDED):
+        if mounts.contains(hidden, real) or is_needed(real):
             continue
         if os.access(real, os.W_OK) and stat.S_ISSOCK(os.stat(real).st_mode):
             with _missing_is_safe(real):
                 mounts.bind("/dev/null", real)
+
+
+def is_needed(path: str) -> bool:
+    """Return whether programs need the socket at `path` to look up names, or to use a GPU. Only
+    folders below those for sockets count, because a user's name or folder may be called alike."""
+    from fnmatch import fnmatch
+
+    name = os.path.dirname(path.removeprefix("/var"))
+    if mounts.contains("/lib/sss", name):
+        return True
+    above, _, below = name.lstrip("/").partition("/")
+    parts = below.split("/")
+    names = ("/".join(parts[:count]) for count in (1, 2))
+    return above in ("run", "tmp") and any(fnmatch(a, b) for a in names for b in NEEDED)
 
 
 @contextmanager
