@@ -343,3 +343,16 @@ def test_a_repository_of_other_hashes(tmp_path: Path) -> None:
     git(tmp_path, "commit", "-m", "x")
     assert capture(tmp_path).commit == git(tmp_path, "rev-parse", "HEAD")
     assert list_files(tmp_path) == ["a"]
+
+
+def test_git_does_not_wait_for_the_writers_of_pipes(repository: Path) -> None:
+    """A pipe has no end, so git would wait until its time limit."""
+    expected = list_files(repository)
+    pipes = ("index", "packed-refs", "excludes")
+    for name in pipes:
+        (repository / ".git" / name).unlink(missing_ok=True)
+        os.mkfifo(repository / ".git" / name)
+    git_config = repository / ".git/config"
+    append(git_config, f"[core]\nexcludesFile = {repository}/.git/excludes\n")
+    assert list_files(repository) == expected
+    assert capture(repository).commit

@@ -102,17 +102,16 @@ def _prepare(folder: Path, stack: ExitStack) -> GitFolder | None:
     links = [common / name for name in ("refs", "packed-refs", "reftable", "info")]
     # git keeps the index in one file, or divides it between two
     for path in (*links, own / "index", *own.glob("sharedindex.*")):
-        if path.exists():
+        if path.is_file() or path.is_dir():  # git would wait for the writer of a pipe
             (private / path.name).symlink_to(path)
-    excludes = settings.get("core.excludesfile") or os.path.join(
-        os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git/ignore"
-    )
+    usual = os.path.join(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git/ignore")
+    excludes = os.path.expanduser(settings.get("core.excludesfile") or usual)
     return GitFolder(
         folder.resolve(),
         None if bare else top,
         common / "objects",
         private,
-        os.path.expanduser(excludes),
+        excludes if os.path.isfile(os.path.join(top, excludes)) else os.devnull,
     )
 
 
