@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.work.protect import holds_obeyed, is_needed, is_obeyed
+from cavvy.providers.local.configs import list_obeyed
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,23 @@ def test_links_to_obeyed_files_are_obeyed(tmp_path: Path) -> None:
         assert holds_obeyed(str(tmp_path / name), obeyed)
     assert not is_obeyed(str(tmp_path / "free/x"), obeyed)
     assert not holds_obeyed(str(tmp_path / "free"), obeyed)
+
+
+def test_folders_in_which_the_server_looks_exist_before_jobs_run(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": f"{tmp_path}/xdg", "PATH": f"/usr/bin:{tmp_path}/tools/bin:x"}
+    obeyed = list_obeyed(environ)
+    for path in (f"{tmp_path}/xdg/cavvy", f"{tmp_path}/tools/bin"):
+        assert Path(path).is_dir()
+    assert f"{tmp_path}/xdg/cavvy" in obeyed
+    assert not is_obeyed(str(tmp_path / "other"), list(obeyed))
+    assert not Path("x").exists()
+
+
+def test_of_a_home_folder_only_missing_folders_in_free_ones_are_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    names = ("project/bin", "other/bin", ".cargo/bin")
+    list_obeyed({"PATH": ":".join(f"{tmp_path}/{name}" for name in names)})
+    assert [(tmp_path / name).exists() for name in names] == [True, False, False]

@@ -4,9 +4,11 @@ variables that agents inherit.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cavvy import settings
+from cavvy.agent.work import mounts, protect
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity
 from cavvy.providers.hosts.configs import HostAgentConfig
@@ -46,7 +48,11 @@ _NAMING = (
 def list_obeyed(environ: Mapping[str, str]) -> Sequence[str]:
     """Return the files and folders that this server obeys: its settings, what they name, and what
     its environment names. Jobs must not be able to change them.
+
+    Folders in which this server would look, but that do not exist, are created first, because jobs
+    could otherwise create them.
     """
+    _create_missing(environ)
     values = [environ.get(name, "") for name in _NAMING]
     named = {path for value in values for path in value.split(":") if path.startswith("/")}
     try:
@@ -60,6 +66,27 @@ def list_obeyed(environ: Mapping[str, str]) -> Sequence[str]:
     if loaded.file.parent.name == "cavvy":
         own.add(str(loaded.file.parent))
     return sorted(named | own | {each for each in files if os.path.isfile(each)})
+
+
+def _create_missing(environ: Mapping[str, str]) -> None:
+    paths = [each for each in environ.get("PATH", "").split(":") if each.startswith("/")]
+    if not environ.get("CAVVY_CONFIG") and (base := environ.get("XDG_CONFIG_HOME", "")):
+        paths.append(os.path.join(base, "cavvy"))
+    for path in map(os.path.normpath, paths):
+        if path.startswith("/") and not _is_safe(path):
+            with suppress(OSError):  # where this server may create no folder, jobs may not
+                os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def _is_safe(path: str) -> bool:
+    """Return whether jobs can create nothing at `path`: it is in a folder of the system, or in an
+    entry of a home folder that is missing or protected."""
+    homes = [each for each in protect.list_homes() if mounts.contains(each, path) and each != path]
+    if homes:
+        name = os.path.relpath(path, homes[-1])
+        entry = os.path.join(homes[-1], name.partition("/")[0])
+        return not protect.is_free(name) or not os.path.exists(entry)
+    return any(mounts.contains(each, path) for each in protect.SYSTEM)
 
 
 def make_configs(
