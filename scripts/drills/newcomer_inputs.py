@@ -431,6 +431,17 @@ MISTAKES: Sequence[Mistake] = [
     _run("name: My Job\nrun: echo\n", "My Job", "a-z"),
     _run("run: |\n\techo\n", "a tab cannot indent", "use spaces"),
     _run("run: echo\nenv: {A: b}\n  bad\n", "this is not YAML", "align"),
+    _run("run: echo\nenv: {A: ${B}}\n", "this is not YAML", "quote the value"),
+    _run("run:\n  - python3 train.py\n", "a list where one value", "one command a line"),
+    _run("run: echo {{ params.lr }}; false\n", "not replace", "params.lr }}"),
+    _run("run: echo $A; false\nenv: {A: $TOKEN}\n", "`env` is not expanded", "secrets: .TOKEN"),
+    _run("run: cat /data/train.csv\n", "sees no /data/train.csv", "`inputs` and `volumes`"),
+    _run(
+        "run: echo ${{ params.lr }}\nparams: {lr: 1}\n",
+        "no option --lr",
+        "--param lr=VALUE",
+        "run --lr 2",
+    ),
     _run("secrets: [HF_TOKEN]\nrun: echo\n", "no secret HF_TOKEN", "cavvy secret set HF_TOKEN"),
     _run("workdir: nosuch\nrun: echo\n", "nosuch does not exist", "change `workdir`"),
     _run("run: echo ${{ params.lr }}\n", "unknown parameter 'lr'", "declare it under `params:`"),
@@ -440,6 +451,9 @@ MISTAKES: Sequence[Mistake] = [
     Mistake(line="run nosuch.yaml", cause="does not exist", step="cavvy init"),
     Mistake(line="run", cause="expected a task file", step="cavvy run --help"),
     Mistake(line="launch task.yaml", cause="no command 'launch'", step="cavvy run"),
+    Mistake(
+        line="python3 train.py", cause="no command 'python3'", step="cavvy run -- python3 train"
+    ),
     Mistake(line="offers --cpu 64", cause="no option --cpu", step="--cpus"),
     Mistake(line="offers --gpu h100x8", cause="unknown accelerator", step="did you mean H100:8"),
     Mistake(line="offers --json", cause="no option --json", step="-o json"),

@@ -408,7 +408,7 @@ _EXPLAINED = (
     (
         "did not find expected ',' or",
         "a bracket or brace is not closed, or a comma is missing",
-        "close it",
+        "close it, or quote the value if it contains a bracket or brace, as in '${NAME}'",
     ),
     ("unexpected end of stream", "a quote is opened and never closed", "close it"),
     (

@@ -56,20 +56,22 @@ class ValueKind(Protocol):
 
 
 class ScalarKind(Struct, frozen=True):
-    """A single value. `parse` converts the value, or raises WrongValue or UnitError."""
+    """A single value. `parse` converts the value, or raises WrongValue or UnitError. `instead` says
+    how to write a list or table as one value.
+    """
 
     words: str
     parse: Callable[[ScalarNode], Any]
     schema: Schema = field(default_factory=lambda: STRING)
+    instead: str = ""
 
     def takes(self, node: Node) -> bool:
         return isinstance(node, ScalarNode)
 
     def read(self, node: Node, notes: ProblemNotes) -> Any:
         if not isinstance(node, ScalarNode):
-            notes.add(
-                node.mark, f"{describe(node)} where one value was expected", expected=self.words
-            )
+            message = f"{describe(node)} where one value was expected"
+            notes.add(node.mark, message, expected=self.words, suggestion=self.instead)
             return None
         try:
             return self.parse(node)

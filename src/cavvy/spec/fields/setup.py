@@ -23,7 +23,11 @@ def _read_commands(node: ScalarNode) -> str:
     return filled(read_text(node))
 
 
-COMMANDS = ScalarKind("shell commands", _read_commands)
+COMMANDS = ScalarKind(
+    "shell commands",
+    _read_commands,
+    instead="write `|` after the key, and below it one command a line, without `-`",
+)
 
 
 _FILE = text_kind(
