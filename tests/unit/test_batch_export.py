@@ -96,3 +96,12 @@ def test_memory_for_each_cpu_is_asked_for_as_a_sum() -> None:
     assert ":ncpus=8:mem=32768mb\n" in pbs.make_export(task, None, 1, job_options, "")
     assert "#SBATCH --mem=32768M\n" in slurm.make_export(task, None, 1, job_options, "")
     assert "memory: 32768Mi\n" in kubernetes.make_export(task, None, 1, read_options({}))
+
+
+def test_what_only_cavvy_does_is_said() -> None:
+    need = ResourceSpec(any_of=(ResourceSpec(cpus_min=3), ResourceSpec(cpus_min=5)))
+    task = TaskSpec(name="t", run="$CAVVY_MPI mpirun x; echo $CAVVY_HOSTS", resources=need)
+    text = slurm.make_export(task, None, 1, JobOptions(), "")
+    assert "# The commands use CAVVY_MPI, which only Cavvy sets.\n" in text
+    assert "one of the task's 2 alternatives" in text
+    assert "#SBATCH --cpus-per-task=3\n" in text
