@@ -172,14 +172,11 @@ class JoinProvider:
     async def machines(self) -> Sequence[JoinedMachine]:
         await self._ready()
         await self._fleet.isolation.refresh()
-        up = [name for name, line in self._lines.items() if line.up]
-        said = await asyncio.gather(*map(self._fleet.isolation.say_protection, up))
-        protected = {name: f", {each}" for name, each in zip(up, said, strict=True) if each}
         return [
             JoinedMachine(
                 name=name,
                 state=self._say_state(self._lines[name], member),
-                has=self._say_has(name) + protected.get(name, ""),
+                has=self._say_has(name),
                 joined_at=member.joined_at,
                 heard_at=max(
                     filter(None, (self._lines[name].heard_at, member.heard_at)), default=None
