@@ -109,7 +109,7 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
         late = Path(f"/tmp/cavvy-ssh-{owner}")
         late.mkdir(mode=0o700, exist_ok=True)
         os.chown(late, owner, owner)
-        hunt["paths"] += [f"{late}/planted-{MARK}"]
+        hunt["paths"] += [f"{late}/planted-{MARK}", f"{user.root}/run/cavvy/planted-{MARK}"]
         submit(user, "evil", "obeyed", ATTACKS.read_text(), HUNT=json.dumps(hunt))
         user.cli("wait", "-p", "evil", "obeyed", code=None)
         log = user.cli("logs", "-p", "evil", "obeyed", code=None)
@@ -119,7 +119,14 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
     assert len(found) > 200
     looked = [home, user.config, package.parent, prefix, *map(Path, ("/etc", "/run", "/boot"))]
     looked += [Path(each) for each in ("/var/spool", "/usr/lib/systemd", "/usr/local", "/opt/x")]
-    looked += [late, Path("/usr/bin"), Path("/x"), Path("/lib/x"), Path("/root/.bashrc")]
+    looked += [
+        user.root / "run",
+        late,
+        Path("/usr/bin"),
+        Path("/x"),
+        Path("/lib/x"),
+        Path("/root/.bashrc"),
+    ]
     planted = [path for path in find_planted(looked) if not path.startswith(tuple(map(str, own)))]
     return [each["attempt"] for each in found if each["done"]], planted
 

@@ -122,6 +122,7 @@ class Protection:
         `hidden`, which was mounted after `begin`. Raises OSError."""
         _protect_system([*self._places, hidden])
         protect_proc()
+        self._hide_runtime(hidden)
         _hide_sockets(hidden)
         _hide_devices()
 
@@ -134,6 +135,18 @@ class Protection:
                 with suppress(OSError):  # in a hidden folder, or a kernel that mounts no links
                     self.pin(link)
                     mounts.bind_link(link)
+
+    def _hide_runtime(self, hidden: str) -> None:
+        """Hide where Cavvy's server puts its socket if its folder is unsuitable. A job could put
+        its own socket there, and the user's commands would send it their token."""
+        folder = os.path.realpath(os.environ.get("XDG_RUNTIME_DIR") or "/run") + "/cavvy"
+        if mounts.contains("/run", folder) or mounts.contains(folder, hidden):
+            return
+        with suppress(OSError):
+            os.mkdir(folder, 0o700)
+        if os.path.isdir(folder) and not os.path.islink(folder):
+            self.pin(folder)
+            mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
 
     def pin(self, path: str) -> None:
         """Keep the work from renaming the folders above `path`, which must have no links."""
