@@ -142,8 +142,8 @@ class Protection:
         folder = os.path.realpath(os.environ.get("XDG_RUNTIME_DIR") or "/run") + "/cavvy"
         if mounts.contains("/run", folder) or mounts.contains(folder, hidden):
             return
-        with suppress(OSError):
-            os.mkdir(folder, 0o700)
+        with suppress(OSError):  # a job could also create the folders
+            os.makedirs(folder, 0o700, exist_ok=True)
         if os.path.isdir(folder) and not os.path.islink(folder):
             self.pin(folder)
             mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
