@@ -108,10 +108,14 @@ def replace(path: str) -> bool:
 
 def swap(path: str) -> bool:
     """Rename every folder above the path, after which this job could put its own in the place. The
-    folder is renamed back."""
+    folder is renamed back. Folders of a /tmp that is only this job's own do not count."""
     done = False
+    tmp = os.stat("/tmp")
+    own_tmp = "tmp" in HUNT and [tmp.st_dev, tmp.st_ino] != HUNT["tmp"]
     above = os.path.dirname(path)
     while above != "/":
+        if own_tmp and above.startswith("/tmp/"):
+            break
         with contextlib.suppress(OSError):
             os.rename(above, f"{above}-{MARK}")
             os.rename(f"{above}-{MARK}", above)

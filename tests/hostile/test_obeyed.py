@@ -87,6 +87,7 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
         assert server
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         hunt: dict[str, Any] = {
+            "tmp": [os.stat("/tmp").st_dev, os.stat("/tmp").st_ino],
             "mark": MARK,
             "home": str(home),
             "paths": [

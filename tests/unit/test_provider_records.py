@@ -44,7 +44,7 @@ def test_records_are_read_and_written_through_no_link(tmp_path: Path) -> None:
 
 def test_the_log_of_an_agent_is_no_link_to_another_file(tmp_path: Path) -> None:
     """The last line of the log is part of the reason that the job's user sees."""
-    rank, secret = tmp_path / "gangs/g/0", tmp_path / "token"
+    rank, secret = tmp_path / "agents/g/0", tmp_path / "token"
     rank.mkdir(parents=True)
     secret.write_text("secret")
     (rank / "agent.log").symlink_to(secret)

@@ -49,7 +49,7 @@ def test_what_is_not_configured_is_shown_and_is_no_failure(settings: Path) -> No
     assert states["local"] == "ready"
     assert states["prairie"] == "not configured"
     assert result.exit_code == 0
-    told = check().output
+    told = check("--all").output
     assert "a prairie: add [providers.prairie]" in told
     assert f"The settings are in {settings}." in told
     assert f"add [providers.prairie] in {settings}" in check("prairie").output

@@ -1,5 +1,5 @@
 """The names of the metrics by which a HorizontalPodAutoscaler of Kubernetes scales a service.
-`cavvy export kubernetes` writes these names, and Deployments that are read may have them.
+Exports for Kubernetes have these names, and Deployments that are read may have them.
 """
 
 IN_FLIGHT = "http_requests_in_flight"
