@@ -228,7 +228,7 @@ def steps_of(folder: Path) -> list[tuple[int, int]]:
 
 def kill_gang(home: Path) -> None:
     """Simulate a power cut: kill the agent and all its processes at once."""
-    [path] = (home / "providers/local/gangs").glob("*/0/agent.json")
+    [path] = (home / "providers/local/agents").glob("*/0/agent.json")
     agent = json.loads(path.read_text())["pid"]
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):

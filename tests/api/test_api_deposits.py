@@ -84,7 +84,7 @@ def end_work(
         (home / "work" / path).parent.mkdir(parents=True, exist_ok=True)
         (home / "work" / path).write_bytes(data)
     (home / "claim").write_text(f"n{rank + 1}")
-    where = {"home": str(home), "folder": str(home / "work"), "hides": ""}
+    where = {"home": str(home), "private": str(home), "folder": str(home / "work"), "hides": ""}
     where["separates"] = ""
     config = SimpleNamespace(gang=gang, rank=rank, placed=[], **where)
     log, outbox = LogSpool(str(home / "log"), 1024), MessageOutbox(str(home / "outbox"))

@@ -18,6 +18,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -342,11 +343,22 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: ApiClient, tmp_path: Path) 
     assert plain("ssh", "-W", f"127.0.0.1:{port}", "box", stdin=b"through").stdout == b"THROUGH"
 
 
+def runs(*words: str) -> bool:
+    wanted = "\0".join([*words, ""]).encode()
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if each.read_bytes() == wanted:
+                return True
+    return False
+
+
 def test_a_line_ends_with_its_user_its_job_and_its_server(
     client: ApiClient, home: Path, tmp_path: Path
 ) -> None:
-    server = tmp_path / "server"  # a program that stays, such as an editor's server
-    stays = f"nohup sh -c 'echo $$ >{server}; exec sleep 1000' >/dev/null 2>&1 &"
+    outside = tmp_path.with_name(f"{tmp_path.name}-outside")  # of the home folder, which is HOME
+    outside.mkdir()
+    server = outside / "server"  # a program that stays, such as an editor's server
+    stays = f"nohup sh -c 'echo $$ >{server}; exec sleep 1000.125' >/dev/null 2>&1 &"
     assert cavvy("ssh", "box", stays).returncode == 0
     tmux = "tmux new-session -d 'sleep 1000'; tmux list-sessions" if shutil.which("tmux") else ":"
     assert cavvy("ssh", "box", tmux).returncode == 0
@@ -354,7 +366,7 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(
     assert again.returncode == 0, again.stderr
     assert cavvy("ssh", "box", f"kill -0 $(cat {server})").returncode == 0
 
-    left = tmp_path / "left"
+    left = outside / "left"
     line = f"trap 'touch {left}; exit' HUP; echo on; while :; do sleep 0.1; done"
     user = subprocess.Popen([*CAVVY, "ssh", "box", line], stdout=subprocess.PIPE)
     assert user.stdout is not None
@@ -372,7 +384,7 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(
     client.stop("default", "box")
     assert user.wait(40) == 255
     assert b"hint" in user.stderr.read()
-    wait_until(lambda: not Path("/proc", server.read_text().strip()).exists())
+    wait_until(lambda: not runs("sleep", "1000.125"))  # the job has process IDs of its own
     user.stdout.close()
     user.stderr.close()
     kill_server(home)

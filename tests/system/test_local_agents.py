@@ -175,7 +175,7 @@ def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> 
             os.kill(int(seen.nodes[0].engine_id), signal.SIGKILL)
             seen = await ended(provider, spec.name)
             exited = await control.hears("exited")
-            assert exited["outcome"] == "node"
+            assert exited["outcome"] == "exit"  # without own processes, the work may have done it
             assert "killed" in seen.reason
             assert processes.list_marked(spec.name, 0) == []
 

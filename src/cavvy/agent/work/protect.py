@@ -421,7 +421,7 @@ def _hide_sockets(hidden: str) -> None:
     shows the work's own."""
     runtime = f"/run/user/{os.geteuid()}"
     if os.path.isdir(runtime):
-        mounts.mount("tmpfs", runtime, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+        _cover(runtime)
     own = [f"/tmp/{name}-{os.geteuid()}" for name in ("cavvy-ssh", "cavvy", "tmux")]
     for folder in own:  # programs may put their sockets there later
         with suppress(OSError):
@@ -429,7 +429,7 @@ def _hide_sockets(hidden: str) -> None:
     for folder in (*own, "/tmp/.X11-unix", *glob("/tmp/ssh-*")):
         if os.path.isdir(folder) and not os.path.islink(folder):
             with _missing_is_safe(folder):
-                mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+                _cover(folder)
     for path in {*ENGINES, *_list_sockets()}:
         real = os.path.realpath(path)
         if mounts.contains(hidden, real) or is_needed(real):
@@ -437,6 +437,15 @@ def _hide_sockets(hidden: str) -> None:
         if os.access(real, os.W_OK) and stat.S_ISSOCK(os.stat(real).st_mode):
             with _missing_is_safe(real):
                 mounts.bind("/dev/null", real)
+
+
+def _cover(folder: str) -> None:
+    """Mount an empty folder with the same mode over a folder. tmux and others refuse a folder of
+    sockets that other users may enter.
+    """
+    mode = stat.S_IMODE(os.stat(folder).st_mode)
+    mounts.mount("tmpfs", folder, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+    os.chmod(folder, mode)
 
 
 def is_needed(path: str) -> bool:
