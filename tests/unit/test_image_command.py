@@ -50,6 +50,9 @@ def test_the_command_runs_in_the_images_folder(
         ({}, OWN, "names no command; write `run`"),
         ({"Entrypoint": "sh -c"}, OWN, "names no command"),
         ({"Cmd": ["a"]}, "${{ image.entrypoint }} a", "names no entry point"),
+        ({"Cmd": ["a\0b"]}, OWN, "cannot be run"),
+        ({"Cmd": ["a"], "WorkingDir": "/\0"}, OWN, "cannot be run"),
+        ({"Cmd": ["a" * 70000]}, OWN, "cannot be run"),
     ],
 )
 def test_an_image_without_a_command_is_told(

@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_LONGEST = 65536  # characters of a command; Linux passes at most twice as many in one argument
 _MARK = re.compile(r"\$\{\{\s*image\.(command|entrypoint)\s*\}\}")
 
 
@@ -37,6 +38,8 @@ def fill_in_command(run: str, image: Mapping[str, object]) -> str:
         if not words:
             what = "command" if match[1] == "command" else "entry point"
             raise ValueError(f"the image names no {what}; write `run`")
+        if "\0" in "".join([folder, *words]) or sum(map(len, words)) > _LONGEST:
+            raise ValueError("the image names a command that cannot be run; write `run`")
         return shlex.join(["sh", "-c", 'cd "$0" && exec "$@"', folder, *words])
 
     return _MARK.sub(write, run)
