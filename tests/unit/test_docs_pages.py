@@ -5,11 +5,12 @@ write is fresh.
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from scripts.docs import cli as reference
-from scripts.docs import features
+from scripts.docs import features, site
 from scripts.docs import python as interface
 
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
@@ -147,3 +148,16 @@ def test_code_blocks_have_one_command_on_each_line() -> None:
         ["make", "demo"],
         ["make", "test"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [("guides/serve.md", "adr/0001-one-package.md"), ("tutorials/own-hosts.md", "faq.md")],
+)
+def test_the_search_ranks_guides_before_decision_records(better: str, worse: str) -> None:
+    boosts = []
+    for uri in (better, worse):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=uri), meta={})
+        site.on_page_markdown("", page, None, None)  # type: ignore[arg-type]  # only what it reads
+        boosts.append(page.meta["search"]["boost"])
+    assert boosts[0] > boosts[1]
