@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cavvy.providers.vm import rest
-from cavvy.providers.vm.cloud import CloudFault
-from cavvy.providers.vm.rest import RestClient
+from cavvy.providers.vm.cloud import UNREADABLE, CloudFault
+from cavvy.providers.vm.rest import RestClient, next_link
 
 
 class Api:
@@ -20,6 +20,7 @@ class Api:
         self.replies: list[tuple[int, object] | None] = []
         self.requests: list[tuple[str, str, str, object]] = []
         self.retry_after = "0"
+        self.headers: list[list[tuple[str, str]]] = []  # of the next replies
         self.drips = False  # send 40 bytes of the body per second
         self.stopped = threading.Event()
         api = self
@@ -27,7 +28,9 @@ class Api:
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(size)) if size else None
+                sent = self.rfile.read(size)
+                text = self.headers["Content-Type"].startswith("text/")
+                body = (sent.decode() if text else json.loads(sent)) if size else None
                 token = self.headers["Authorization"]
                 api.requests.append((self.command, self.path, token, body))
                 reply = api.replies.pop(0)
@@ -40,13 +43,15 @@ class Api:
                 self.send_header("Content-Length", str(len(data)))
                 self.send_header("Retry-After", api.retry_after)
                 self.send_header("Location", "/elsewhere")
+                for name, value in api.headers.pop(0) if api.headers else ():
+                    self.send_header(name, value)
                 self.end_headers()
                 for each in [data[n : n + 1] for n in range(len(data))] if api.drips else [data]:
                     self.wfile.write(each)
                     if api.drips and api.stopped.wait(0.025):
                         break
 
-            do_GET = do_POST = do_DELETE = answer
+            do_GET = do_POST = do_PATCH = do_DELETE = answer
 
             def log_message(self, *_: object) -> None:
                 return
@@ -110,6 +115,8 @@ def test_an_error_of_another_form_is_a_fault(api: Api) -> None:
         ((400, [1]), 400, False),
         ((400, "no"), 400, False),
         ((400, {"error": "no"}), 400, False),
+        ((501, b"Unsupported method"), 501, False),
+        ((505, b""), 505, False),
     ],
 )
 def test_a_change_is_requested_once(
@@ -130,6 +137,47 @@ def test_all_pages_are_read(api: Api) -> None:
     pages = asyncio.run(client(api).pages("/things", lambda page: page["next"]))
     assert [page["items"] for page in pages] == [[1], [2]]
     assert [path for _, path, _, _ in api.requests] == ["/v1/things", "/v1/things?page=2"]
+
+
+def test_text_is_sent_as_text(api: Api) -> None:
+    api.replies += [(204, b"")] * 2
+    asyncio.run(client(api).send("PATCH", "/things/1/user_data", "#!/bin/sh\n# größer\n"))
+    asyncio.run(
+        client(api).send("POST", "/things", "a: 1", headers={"Content-Type": "text/x-yaml"})
+    )
+    assert [(method, body) for method, _, _, body in api.requests] == [
+        ("PATCH", "#!/bin/sh\n# größer\n"),
+        ("POST", "a: 1"),
+    ]
+
+
+def test_pages_that_only_headers_name_are_read(api: Api) -> None:
+    api.replies += [(200, [1]), (200, [2]), (200, [3])]
+    first = f'<{api.url}/things?page=1>; rel="first", <{api.url}/things?page=2>; rel="next"'
+    second = f"<{api.url}/things?page=3>;title=x;rel='next last'"
+    api.headers = [[("LINK", first)], [("Link", second)], [("Link", "<x>; rel=prev")]]
+    pages = asyncio.run(client(api).pages_by_header("/things", next_link))
+    assert pages == [[1], [2], [3]]
+    assert [path for _, path, _, _ in api.requests][1:] == [
+        "/v1/things?page=2",
+        "/v1/things?page=3",
+    ]
+
+
+def test_numbered_pages_are_read_until_all_items_are_there(api: Api) -> None:
+    api.replies += [(200, {"size": 2, "things": [1, 2]}), (200, {"size": 1, "things": [3]})]
+    api.headers = [[("X-Total-Count", "3")]] * 2
+    pages = asyncio.run(client(api).numbered_pages("/things?page={page}"))
+    assert [page["things"] for page in pages] == [[1, 2], [3]]
+    assert [path for _, path, _, _ in api.requests] == ["/v1/things?page=1", "/v1/things?page=2"]
+    api.replies, api.headers = [(200, [])], [[("X-Total-Count", "0")]]
+    assert asyncio.run(client(api).numbered_pages("/things?page={page}")) == [[]]
+
+
+def test_a_list_without_the_header_of_its_pages_is_no_complete_list(api: Api) -> None:
+    api.replies.append((200, [1, 2]))
+    with pytest.raises(UNREADABLE):
+        asyncio.run(client(api).numbered_pages("/things?page={page}"))
 
 
 def test_the_address_of_a_page_may_be_written_in_another_way(api: Api) -> None:

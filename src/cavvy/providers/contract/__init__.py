@@ -5,6 +5,15 @@ The suite ships with Cavvy, so that third parties can test their providers; see
 docs/guides/write-a-provider.md. Only tests import this module, since it needs pytest.
 """
 
+import pkgutil
+
+import pytest
+
+# before the imports below: failed assertions of the suite then show the values that differ
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__))
+)
+
 from cavvy.providers.contract.ends import EndTests
 from cavvy.providers.contract.faults import FaultTests
 from cavvy.providers.contract.harness import (

@@ -37,7 +37,8 @@ class RestRequest(NamedTuple):
     path: str  # below the root of the API, without the query
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
-    body: Any  # None without a body
+    # None without a body; text if the type of the content is text/...; otherwise parsed JSON
+    body: Any
 
 
 class WithHeaders(NamedTuple):
@@ -47,13 +48,19 @@ class WithHeaders(NamedTuple):
     headers: Mapping[str, str]
 
 
+class _Server(ThreadingHTTPServer):
+    # a client that asks many zones at the same time opens as many connections; a connection that
+    # does not fit is opened only a second later
+    request_queue_size = 128
+
+
 class RestServer:
     """The HTTP server of a test run."""
 
     def __init__(self) -> None:
         self._stand_ins: list[RestStandIn] = []
         handler = type("Handler", (_Handler,), {"stand_ins": self._stand_ins})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self._origin = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -104,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
         self.wfile.flush()
 
-    do_GET = do_POST = do_PUT = do_DELETE = answer
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = answer
 
     def log_message(self, *_: object) -> None:
         return
@@ -159,16 +166,16 @@ class RestStandIn(ABC):
         """Return the status and the body of a reply, or None to close the connection."""
         parts = urlsplit(target)
         number = target.split("/")[1]
-        request = RestRequest(
-            method=method,
-            target=target,
-            path=parts.path.removeprefix(f"/{number}{self.root}"),
-            query={name: values[0] for name, values in parse_qs(parts.query).items()},
-            headers=headers,
-            body=json.loads(content) if content else None,
-        )
         with self._lock:
             try:
+                request = RestRequest(
+                    method=method,
+                    target=target,
+                    path=parts.path.removeprefix(f"/{number}{self.root}"),
+                    query={name: values[0] for name, values in parse_qs(parts.query).items()},
+                    headers=headers,
+                    body=_read_body(f"{method} {target}", headers, content),
+                )
                 self.authorize(request)
                 if method == "GET" and self.read_faults:
                     raise self.read_faults.pop(0)
@@ -228,6 +235,24 @@ class RestStandIn(ABC):
         """
         size = min(self.page if len(items) <= _SHORT else _LONG_PAGE, size)
         return items[(number - 1) * size : number * size], number * size < len(items)
+
+
+def _read_body(what: str, headers: Mapping[str, str], content: bytes) -> Any:
+    """Parse the body of the request `what`. Raises ValueError, which is recorded in
+    `RestStandIn.bugs`."""
+    if not content:
+        return None
+    kind = headers.get("content-type", "")
+    if kind.startswith("text/"):
+        return content.decode()
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        start = content[:80].decode(errors="replace")
+        raise ValueError(
+            f"the body of {what} has the type {kind or '(none)'} but is not JSON: {start!r}; send "
+            "text with `RestClient.send` as a string, or with a content type text/..."
+        ) from error
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:

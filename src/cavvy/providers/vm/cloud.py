@@ -26,6 +26,8 @@ from cavvy.providers.hosts.userdata import MetadataService
 NAME_PREFIX = "cv-"  # the start of the names of all machines that Cavvy makes
 
 _NO_REPLY = frozenset({0, 408})
+# the API does not have the method, or not this version of HTTP: a repetition would fail too
+_NEVER = frozenset({501, 505})
 _LATER = frozenset({409, 425, 429})
 _DENIED = frozenset({401, 403})
 
@@ -150,7 +152,7 @@ class CloudFault(Exception):
     @property
     def uncertain(self) -> bool:
         """Whether the request has possibly taken effect despite the fault."""
-        return self.status in _NO_REPLY or self.status >= 500
+        return self.status in _NO_REPLY or (self.status >= 500 and self.status not in _NEVER)
 
 
 # the errors of code that reads a reply whose form differs from the documentation

@@ -1,5 +1,5 @@
-"""A small client of REST APIs: JSON over HTTPS with a bearer token or a signature. Errors become
-`CloudFault`s.
+"""A small client of REST APIs: JSON or text over HTTPS with a bearer token or a signature. Errors
+become `CloudFault`s.
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
 only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
@@ -12,6 +12,7 @@ import asyncio
 import email.message
 import http.client
 import json
+import re
 import threading
 import time
 import urllib.error
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,6 +37,10 @@ ReadError = Callable[[Json], tuple[str, str]]  # parsed error reply -> the error
 Sign = Callable[[str, str, bytes | None], Mapping[str, str]]
 # (parsed body, headers of the reply) -> the result of the call
 ReadReply = Callable[[Json, email.message.Message], Json]
+# a body that is not text is sent as JSON
+Body = Mapping[str, Any] | str | None
+# (a page, the headers of its reply) -> the path or URL of the next page; None after the last page
+ReadNext = Callable[[Json, Mapping[str, str]], str | None]
 
 _CALL_S = 30.0  # maximum time in seconds without any byte of the reply
 _REPLY_S = 60.0  # maximum time in seconds until the reply is complete
@@ -89,17 +95,18 @@ class RestClient:
 
     async def get(self, path: str) -> Json:
         """Send a GET request; repeat the request after a temporary failure. Raises CloudFault."""
-        return await self._run(f"GET {path}", None, lambda: self._read(path))
+        return await self._run(f"GET {path}", None, partial(self._read, path, {}))
 
     async def send(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Body = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Json:
-        """Send a request that is not read-only. The client never repeats the request. Raises
-        CloudFault.
+        """Send a request that is not read-only, such as POST, PUT, PATCH or DELETE. A text body is
+        sent as it is, with the type text/plain unless `headers` names another type. The client
+        never repeats the request. Raises CloudFault.
         """
         what = f"{method} {path}"
         return await self._run(what, body, lambda: self._call(method, path, body, headers=headers))
@@ -116,14 +123,37 @@ class RestClient:
         """Return all pages of a list. `read_next` returns the path or URL of the next page, or None
         on the last page. Raises CloudFault.
         """
+        return await self.pages_by_header(path, lambda page, _: read_next(page))
+
+    async def pages_by_header(self, path: str, read_next: ReadNext) -> list[Json]:
+        """Return all pages of a list, as `pages` does, for APIs whose headers tell whether another
+        page follows. The names of the headers are in lower case. `next_link` reads the usual
+        header, and `numbered_pages` reads lists with numbered pages. Raises CloudFault.
+        """
         found: list[Json] = []
         following: str | None = path
         while following is not None:
             if len(found) == _MOST_PAGES:
                 raise CloudFault(400, "too many pages", path)
-            found.append(await self.get(self._path_of(following)))
-            following = read_next(found[-1])
+            path, headers = self._path_of(following), dict[str, str]()
+            found.append(await self._run(f"GET {path}", None, partial(self._read, path, headers)))
+            following = read_next(found[-1], headers)
         return found
+
+    async def numbered_pages(self, path: str, total: str = "x-total-count") -> list[Json]:
+        """Return all pages of a list whose pages are numbered and whose header `total` contains the
+        number of all items. In `path`, "{page}" stands for the number of a page. A page is an
+        array, or an object whose first array contains the items. Raises CloudFault.
+        """
+        read, number = 0, 1
+
+        def read_next(page: Json, headers: Mapping[str, str]) -> str | None:
+            nonlocal read, number
+            lists = [each for each in _values(page) if isinstance(each, list)]
+            read, number = read + len(lists[0]), number + 1
+            return path.format(page=number) if lists[0] and read < int(headers[total]) else None
+
+        return await self.pages_by_header(path.format(page=1), read_next)
 
     def _path_of(self, page: str) -> str:
         """Return the path of a page, relative to the endpoint. Raises CloudFault if the page is on
@@ -156,11 +186,12 @@ class RestClient:
             writes = not what.startswith("GET ")
             recorder.add(what, body, outcome, writes=writes, root=self._endpoint)
 
-    def _read(self, path: str) -> Json:
+    def _read(self, path: str, told_headers: dict[str, str]) -> Json:
+        """Send a GET request, and store the headers of the reply in `told_headers`."""
         for attempt in range(_ATTEMPTS):
             self._await_limit()
             try:
-                return self._call("GET", path, None)
+                return self._call("GET", path, None, told_headers=told_headers)
             except CloudFault as fault:
                 again = fault.uncertain or fault.status == 429
                 if not again or attempt == _ATTEMPTS - 1:
@@ -185,16 +216,21 @@ class RestClient:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Body,
         read: Callable[[bytes], Json] = json.loads,
         headers: Mapping[str, str] = MappingProxyType({}),
+        told_headers: dict[str, str] | None = None,
     ) -> Json:
-        url, data = self._endpoint + path, None if body is None else json.dumps(body).encode()
-        headers = {**_HEADERS, **headers, **self._prove(method, url, data)}
+        url, text = self._endpoint + path, isinstance(body, str)
+        kind = {"Content-Type": "text/plain; charset=utf-8"} if text else {}
+        data = None if body is None else str(body if text else json.dumps(body)).encode()
+        headers = {**_HEADERS, **kind, **headers, **self._prove(method, url, data)}
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
             with self._opener.open(request, timeout=_CALL_S) as reply:
                 content = reply.read()
+                if told_headers is not None:
+                    told_headers |= {name.lower(): each for name, each in reply.headers.items()}
                 return self._read_reply(read(content) if content else None, reply.headers)
         except urllib.error.HTTPError as error:
             if error.code == 429 and (wish := _wish(error.headers)) is not None:
@@ -256,3 +292,17 @@ def _bearer(token: str) -> Mapping[str, str]:
 def _read_text(content: bytes) -> str:
     """Decode a plain-text reply, and remove quotation marks around it."""
     return content.decode().strip().strip('"')
+
+
+_LINK = re.compile(r"<([^>]*)>([^<]*)")
+_NEXT = re.compile(r""";\s*rel\s*=\s*["']?[^;"']*\bnext\b""", re.IGNORECASE)
+
+
+def next_link(_: Json, headers: Mapping[str, str]) -> str | None:
+    """Return the next page from the header `Link` (RFC 8288), or None if it names no next page."""
+    found = _LINK.findall(headers.get("link", ""))
+    return next((url for url, parameters in found if _NEXT.search(parameters)), None)
+
+
+def _values(page: Json) -> Collection[Json]:
+    return page.values() if isinstance(page, dict) else [page]
