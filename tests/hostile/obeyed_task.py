@@ -32,6 +32,12 @@ START_FILES = (
     *(".local/share/systemd/user/x.service", ".config/environment.d/x.conf"),
     *(".config/autostart/x.desktop", ".local/share/dbus-1/services/x.service"),
     *(".local/bin/git", "bin/ssh", ".local/share/applications/x.desktop"),
+    # names without a dot: entries of the home folder, which a git repository could also be, that
+    # shells, servers, languages and tools obey, or that a start file names
+    *("config", "HEAD", "objects/info/alternates", "refs/x", "hooks/post-checkout", "Makefile"),
+    *("node_modules/x/index.js", "R/x", "perl5/x.pm", "public_html/x.cgi", "Desktop/x.desktop"),
+    *("sitecustomize.py", "json/__init__.py", "pip/__main__.py", "conftest.py", "package.json"),
+    *("__pycache__/x.pyc", "miniconda3/etc/profile.d/conda.sh", "tools/env.sh", "lib/libc.so.6"),
     *(
         ".gitconfig",
         ".config/git/config",

@@ -46,7 +46,7 @@ def make_home(home: Path, owner: int) -> list[Path]:
     for name in (".ssh", ".config/fish", ".local/bin", "dotfiles", "data"):
         (home / name).mkdir(parents=True, exist_ok=True)
     for name in (".bashrc", ".ssh/authorized_keys", "dotfiles/zshrc", ".gitconfig"):
-        (home / name).write_text("# mine\n")
+        (home / name).write_text("# mine\n[ -f ~/tools/env.sh ] && . ~/tools/env.sh\n")
     (home / ".zshrc").symlink_to("dotfiles/zshrc")
     for path in (home, *home.rglob("*")):
         os.chown(path, owner, owner, follow_symlinks=False)
@@ -203,20 +203,30 @@ def test_the_user_s_own_files_stay_writable() -> None:
             "os.makedirs('.cache/pip')\nopen('.cache/pip/x', 'w').write('x')\n"
             "open('data/x', 'w').write('x')\nos.makedirs('results')\n"
             "open('results/x', 'w').write('x')\nprint(open('.gitconfig').read())\n"
+            "open('.netrc', 'w').write('x')\n"
         )
         submit(user, "good", "tidy", script)
         user.cli("wait", "-p", "good", "tidy")
         assert "# mine" in user.cli("logs", "-p", "good", "tidy")
         assert (home / "data/x").read_text() == (home / ".cache/pip/x").read_text() == "x"
-        assert not (home / "results").exists()
+        assert (home / "results/x").read_text() == "x"
+        assert f"new in the home folder {home}: results" in user.cli("logs", "-p", "good", "tidy")
         submit(
             user,
             "good",
             "later",
-            "print(open(__import__('os').environ['HOME'] + '/results/x').read())",
+            "import os\nos.chdir(os.path.expanduser('~'))\n"
+            "open('results/x', 'a').write(open('.netrc').read())\nos.mkdir('more')\n"
+            "open('more/x', 'w').write('x')\nos.kill(os.getpid(), 9)",
         )
-        user.cli("wait", "-p", "good", "later")
-        assert "x" in user.cli("logs", "-p", "good", "later")
+        user.cli("wait", "-p", "good", "later", code=None)
+        assert (home / "results/x").read_text() == "xx"
+        assert (home / "more/x").exists()
+        assert not (home / ".netrc").exists()
+        left = next(user.root.glob("home/providers/local/cache/homes/good/*-own/.netrc"), None)
+        assert left, list(user.root.glob("home/providers/local/cache/homes/good/*"))
+        assert str(left.parent) in user.cli("status", "-p", "good", "tidy")
+        assert ".netrc" in user.cli("logs", "-p", "good", "tidy")
 
 
 def test_a_job_replaces_no_link_to_the_settings() -> None:

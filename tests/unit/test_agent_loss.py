@@ -11,7 +11,7 @@ from cavvy.agent import loss
 
 def start(**changes: object) -> dict[str, Any]:
     config: Any = SimpleNamespace(
-        home="/h", private="/p", taken=None, separates=False, covers=True, alone=False
+        home="/h", private="/p", taken=None, separates=False, covers=True, alone=False, kept="/k"
     )
     work: Any = SimpleNamespace(image=None)
     for name, value in changes.items():

@@ -29,7 +29,23 @@ def describe_start(config: AgentConfig, work: WorkConfig) -> str:
     on_host = config.private != config.home and (not config.taken or config.taken.unless)
     alone = config.separates or (config.covers and config.alone) or work.image is not None
     reachable = bool(on_host and not alone)
-    return json.dumps({"reachable": reachable, "boot": _read_boot(), "oom_kills": _count_kills()})
+    start = {"reachable": reachable, "boot": _read_boot(), "oom_kills": _count_kills()}
+    return json.dumps({**start, "kept": config.kept if keeps_entries(config, work) else ""})
+
+
+def keeps_entries(config: AgentConfig, work: WorkConfig) -> bool:
+    """Return whether the new entries of home folders are in the folder `config.kept` while the work
+    runs."""
+    return bool(config.covers and config.kept and not config.separates and work.image is None)
+
+
+def find_kept(record: str) -> str:
+    """Return the folder with the new entries of home folders of work that was lost with its agent,
+    or "" if there is none."""
+    try:
+        return str(json.loads(record)["kept"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def judge_lost(record: str, lost: str = LOST) -> tuple[str, int | None, str]:

@@ -14,7 +14,7 @@ from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, read_text, write_whole
 from .ends import EX_TEMPFAIL, describe_notice, judge, may_leave, serve_on
 from .log import LogSpool
-from .loss import describe_start, judge_lost
+from .loss import describe_start, find_kept, judge_lost, keeps_entries
 from .notices.clues import FailureClues
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .loop import EventLoop, LoopTimer
     from .notices.notification_socket import NotificationSocket
     from .notices.poll import NoticePoll
+    from .work.home_entries import HomeEntries
 
 # If a killed process still exists after this many seconds, the node counts as broken.
 KILL_WAIT_S = 30.0
@@ -71,6 +72,8 @@ class RankRunner:
         self._exit_stored = False
         self._steps = StepRunner(loop, config, self)
         self._cache_use: int | None = None  # see `own_cache`
+        self._home_entries: HomeEntries | None = None
+        self._line_open = False  # whether the last line of the work's output has no end yet
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._clues = FailureClues()
         self._notification_socket: NotificationSocket | None = None
@@ -114,7 +117,9 @@ class RankRunner:
                 self._exit = json.load(file)
             self._exit_stored = True
         except (FileNotFoundError, ValueError):
-            self._write_exit(*self._lost_exit())
+            outcome, code, reason = self._lost_exit()
+            self._open_home_entries(find_kept(read_text(self._config.started_file)))
+            self._write_exit(outcome, code, self._close_home_entries(reason))
         self._loop.after(1, self._tick)
         if not patient:
             self._loop.after(DELIVER_S, self._leave)
@@ -317,6 +322,8 @@ class RankRunner:
         self._log.limit(work.log_limit_mib)
         if self._config.hides and not self._config.covers and work.image is None:
             self.wrote(UNPROTECTED)
+        if keeps_entries(self._config, work):
+            self._open_home_entries(self._config.kept, begin=True)
         self.link.listen_soon()
         fault = "" if work.tunnel is None else open_tunnel(self._config, work.tunnel)
         if fault:
@@ -373,7 +380,39 @@ class RankRunner:
         self._faults.feed(data)
         self._clues.feed(data)
         self._log.write(self._redactor.feed(data))
+        self._line_open = data[-1:] != b"\n"
         self.link.pump()
+
+    def _open_home_entries(self, kept: str, *, begin: bool = False) -> None:
+        """Prepare to move the new entries of home folders from `kept` to these folders at the
+        end."""
+        if not kept:
+            return
+        from .work.home_entries import HomeEntries
+
+        try:
+            self._home_entries = HomeEntries(kept, self._config.obeys)
+            if begin and (moved := self._home_entries.begin()):
+                self.wrote(f"cavvy: {moved}\n".encode(errors="replace"))
+        except OSError as error:
+            complain(f"new entries of home folders cannot be moved: {error}")
+
+    def _close_home_entries(self, reason: str) -> str:
+        """Move the new entries of home folders, and say in the log where they are. Return the
+        reason of the work's end, followed by where entries are that were not moved."""
+        entries, self._home_entries = self._home_entries, None
+        if entries is None:
+            return reason
+        try:
+            moved, left = entries.finish()
+        except OSError as error:
+            complain(f"new entries of home folders cannot be moved: {error}")
+            return reason
+        for text in (moved, left):
+            if text:
+                start = "\n" if self._line_open else ""
+                self.wrote(f"{start}cavvy: {text}\n".encode(errors="replace"))
+        return f"{reason}; {left}" if left else reason
 
     def checked(self) -> None:
         """Continue with the work after a successful node check."""
@@ -504,6 +543,7 @@ class RankRunner:
     def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
         if not self._move(AgentState.OVER):
             return
+        reason = self._close_home_entries(reason)
         self._flush_output()
         self.execs.kill()
         self._outbox.settle()

@@ -52,8 +52,8 @@ _CAUSES: list[tuple[bytes, str]] = [
         "jobs cannot change what the machine, its user or Cavvy obeys, such as /usr, /etc and "
         "`~/.gitconfig` (docs/guides/isolation.md lists it): write to the working folder or to a "
         "folder such as /data, install Python packages in `setup`, and use an `image` for packages "
-        "of the system; new files in the home folder go to a folder that only the project's jobs "
-        "see",
+        "of the system; the job can create new files in the home folder, but those that begin with "
+        "a dot stay visible only to the project's jobs",
     ),
     (
         rb"(?:^|[\s:])([\w./+-]+): (?:command )?not found",

@@ -4,8 +4,9 @@ start files of shells, units, cron tables and settings of the kernel.
 In the work's mount namespace, the folders of the system, the files in `PATH`, Cavvy's program and
 its settings are read-only. In a home folder, the entries whose names begin with a dot are read-only
 except caches, and so is `bin`; the user's other files stay writable. New entries of a home folder
-go to a folder of the project, because the user's shell would read a new `~/.zshenv`. Sockets of
-programs that act for the user, such as container engines and systemd, are hidden, and so are disks.
+go to a folder of the project, because the user's shell would read a new `~/.zshenv`; those that
+nothing obeys are moved to the home folder later (`home_entries`). Sockets of programs that act for
+the user, such as container engines and systemd, are hidden, and so are disks.
 
 The functions of this module change the mount namespace of the calling process, which must be its
 own.
@@ -162,9 +163,15 @@ class Protection:
     def _open_kept(self, home: str) -> int:
         if not self._kept:
             return -1
-        name = hashlib.sha256(home.encode()).hexdigest()[:8] + "-" + os.path.basename(home)
-        os.makedirs(f"{self._kept}/{name}", mode=0o700, exist_ok=True)
-        return os.open(f"{self._kept}/{name}", os.O_RDONLY | os.O_DIRECTORY)
+        kept = find_kept(self._kept, home)
+        os.makedirs(kept, mode=0o700, exist_ok=True)
+        return os.open(kept, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def find_kept(kept: str, home: str) -> str:
+    """Return the folder below `kept` that takes the new entries of a home folder."""
+    name = hashlib.sha256(home.encode()).hexdigest()[:8] + "-" + os.path.basename(home)
+    return f"{kept}/{name}"
 
 
 def list_homes() -> list[str]:
@@ -277,6 +284,7 @@ def _place(
     if entry.is_symlink():
         if kept and not os.path.lexists(path):
             os.symlink(os.readlink(source), path)
+            os.utime(path, (0, 0), follow_symlinks=False)  # marks the copy for `_clear`
         return
     is_folder = entry.is_dir(follow_symlinks=False)
     if not is_folder and not entry.is_file(follow_symlinks=False):
@@ -323,13 +331,14 @@ def _make_place(path: str, *, is_folder: bool) -> None:
 
 
 def _clear(kept: str, names: set[str]) -> None:
-    """Remove the empty places and links of entries that the home folder no longer has."""
+    """Remove the empty places, and the copies of links, that the home folder no longer has."""
     for entry in os.scandir(kept):
         if entry.name in names:
             continue
         with suppress(OSError):
             if entry.is_symlink():
-                os.unlink(entry.path)
+                if not entry.stat(follow_symlinks=False).st_mtime:
+                    os.unlink(entry.path)
             elif entry.is_dir():
                 os.rmdir(entry.path)
             elif entry.stat().st_size == 0:

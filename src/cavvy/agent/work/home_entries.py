@@ -1,0 +1,308 @@
+"""Moves the files that jobs created in a home folder from the project's folder to the home folder,
+when the last of the project's jobs on this machine has ended.
+
+While jobs run, new entries of home folders are in a folder of the project (`protect`), because the
+user's shell would obey a new `~/.zshenv`. Only entries whose names nothing is known to obey are
+moved: visible folders, and files whose names end as those of data do. An entry is moved in two
+steps, first to a folder that no job sees, so that no process of the work can exchange it after it
+was examined. Nothing in the home folder is replaced, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import sys
+from contextlib import suppress
+from glob import escape, glob
+
+from ..disk import open_private
+from .protect import CACHES, LAYERED, PRIVATE, find_kept, holds_obeyed, is_obeyed, list_homes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST = 1000  # entries of one folder that are looked at
+NAMED = 3  # entries that a sentence names
+# Files with other endings stay: tools obey files such as `Makefile`, `conftest.py`, `package.json`
+# and `pyproject.toml` in the folder in which the user works, and in the folders above it.
+DATA = frozenset({
+    ".arrow", ".bin", ".bmp", ".bz2", ".ckpt", ".csv", ".err", ".feather", ".flac", ".gguf", ".gif",
+    ".gz", ".h5", ".hdf5", ".jpeg", ".jpg", ".jsonl", ".log", ".mat", ".mp3", ".mp4", ".nc", ".npy",
+    ".npz", ".onnx", ".out", ".parquet", ".pdf", ".pickle", ".pkl", ".png", ".pt", ".pth",
+    ".safetensors", ".svg", ".tar", ".tfrecord", ".tgz", ".tif", ".tiff", ".tsv", ".txt", ".wav",
+    ".webp", ".xz", ".zip", ".zst",
+})  # fmt: skip
+BUILD_FILES = re.compile(r"cmakelists.*|requirements.*|constraints.*|.*config.*", re.DOTALL)
+# Folders from which shells, servers, desktops, mail programs or languages run or load files. git
+# takes a folder that has `HEAD`, `objects` and `refs` for a repository, whose settings name
+# programs.
+OBEYED_FOLDERS = frozenset({
+    "android", "applications", "autostart", "bin", "bin64", "branches", "cgi-bin", "cvs",
+    "desktop", "documents", "env", "envs", "etc", "ftp", "gnustep", "go", "google-cloud-sdk",
+    "hooks", "include", "info", "init", "init.d", "lib", "lib32", "lib64", "libexec", "library",
+    "local", "mail", "maildir", "matlab", "modules", "news", "nltk_data", "node_modules",
+    "objects", "octave", "opt", "packages", "perl5", "public", "public_html", "public_www", "r",
+    "refs", "sbin", "scripts", "share", "sites", "snap", "spack", "templates", "texmf", "usr",
+    "venv", "virtualenvs", "worktrees", "www",
+})  # fmt: skip
+INSTALLATIONS = re.compile(r".*(conda|mamba|miniforge|python|pypy|site-packages).*", re.DOTALL)
+# Python imports such a folder in place of the module if the user runs Python in the home folder.
+MODULES = frozenset({
+    "accelerate", "attr", "certifi", "cv2", "datasets", "distutils", "google", "ipykernel",
+    "ipython", "jax", "jinja2", "jupyter", "lightning", "matplotlib", "numpy", "packaging",
+    "pandas", "pil", "pip", "pkg_resources", "pydantic", "pytest", "ray", "requests", "scipy",
+    "setuptools", "six", "sklearn", "tensorboard", "tensorflow", "torch", "tqdm", "transformers",
+    "urllib3", "wandb", "wheel", "yaml",
+})  # fmt: skip
+# Where a home folder and the system name files that they obey. Shells' records of earlier commands
+# do not count.
+READERS = (
+    *(".*", ".config/*", ".config/*/*", ".config/systemd/user/*", ".config/systemd/user/*/*"),
+    *(".ssh/*", ".local/bin/*", ".local/share/systemd/user/*"),
+)
+SYSTEMS_READERS = (
+    *("/etc/profile", "/etc/profile.d/*", "/etc/environment", "/etc/bash.bashrc", "/etc/zsh/*"),
+    *("/etc/crontab", "/etc/cron.d/*", "/etc/systemd/system/*", "/etc/systemd/system/*/*"),
+    *("/var/spool/cron/crontabs/*", "/var/spool/cron/*", "/etc/ld.so.conf.d/*"),
+)
+RECORDS = re.compile(r".*(history|_hst|lesshst|viminfo|hsts|xauthority|authority).*", re.IGNORECASE)
+MOST_READ, LONGEST = 500, 1 << 18  # files, and bytes of a file
+
+
+class HomeEntries:
+    """The new entries of home folders below `kept`, which the work of one project on this machine
+    shares. `obeyed` lists what the server obeys."""
+
+    def __init__(self, kept: str, obeyed: list[str]) -> None:
+        self._kept, self._obeyed = kept, obeyed
+        self._homes = [(home, find_kept(kept, home)) for home in list_homes()]
+        self._known: set[str] = set()
+        self._waits = False  # whether other work of the project still uses the entries
+        os.makedirs(kept, mode=0o700, exist_ok=True)
+        self._used = open_private(kept + "/used")
+
+    def begin(self) -> str:
+        """Mark the entries as used until this process ends, after moving those that an agent could
+        not move because it was killed. Return a sentence about them, or ""."""
+        found = self._bring()
+        fcntl.flock(self._used, fcntl.LOCK_SH)
+        self._known = set(self._list_left())
+        return found
+
+    def finish(self) -> tuple[str, str]:
+        """Move what can be moved. Return a sentence about the moved entries, and one that says
+        where the other new entries are; each is "" if there are none."""
+        try:
+            brought = self._bring()
+            left = [each for each in self._list_left() if each not in self._known]
+            return brought, self._describe(left)
+        finally:
+            os.close(self._used)
+
+    def _bring(self) -> str:
+        try:
+            fcntl.flock(self._used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._waits = True
+            return ""
+        self._waits = False
+        said = []
+        for home, kept in self._homes:
+            with suppress(OSError):  # there is nothing to move
+                if moved := self._bring_to(home, kept):
+                    said.append(f"new in the home folder {home}: {join_names(moved)}")
+        return "; ".join(said)
+
+    def _bring_to(self, home: str, kept: str) -> list[str]:
+        """Move entries from the folder `kept` to the home folder. Return their names."""
+        here, moved = os.open(kept, FOLDER), []
+        opened = [here]
+        try:
+            stage = kept + ".moving"
+            with suppress(FileExistsError):
+                os.mkdir(stage, 0o700)
+            opened += [os.open(stage, FOLDER), os.open(home, FOLDER)]
+            _, between, there = opened
+            if os.fstat(there).st_uid != os.geteuid():
+                return []
+            for name in os.listdir(between):  # left by a killed agent
+                _put_back(between, name, here)
+            names = [each for each in _list(kept) if not _exists(there, each)]
+            for name in self._choose(home, names):
+                if _is_movable(here, name):
+                    os.rename(name, name, src_dir_fd=here, dst_dir_fd=between)
+                    if _is_movable(between, name) and _move(between, name, there):
+                        moved.append(name)
+                    else:
+                        _put_back(between, name, here)
+        finally:
+            for each in opened:
+                os.close(each)
+        return moved
+
+    def _choose(self, home: str, names: list[str]) -> Iterator[str]:
+        """Yield the names of entries that nothing obeys in the home folder."""
+        text = None
+        for name in names:
+            path = f"{home}/{name}"
+            if not is_data(name) or _is_module(name, home):
+                continue
+            if is_obeyed(path, self._obeyed) or holds_obeyed(path, self._obeyed):
+                continue
+            text = _read_readers(home, self._obeyed) if text is None else text
+            if not is_named(name, text):
+                yield name
+
+    def _list_left(self) -> Iterator[str]:
+        """Yield the paths of new entries that are not in home folders."""
+        for home, kept in self._homes:
+            yield from _list_new(home, kept, "")
+
+    def _describe(self, left: list[str]) -> str:
+        if not left:
+            return ""
+        folders = list(dict.fromkeys(each.partition("//")[0] for each in left))
+        names = [each.partition("//")[2] for each in left]
+        if self._waits:
+            return (
+                f"new in the home folder: {join_names(names)}, in {' and '.join(folders)}; what "
+                "can be moved to the home folder is moved when this project's other jobs on this "
+                "machine have ended"
+            )
+        return (
+            f"new in the home folder only for jobs of this project: {join_names(names)}, in "
+            f"{' and '.join(folders)} (docs/guides/isolation.md gives the reason)"
+        )
+
+
+def is_data(name: str) -> bool:
+    """Return whether an entry of a home folder has a name that nothing is known to obey. The name
+    of a folder has no ending, or any; a file needs the ending of data (`_is_movable`)."""
+    if not (name[:1].isalnum() and name.isprintable()):
+        return False
+    low = name.lower()
+    return low not in OBEYED_FOLDERS and not INSTALLATIONS.fullmatch(low)
+
+
+def is_named(name: str, text: str) -> bool:
+    """Return whether a start file or unit with this text could name the entry of a home folder."""
+    part = re.escape(name)
+    source = rf"(?:^|[\s;&|`(])(?:source|\.)\s+[\"']?{part}"
+    pattern = rf"(?:/{part}|{source})(?![\w.-])|(?<![\w./-]){part}/"
+    return re.search(pattern, text, re.MULTILINE) is not None
+
+
+def join_names(names: list[str]) -> str:
+    """Join names for a sentence; a name that could change a terminal is written with escapes."""
+    shown = [each if each.isprintable() else ascii(each)[1:-1] for each in names[:NAMED]]
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    *first, last = shown + more
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _is_movable(folder: int, name: str) -> bool:
+    """Return whether an entry is this user's folder, or data in a file with one name."""
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if found.st_uid != os.geteuid():
+        return False
+    if stat.S_ISDIR(found.st_mode):
+        return True
+    low = name.lower()
+    is_one = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not found.st_mode & 0o6000
+    return is_one and os.path.splitext(low)[1] in DATA and not BUILD_FILES.fullmatch(low)
+
+
+def _move(source: int, name: str, target: int) -> bool:
+    """Move an entry to another folder of the same file system unless its name is in use there.
+    Return whether it was moved."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+            os.mkdir(name, 0o700, dir_fd=target)  # which replaces nothing
+            try:
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+            except OSError:
+                os.rmdir(name, dir_fd=target)
+                raise
+        else:
+            os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            os.unlink(name, dir_fd=source)
+    except OSError:
+        return False
+    return True
+
+
+def _put_back(source: int, name: str, target: int) -> None:
+    if not _move(source, name, target):
+        with suppress(OSError):
+            os.rename(name, f"{name}.{os.urandom(4).hex()}", src_dir_fd=source, dst_dir_fd=target)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _list(folder: str) -> list[str]:
+    """Return the names of the entries that are not empty. An empty entry may be the place on which
+    an entry of the home folder was mounted."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for _, entry in zip(range(MOST), entries, strict=False):
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    with os.scandir(entry.path) as below:
+                        found += [entry.name] if next(below, None) else []
+                elif entry.is_symlink() or entry.stat(follow_symlinks=False).st_size:
+                    found.append(entry.name)
+    return sorted(found)
+
+
+def _list_new(home: str, kept: str, below: str) -> Iterator[str]:
+    """Yield the new entries as `kept//name`, except caches and records of earlier commands."""
+    for entry in _list(os.path.join(kept, below)):
+        name = os.path.join(below, entry)
+        if name in LAYERED:
+            yield from _list_new(home, kept, name)
+            continue
+        path = f"{kept}/{name}"
+        seen = os.path.lexists(f"{home}/{name}") and os.path.islink(path)
+        if not (name in CACHES or name in PRIVATE or RECORDS.fullmatch(name) or seen):
+            yield f"{kept}//{name}"
+
+
+def _is_module(name: str, home: str) -> bool:
+    """Return whether Python could import the entry in place of an installed module when the user
+    runs it in the home folder."""
+    if name.lower() in MODULES or name in getattr(sys, "stdlib_module_names", ()):
+        return True
+    tops = [sys.prefix, "/usr", "/usr/local", f"{home}/.local", *glob(f"{escape(home)}/*conda*")]
+    parts = ("python3*/site-packages", "python3*/dist-packages", "python3/dist-packages")
+    each = (f"{escape(top)}/lib/{part}/{escape(name)}" for top in tops for part in parts)
+    return any(glob(path) for path in each)
+
+
+def _read_readers(home: str, obeyed: list[str]) -> str:
+    """Return the text of the files that name other files which the machine or its user obeys, and
+    where the links among them lead."""
+    patterns = [*SYSTEMS_READERS, *(f"{escape(home)}/{each}" for each in READERS)]
+    paths = obeyed + [path for each in patterns for path in sorted(glob(each))]
+    texts = []
+    for path in paths[:MOST_READ]:
+        if RECORDS.fullmatch(os.path.basename(path)):
+            continue
+        with suppress(OSError):
+            if os.path.islink(path):
+                texts.append(os.path.realpath(path))
+            if stat.S_ISREG(os.stat(path).st_mode):
+                with open(path, "rb") as file:
+                    data = file.read(LONGEST)
+                texts += [] if b"\0" in data else [data.decode("utf-8", "replace")]
+    return "\n".join(texts)
