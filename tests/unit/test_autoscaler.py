@@ -193,7 +193,7 @@ def test_a_request_that_waits_for_a_long_cold_start_keeps_its_replica() -> None:
 def test_a_start_that_takes_far_too_long_does_not_count() -> None:
     known = {"a": ColdStart(mean_s=60.0, high_s=70.0)}
     markets = (market(0, [150.0, 140.0, 20.0]), market(0, [20.0], name="b"))
-    assert list_starts(known, markets, 90.0) == [0.0, 40.0, 70.0]
+    assert list_starts(known, markets, 90.0) == [0.0, 40.0, 40.0]
 
 
 def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:
@@ -426,12 +426,44 @@ def test_nine_of_ten_cold_starts_take_no_longer_than_the_high_one() -> None:
     assert within / 3000 == pytest.approx(0.9, abs=0.02)
 
 
-def test_the_fastest_market_decides_how_soon_a_replica_can_be_ready() -> None:
-    known = {"a": ColdStart(mean_s=60.0, high_s=70.0), "b": ColdStart(mean_s=80.0, high_s=90.0)}
+def cold(seconds: float) -> ColdStart:
+    return ColdStart(mean_s=seconds, high_s=seconds + 20)
+
+
+def test_a_replica_is_expected_in_the_mean_time_of_all_markets() -> None:
+    """The spot policy does not choose the fastest market, so the fastest one says too little."""
     markets = (market(name="b"), market(name="a"), market(name="c"))
-    assert expect_cold_start(known, markets, 90.0) == 60.0
-    assert expect_cold_start(known, markets, 30.0) == 30.0
-    assert expect_cold_start(known, (), 30.0) == 30.0
+    assert expect_cold_start({"a": cold(60), "b": cold(80)}, markets, 10.0) == pytest.approx(70.0)
+    assert expect_cold_start({"a": cold(240), "b": cold(240)}, markets, 10.0) == 240.0
+    assert expect_cold_start({}, markets, 30.0) == 30.0
+    assert expect_cold_start({"gone": cold(240)}, markets, 30.0) == 240.0
+    assert expect_cold_start({"gone": cold(240)}, (), 30.0) == 30.0
+
+
+def test_the_cold_start_of_a_new_market_is_that_of_the_most_similar_markets() -> None:
+    near = replace(zone("a/1", "aws/us"), boot_s=60.0)
+    far = replace(zone("a/2", "aws/eu"), boot_s=60.0)
+    other = replace(zone("g/1", "gcp/us"), boot_s=30.0)
+    new = replace(zone("a/3", "aws/us"), boot_s=100.0, starting_s=(0.0,))
+
+    def expect(**known: float) -> float:
+        measured = {name.replace("_", "/"): cold(each) for name, each in known.items()}
+        [left_s] = list_starts(measured, (near, far, other, new), 10.0)
+        return left_s
+
+    # the boot time of its machines, and the time that the service itself needs
+    assert expect(a_1=160, a_2=360, g_1=30) == 200.0, "of its region"
+    assert expect(a_2=360, g_1=30) == 400.0, "of its provider"
+    assert expect(g_1=130) == 200.0, "of any market"
+    assert expect(g_1=20) == 100.0, "faster than its machines are said to start"
+    assert expect() == 110.0
+
+
+def test_a_replica_that_starts_too_long_in_an_unmeasured_market_is_not_counted_on() -> None:
+    new = replace(market(name="new"), starting_s=(519.0, 100.0))
+    assert list_starts({"a": cold(240)}, (market(), new), 10.0) == [0.0, 140.0]
+    assert list_starts({"a": cold(240)}, (replace(new, starting_s=(521.0,)),), 10.0) == []
+    assert list_starts({}, (new,), 10.0) == []
 
 
 def test_a_cold_start_is_measured_in_each_market() -> None:
@@ -513,6 +545,30 @@ def test_what_spot_refuses_runs_in_the_cheapest_market_on_demand() -> None:
         for price in (4, 3, 5)
     ]
     assert place(2, ScalingState(), *demand, zone("a", refused=3))[:3] == (0, 2, 0)
+
+
+def test_replicas_on_demand_serve_until_the_spot_replicas_are_ready() -> None:
+    """Starting replicas answer no request, so they replace no replica that does."""
+    demand = MarketObservation(name="on-demand", rate=HourlyRate(3_000_000), ready_s=(900.0,) * 2)
+    starting = replace(zone("a"), starting_s=(5.0, 5.0))
+    assert place(2, ScalingState(), demand, starting)[0] == 2
+    steady = replace(zone("a"), ready_s=(90_000.0,) * 2), zone("b", "s")
+    ready = (demand, steady[0], replace(steady[1], ready_s=(90_000.0,)))
+    assert place(2, ScalingState(), *ready)[0] == 0
+
+
+def test_the_availability_of_the_service_decides_the_spares() -> None:
+    state = ScalingState(cold_starts={"a": cold(120)})
+    zones = [replace(zone(name, name), ready_s=(9 * 3600.0,)) for name in "abc"]
+    seen = replace(observe(610.0, 1, 0), markets=(*zones, zone("d", "d")))
+
+    def count(availability: float) -> int:
+        terms = replace(TERMS, availability=availability)
+        return sum(place_replicas(3, terms, state, seen)[0])
+
+    assert [count(each) for each in (0.9, 0.995, 0.999)] == [3, 3, 4]
+    # most other cold starts would change this: the risk lasts as long as a cold start
+    assert sum(place_replicas(3, TERMS, ScalingState(cold_starts={"a": cold(900)}), seen)[0]) == 4
 
 
 def test_a_service_without_any_market_has_a_need_and_no_placement() -> None:

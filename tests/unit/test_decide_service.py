@@ -23,10 +23,12 @@ from cavvy.control.decide.traffic import ServiceTraffic, make_terms, observe, sc
 from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (
+    DEFAULT_AVAILABILITY,
     ReadinessProbe,
     ReplicaCount,
     ReplicaState,
     ReplicaTarget,
+    ServiceLevel,
     ServiceReplica,
     ServiceSpec,
     TargetKind,
@@ -394,3 +396,9 @@ def test_a_target_of_waiting_is_the_time_that_the_autoscaler_plans_for() -> None
 
     assert terms(TargetKind.QUEUE_WAIT).wait_s == 0.25
     assert terms(TargetKind.GPU_UTILISATION).wait_s == ScalingTerms().wait_s
+
+
+def test_the_autoscaler_aims_at_the_availability_that_the_service_states() -> None:
+    assert make_terms(SPEC).availability == DEFAULT_AVAILABILITY == 0.995
+    stated = replace(SPEC, slo=ServiceLevel(availability=0.9999))
+    assert make_terms(stated).availability == 0.9999

@@ -34,12 +34,14 @@ from cavvy.domain.services import TargetKind
 from cavvy.domain.values import replace
 
 _MINUTE_S = 60.0
+_MEASURED_REQUESTS = 100  # from so many on, the measured time of service is used
 
 
 def decide(
     terms: ScalingTerms, state: ScalingState, seen: ServiceObservation
 ) -> tuple[ScalingDecision, ScalingState]:
     """Return the wanted replicas in each market, and the state for the next decision."""
+    terms = _learn(terms, state)
     state = _record(terms, state, seen)
     load = estimate_load(state.load, seen, terms)
     surplus = state.budget / _allow(terms, state)
@@ -52,6 +54,15 @@ def decide(
     decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
     names = tuple(market.name for market in seen.markets if market.spot)
     return decision, replace(state, wanted=wanted, spot=spot, spot_markets=names)
+
+
+def _learn(terms: ScalingTerms, state: ScalingState) -> ScalingTerms:
+    """Return the terms with the measured service time, if enough requests were measured. The
+    assumed service time of one second is too long for services whose requests take milliseconds.
+    """
+    if state.load.completed < _MEASURED_REQUESTS:
+        return terms
+    return replace(terms, service_s=state.load.service_s)
 
 
 def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) -> ScalingState:

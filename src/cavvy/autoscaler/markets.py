@@ -15,8 +15,8 @@ from cavvy.planner.spot.serving import (
     SteadyRecord,
 )
 
-# the interval of the autoscaler's decisions; the spot policy assumes that a loss lasts for one
-# interval
+# how long the spot policy assumes that a lost replica is not replaced: after a loss or a refusal,
+# nothing is ordered in the same market for this time
 _TICK_S = 30.0
 
 
@@ -28,8 +28,7 @@ def place_replicas(
 
     The spot policy spreads replicas over the spot markets and adds spares while the risk requires
     them. Replicas for which spot has no capacity run in the cheapest market on demand. Starting
-    replicas count as ready, because a new on-demand replica would not be ready earlier than a
-    starting replica.
+    replicas do not count as ready: on-demand replicas serve until the spot replicas are ready.
     """
     spot = [number for number, market in enumerate(seen.markets) if market.spot]
     demand = [number for number, market in enumerate(seen.markets) if not market.spot]
@@ -37,7 +36,7 @@ def place_replicas(
     if not spot:
         _fill(placed, demand, seen.markets, wanted)
         return tuple(placed), state.spot
-    policy = _make_policy(wanted, terms, state, [seen.markets[number] for number in spot])
+    policy = _make_policy(wanted, terms, state, seen.markets)
     placement = policy.place(_view(seen))
     for number, count in zip(spot, placement.spot, strict=True):
         placed[number] = count
@@ -53,15 +52,16 @@ def _make_policy(
     state: ScalingState,
     markets: Sequence[MarketObservation],
 ) -> SteadyPlacement:
+    spot = [market for market in markets if market.spot]
     service = ServiceTerms(
         replicas=wanted,
-        zones=len(markets),
+        zones=len(spot),
         cold_start_s=expect_cold_start(state.cold_starts, markets, terms.cold_start_s),
         tick_s=_TICK_S,
         availability=terms.availability,
-        regions=tuple(market.region or market.name for market in markets),
+        regions=tuple(market.region or market.name for market in spot),
     )
-    return SteadyPlacement(service, record=_carry_over(state, markets))
+    return SteadyPlacement(service, record=_carry_over(state, spot))
 
 
 def _carry_over(state: ScalingState, markets: Sequence[MarketObservation]) -> SteadyRecord | None:
@@ -92,8 +92,8 @@ def _view(seen: ServiceObservation) -> ServiceView:
         tuple(market.ready_s + market.starting_s for market in spot),
         tuple(market.lost for market in spot),
         tuple(market.refused for market in spot),
-        sum(market.held for market in spot),
-        sum(market.held for market in seen.markets if not market.spot),
+        sum(len(market.ready_s) for market in spot),
+        sum(len(market.ready_s) for market in seen.markets if not market.spot),
     )
 
 

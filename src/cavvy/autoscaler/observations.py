@@ -12,6 +12,7 @@ from cavvy.domain.values import Struct
 class MarketObservation(Struct, frozen=True, kw_only=True):
     """The replicas of a service in one market.
 
+    `boot_s` is the usual time from the launch of a machine until the machine can start a program.
     `starting_s` contains the age of each starting replica, oldest first, and `ready_s` the age of
     each ready replica. `lost` and `refused` are the numbers of lost replicas and refused launches
     since the last decision. `cold_starts_s` contains the cold starts that have ended since the last
@@ -22,6 +23,7 @@ class MarketObservation(Struct, frozen=True, kw_only=True):
     region: str = ""
     spot: bool = False
     rate: HourlyRate = HourlyRate(0)
+    boot_s: float = 0.0
     starting_s: tuple[float, ...] = ()
     ready_s: tuple[float, ...] = ()
     lost: int = 0

@@ -1,6 +1,6 @@
 """The requirements of a service for the autoscaler, and the constants of the rule."""
 
-from cavvy.domain.services import TargetKind
+from cavvy.domain.services import DEFAULT_AVAILABILITY, TargetKind
 from cavvy.domain.values import Struct
 
 
@@ -59,5 +59,5 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     idle_s: float = 300.0
     cold_start_s: float = 60.0
     service_s: float = 1.0
-    availability: float = 0.995
+    availability: float = DEFAULT_AVAILABILITY
     weights: ScalingWeights = ScalingWeights()

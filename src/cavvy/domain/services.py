@@ -123,9 +123,14 @@ class BatchRule(Struct, frozen=True, kw_only=True):
     output: str = "predictions"
 
 
+# the share of time in which enough replicas on spot should be ready, unless the service states one
+DEFAULT_AVAILABILITY = 0.995
+
+
 class ServiceLevel(Struct, frozen=True, kw_only=True):
     """The service level: 95 of 100 requests are answered within `p95`, and `availability` is the
-    share of answered requests. A value of None means that there is no target.
+    share of answered requests. Replicas on spot are complemented so that enough replicas are ready
+    for the same share of time. A value of None means that there is no target.
     """
 
     p95: timedelta | None = None
@@ -341,7 +346,8 @@ class ReplicaLoss(StrEnum):
 
 class ServingMarket(Struct, frozen=True, kw_only=True):
     """A market for replicas and its cheapest price. `place` is the zone or region of a spot market.
-    It is "" for on-demand offers: the planner chooses among all of them.
+    It is "" for on-demand offers: the planner chooses among all of them. `boot_s` is the usual time
+    until a machine of the cheapest offer can start a program.
     """
 
     name: str
@@ -350,6 +356,7 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
     place: str = ""
     spot: bool = False
     rate: HourlyRate = HourlyRate(0)
+    boot_s: float = 0.0
 
 
 class UnplacedRequests(Struct, frozen=True, kw_only=True):

@@ -102,9 +102,7 @@ def _make_terms(
     spot, managed_usd_hr = prices.spot, prices.managed_usd_hr
     if managed_usd_hr is None and prices.managed is not None:
         managed_usd_hr = _usd(prices.managed, nodes)
-    scaling = replace(
-        make_terms(spec), cold_start_s=options["cold_start"], service_s=options["service_time"]
-    )
+    scaling = make_terms(spec)
     setting = ServiceSetting(
         concurrency=spec.concurrency,
         cold_start_s=options["cold_start"],

@@ -17,11 +17,13 @@ from cavvy.packages import extra_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cavvy.domain.services import ServiceSpec
     from cavvy.sim.serving.requests import RequestTrace
     from cavvy.sim.serving.run import ServingScore
     from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting
 
 _OWN = "cavvy"
+_MOST_REPLICAS = 1000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = NumberRange(min=0, min_open=True)
 
@@ -33,6 +35,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     cold_start: float
     wait: float
     on_time: tuple[float, ...]
+    availability: float | None
     service_time: float
     prompt_ms: float
     answer_ms: float
@@ -91,6 +94,13 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     metavar="SHARE",
     help="The share of requests that the rule cavvy aims to answer on time. If the option is "
     "repeated, the rule is simulated once for each share.",
+)
+@click.option(
+    "--availability",
+    type=NumberRange(min=0, max=1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="The share that the service states as `slo.availability`. It determines how many spare "
+    "and on-demand replicas the rule cavvy adds to the capacity of --spot. Default: 0.995.",
 )
 @click.option(
     "--service-time",
@@ -200,7 +210,8 @@ def _run_rule(
     markets: "Sequence[ReplicaMarket]",
     options: _ServeOptions,
 ) -> "list[ServingScore]":
-    from cavvy.autoscaler.terms import ScalingTerms
+    from cavvy.control.decide.traffic import SCALED_EVERY, make_terms
+    from cavvy.domain.values import replace
     from cavvy.sim.serving.rules import RULES
     from cavvy.sim.serving.run import AutoscalerController, RuleController, run_service
 
@@ -211,17 +222,23 @@ def _run_rule(
         return [run_service(name, trace, setting, rule, markets, warm=options.warm)]
     scores = []
     for on_time in options.on_time:
-        terms = ScalingTerms(
-            wait_s=options.wait,
-            on_time=on_time,
-            concurrency=options.concurrency,
-            cold_start_s=options.cold_start,
-            service_s=trace.work_s / len(trace.services_s),
-        )
+        # as in production, the autoscaler learns the lengths of cold starts and requests itself
+        terms = replace(make_terms(_make_service(options)), on_time=on_time)
         label = name if len(options.on_time) == 1 else f"{name} {on_time:g}"
-        own = AutoscalerController(terms)
+        own = AutoscalerController(terms, round(SCALED_EVERY.total_seconds()))
         scores.append(run_service(label, trace, setting, own, markets, warm=options.warm))
     return scores
+
+
+def _make_service(options: _ServeOptions) -> "ServiceSpec":
+    """Return the simulated service as its users would describe it."""
+    from cavvy.domain.services import ReplicaCount, ReplicaTarget, ServiceLevel, ServiceSpec
+
+    return ServiceSpec(
+        concurrency=options.concurrency,
+        replicas=ReplicaCount(most=_MOST_REPLICAS, target=ReplicaTarget(value=options.wait)),
+        slo=ServiceLevel(availability=options.availability),
+    )
 
 
 def _list_markets(options: _ServeOptions, setting: "ServiceSetting") -> "Sequence[ReplicaMarket]":

@@ -16,6 +16,7 @@ from cavvy.domain.services import ReplicaLoss, ServiceReplica, ServingMarket
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
+from cavvy.planner.work import start_time
 
 ANYWHERE = ""
 ON_DEMAND = "on-demand"
@@ -51,8 +52,9 @@ def list_markets(offers: Iterable[Offer]) -> tuple[ServingMarket, ...]:
 
 
 def _market_of(offer: Offer) -> ServingMarket:
+    boot_s = start_time(offer).total_seconds()
     if offer.purchase is not Purchase.SPOT:
-        return ServingMarket(name=ON_DEMAND, rate=offer.rate)
+        return ServingMarket(name=ON_DEMAND, rate=offer.rate, boot_s=boot_s)
     return ServingMarket(
         name=place_of(offer),
         provider=offer.provider,
@@ -60,6 +62,7 @@ def _market_of(offer: Offer) -> ServingMarket:
         place=offer.zone or offer.region,
         spot=True,
         rate=offer.rate,
+        boot_s=boot_s,
     )
 
 

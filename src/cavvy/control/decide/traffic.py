@@ -2,7 +2,7 @@
 replicas."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -17,6 +17,7 @@ from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
+    DEFAULT_AVAILABILITY,
     ReplicaLoss,
     ReplicaState,
     ServiceReplica,
@@ -29,9 +30,11 @@ from cavvy.domain.values import Struct, field, replace
 
 _decode_state = msgspec.json.Decoder(ScalingState).decode
 _READY = frozenset({ReplicaState.READY, ReplicaState.UNHEALTHY})
+SCALED_EVERY = timedelta(seconds=1)  # the interval of the autoscaler's decisions
 _IDLE_BEFORE_S = 60
-_MEASURED_REQUESTS = 100  # from so many on, the measured time of service is used
-_FIRST_START_S = 10.0  # how long a start is assumed to take until one was measured
+# how long a program is assumed to take on a running machine until its first answer, until a cold
+# start was measured
+_FIRST_START_S = 10.0
 
 
 class ServiceTraffic(Struct, frozen=True, kw_only=True):
@@ -89,16 +92,8 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
         most=spec.replicas.most,
         idle_s=spec.replicas.idle.total_seconds(),
         cold_start_s=_FIRST_START_S,
+        availability=spec.slo.availability or DEFAULT_AVAILABILITY,
     )
-
-
-def _learn(terms: ScalingTerms, state: ScalingState) -> ScalingTerms:
-    """Return the terms with the measured service time, if enough requests were measured. The
-    assumed service time of one second is too long for services whose requests take milliseconds.
-    """
-    if state.load.completed < _MEASURED_REQUESTS:
-        return terms
-    return replace(terms, service_s=state.load.service_s)
 
 
 def scale(
@@ -119,7 +114,7 @@ def scale(
         # A rate that was measured over one second is not meaningful, because a new service was idle
         # before.
         seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))
-    decision, state = decide(_learn(make_terms(service.spec), state), state, seen)
+    decision, state = decide(make_terms(service.spec), state, seen)
     scaling = msgspec.json.encode(state).decode()
     service = _mark_seen(service)
     counts = zip(service.markets, decision.placement, strict=False)
@@ -200,6 +195,7 @@ def _observe_market(
         region=market.region,
         spot=market.spot,
         rate=market.rate,
+        boot_s=market.boot_s,
         starting_s=tuple(sorted(((now - at).total_seconds() for at in starting), reverse=True)),
         ready_s=tuple((now - (each.ready_at or now)).total_seconds() for each in ready),
         lost=losses.count(ReplicaLoss.LOST),

@@ -24,7 +24,7 @@ from cavvy.control.decide.service import (
 )
 from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.service_level import record_level
-from cavvy.control.decide.traffic import ServiceTraffic, scale
+from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic, scale
 from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.front import ServiceFront, ServingParts
@@ -38,7 +38,6 @@ from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StaleVersion
 
 _PREFIX = "service:"
-_SCALED_EVERY = timedelta(seconds=1)
 _STORED_EVERY = timedelta(seconds=30)  # maximum age of the stored state of the autoscaler
 _AT_ONCE = timedelta(0)
 _BILLED_EVERY = timedelta(seconds=0.5)  # until the bills of a service that ends are complete
@@ -258,7 +257,7 @@ class ServiceReconciler:
                 placement=known.placement,
             )
             waits = traffic.backlog and not service.target
-            if now - known.at < _SCALED_EVERY and not waits:
+            if now - known.at < SCALED_EVERY and not waits:
                 return service
         before = None if known is None else known.traffic
         service = scale(service, before, traffic, now, reading)

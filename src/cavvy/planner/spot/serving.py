@@ -9,6 +9,7 @@ nothing and shows that the zone has no spot now.
 from math import inf
 from typing import NamedTuple, Protocol
 
+from cavvy.domain.services import DEFAULT_AVAILABILITY
 from cavvy.domain.values import Struct
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
@@ -25,7 +26,7 @@ class ServiceTerms(Struct, frozen=True, kw_only=True):
     zones: int
     cold_start_s: float
     tick_s: float
-    availability: float = 0.995
+    availability: float = DEFAULT_AVAILABILITY
     # The region of each zone. Zones of one region tend to lose their spot at the same time.
     regions: tuple[str, ...] = ()
 
