@@ -34,6 +34,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
 
     with session() as client:
         rows = [_row(each) for each in list_services(client, project)]
+    levels = any(row["availability"] is not None for row in rows)
     columns = [
         TableColumn("name"),
         TableColumn("project", hidden=len({row["project"] for row in rows}) < 2),
@@ -43,6 +44,8 @@ def command(context: click.Context, project: str | None, output: str) -> None:
         TableColumn("waiting"),
         TableColumn("per_s", "REQ/S", drop=3),
         TableColumn("p95_s", "P95", _show_s, drop=2),
+        TableColumn("answered", "ANSWERED", _show_share, hidden=not levels, drop=2),
+        TableColumn("availability", "OF", _show_share, hidden=not levels, drop=2),
         TableColumn("spent_micros", "COST"),
         TableColumn("url", drop=1),
         TableColumn("unreachable", hidden=not any(row["unreachable"] for row in rows), wrap=True),
@@ -75,7 +78,7 @@ def show(name: str, project: str, output: str) -> None:
 
 
 def _row(found: "ServedView") -> dict[str, object]:
-    traffic = found.traffic
+    traffic, slo = found.traffic, found.slo
     return {
         "name": found.name,
         "project": found.project,
@@ -85,6 +88,8 @@ def _row(found: "ServedView") -> dict[str, object]:
         "waiting": traffic.waiting if traffic else None,
         "per_s": round(traffic.per_s, 1) if traffic else None,
         "p95_s": traffic.p95_s if traffic else None,
+        "answered": slo.day.availability if slo else None,
+        "availability": slo.availability if slo else None,
         "spent_micros": found.spent_micros,
         "url": found.url,
         "unreachable": found.unreachable,
@@ -171,9 +176,8 @@ def _show_trial(trial: "TrialView") -> str:
 def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
     parts = []
     if asked.availability is not None and reached.availability is not None:
-        parts.append(
-            f"{100 * reached.availability:.6g}% answered (wanted: {100 * asked.availability:g}%)"
-        )
+        wanted = _show_share(asked.availability)
+        parts.append(f"{_show_share(reached.availability)} answered (wanted: {wanted})")
     if asked.p95_s is not None and reached.in_time is not None:
         parts.append(f"{100 * reached.in_time:.4g}% within {asked.p95_s:g} s (wanted: 95%)")
     return f"{', '.join(parts)}; {reached.requests} requests" if parts else "not measured yet"
@@ -197,6 +201,10 @@ def _show_replica(replica: "ReplicaView") -> str:
         took += f"; PORT is {replica.port}"
         took += "" if reason else ", and the program does not answer yet"
     return f"{replica.number} (revision {replica.revision}) {replica.state}{where}{reason}{took}"
+
+
+def _show_share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.6g}%"
 
 
 def _show_s(seconds: float | None) -> str:

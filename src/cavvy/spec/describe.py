@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import starmap
 
 from cavvy.catalog.residency import say_unplaced
+from cavvy.domain.services import DEFAULT_AVAILABILITY
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobLimits,
@@ -40,6 +41,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("on", describe_nodes(task)),
         ("encrypts", "the traffic between its nodes" if task.encrypt else ""),
         ("where", _where(task.resources)),
+        ("on spot", _spares(task)),
         *_others(task.resources),
         ("checked", _check(task.resources)),
         ("folder", _workdir(task.workdir)),
@@ -65,6 +67,16 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("tries again", _retry(task)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _spares(task: TaskSpec) -> str:
+    """Return how replicas on spot are complemented, or "" if there are no such replicas."""
+    policies = {each.spot for each in task.resources.choices} - {SpotPolicy.NEVER}
+    if task.service is None or not policies:
+        return ""
+    more = "spare" if policies == {SpotPolicy.ONLY} else "spare and on-demand"
+    share = 100 * (task.service.slo.availability or DEFAULT_AVAILABILITY)
+    return f"{more} replicas are added so that enough replicas are ready for {share:g}% of the time"
 
 
 def _takes(task: TaskSpec) -> str:

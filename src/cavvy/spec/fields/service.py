@@ -81,7 +81,8 @@ def _read_share(node: ScalarNode) -> float:
     except ValueError:
         raise WrongValue(f"{shown(text)} is not a share") from None
     if not 0 < value < 1:
-        raise WrongValue(f"{shown(text)} is not between 0 and 1", suggestion="write 99.9% or 0.999")
+        likely = f"{text}%" if 1 < value < 100 and not text.endswith("%") else "99.9% or 0.999"
+        raise WrongValue(f"{shown(text)} is not between 0 and 1", suggestion=f"write {likely}")
     return value
 
 
