@@ -88,6 +88,18 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(
     assert "SEEN HERE" in run(*request).stdout
 
 
+def test_the_accelerators_can_be_given_without_the_option() -> None:
+    asked = ("--limit", "3", "-o", "json")
+    assert run("offers", "A100:8", *asked).stdout == run("offers", "--gpu", "A100:8", *asked).stdout
+    twice = run("offers", "A100:8", "--gpu", "H100:8")
+    assert twice.exit_code == 2
+    assert "given twice" in twice.stderr
+    assert "'A100:8|H100:8'" in twice.stderr
+    unknown = run("offers", "A1000:8")
+    assert unknown.exit_code == 2
+    assert "unknown accelerator 'A1000'" in unknown.stderr
+
+
 def test_offers_as_csv_have_the_same_rows() -> None:
     request = ("offers", "--gpu", "A100:80GB:8", "--provider", "azure,gcp", "--limit", "7")
     rows = list(csv.DictReader(io.StringIO(run(*request, "-o", "csv").stdout)))

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
+from cavvy.cli.offers import command as offers
 from cavvy.cli.plan import command
-from cavvy.cli.task import available
+from cavvy.cli.task import available, market
 from cavvy.cli.task.load import read_any_task
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer, Purchase
@@ -355,7 +356,7 @@ class Farm:
 
 @pytest.fixture
 def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(available, "load_providers", lambda *_: {"farm": Farm(blind=True)})
+    monkeypatch.setattr(market, "load_providers", lambda *_: {"farm": Farm(blind=True)})
     return planned
 
 
@@ -433,7 +434,7 @@ def test_offers_are_ready_configurable_or_only_prices(
         ("aws", "us-east-1a", "configurable"),
         ("aws", "us-west-2", "configurable"),
     ]
-    monkeypatch.setattr(available, "load_providers", lambda *_: {"aws": Cloud()})
+    monkeypatch.setattr(market, "load_providers", lambda *_: {"aws": Cloud()})
     assert readiness() == [
         ("nodriver", "eu", "price-only"),
         ("aws", "us-west-2", "configurable"),
@@ -442,12 +443,46 @@ def test_offers_are_ready_configurable_or_only_prices(
     assert readiness("--ready") == [("aws", "us-east-1a", "ready")]
 
 
+def test_offers_and_plan_show_the_same_prices(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(*options: str) -> list[tuple[object, ...]]:
+        shown = CliRunner().invoke(offers, ["L4", "-o", "json", *options])
+        assert shown.exit_code == 0, shown.output
+        return [
+            (row["provider"], row["region"], row["price_usd_hr"], row["readiness"])
+            for row in json.loads(shown.stdout)
+        ]
+
+    write_three_kinds(planned)
+    elsewhere = [
+        ("nodriver", "eu", 0.1, "price-only"),
+        ("aws", "us-west-2", 0.6, "configurable"),
+    ]
+    assert listed() == [
+        elsewhere[0],
+        ("aws", "us-east-1", 0.5, "configurable"),
+        elsewhere[1],
+    ]
+    monkeypatch.setattr(market, "load_providers", lambda *_: {"aws": Cloud()})
+    own = ("aws", "us-east-1", 0.7, "ready")
+    assert listed() == [*elsewhere, own]
+    assert listed("--limit", "2") == elsewhere
+    assert listed("--ready") == [own]
+    plan = plan_of(planned, "resources: {gpu: L4}\n", "--all-locations")["placements"]
+    assert isinstance(plan, list)
+    assert [row["rate_micros_per_hour"] for row in plan] == [
+        round(1e6 * row[2])  # type: ignore[call-overload]  # a number
+        for row in listed()
+    ]
+
+
 def test_nodes_that_wait_for_a_server_that_is_away_are_announced(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "resources: {gpu: L4}\nlimits: {unattended: 2h}\n"
     assert "server.results_url" not in run(planned, text).stderr  # no such provider is configured
-    monkeypatch.setattr(available, "load_providers", lambda *_: {"aws": Cloud()})
+    monkeypatch.setattr(market, "load_providers", lambda *_: {"aws": Cloud()})
     assert "warning: aws: if nodes cannot reach the server" in run(planned, text).stderr
     assert "wait for up to 2h" in run(planned, text).stderr
     stored = "checkpoint: {path: state, storage: 's3://b/c'}\n"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cavvy.catalog.query import NearMiss, OfferMatches
-    from cavvy.cli.task.configured import LiveMatches
+    from cavvy.cli.task.market import LiveMarket
     from cavvy.client.wire import MarketListing
     from cavvy.domain.offers import Offer, Readiness
     from cavvy.domain.tasks import ResourceSpec, SpotPolicy
@@ -29,11 +29,13 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
 
 
 @click.command("offers")
+@click.argument("wanted", metavar="[GPU]", required=False, shell_complete=complete_gpus)
 @click.option(
     "--gpu",
     metavar="GPU",
     shell_complete=complete_gpus,
-    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, A10:0.5, 24GB or tpu.",
+    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, A10:0.5, 24GB or tpu; the "
+    "same as GPU.",
 )
 @click.option("--spot", is_flag=True, help="Show only spot capacity, which can be reclaimed.")
 @click.option("--on-demand", is_flag=True, help="Show only on-demand capacity.")
@@ -80,14 +82,16 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
     help="List the known accelerators with values from their data sheets.",
 )
 @output_option
-def command(output: str, accelerators: bool, **given: object) -> None:
+def command(output: str, accelerators: bool, wanted: str | None, **given: object) -> None:
     """List the machines that you can rent or use, the cheapest first.
 
     Prices are per node and hour, from the catalog in use (see `cavvy catalog info`). A configured
-    provider that is not in the catalog is only queried if --provider names it. If no offer matches,
-    the command shows what to change and exits with 1.
+    provider replaces the catalog's prices in its regions by its own; a configured provider that is
+    not in the catalog is only queried if --provider names it. If no offer matches, the command
+    shows what to change and exits with 1.
 
     \b
+      cavvy offers A100:8
       cavvy offers --gpu H100:8 --spot --max-price 20 --region eu
       cavvy offers --gpu 'H100|A100:80GB:8' --sort gpu-price
       cavvy offers --gpu TPU-v5e:16
@@ -100,7 +104,12 @@ def command(output: str, accelerators: bool, **given: object) -> None:
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
-    need = spread_slices(_read_need(given)).needs
+    if wanted and given["gpu"]:
+        raise click.UsageError(
+            f"the accelerators are given twice: {wanted} and --gpu {given['gpu']}; join "
+            f"alternatives with |, as in '{wanted}|{given['gpu']}'"
+        )
+    need = spread_slices(_read_need({**given, "gpu": wanted or given["gpu"]})).needs
     try:
         with CatalogSnapshot.open() as snapshot:
             _list_offers(snapshot, need, given, output)
@@ -129,22 +138,25 @@ _FAULTS = {
 def _list_offers(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", given: dict[str, object], output: str
 ) -> None:
+    from cavvy.cli.task.market import merge
+
     limit, sort, reserved = given["limit"], str(given["sort"]), given["reserved"] is not None
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
-    by_price = sort == "price"
-    term = _TERMS[str(given["reserved"])] if reserved else None
-    found = _match(snapshot, need, rows or None if by_price else None, reserved, term)
-    live = _ask_configured(snapshot, need, bool(given["ready"]))
-    if given["ready"]:
-        found = _join([*live.matches.values()])
-    elif live.matches:
-        found = _join([found, *live.matches.values()])
+    by_price, ready = sort == "price", bool(given["ready"])
+    market = _ask_configured(snapshot, need, ready)
+    own = [*market.match(need, ready=ready).values()] if market.answers else []
+    found = merge(own)
+    if not ready:
+        term = _TERMS[str(given["reserved"])] if reserved else None
+        at_most = rows or None if by_price and not own else None
+        listed = _match(snapshot, need, at_most, reserved, term)
+        found = merge([market.complete(listed), *own]) if own else listed
     if not found.matched:
-        own = _join([*live.matches.values()]) if given["ready"] or live.matches else None
-        _explain_nothing(snapshot, need, output, reserved, own)
+        alone = ready or (need.providers and market.answers.keys() >= set(need.providers))
+        _explain_nothing(snapshot, need, output, reserved, merge(own) if alone else None)
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(sort))
     offers = offers[: rows or None]
-    _offers_out(offers, live.readiness, output)
+    _offers_out(offers, market.make_judge(), output)
     if output == "table":
         _remark(_lacking(snapshot, need, reserved), len(offers), found.matched)
 
@@ -179,22 +191,17 @@ def _offers_out(
         )
 
 
-def _ask_configured(
-    snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool
-) -> "LiveMatches":
-    """Query configured providers, and return their current offers. If `ready` is true, the result
-    includes all configured providers. If `ready` is false, the result includes only providers that
-    are missing from the catalog, and of those only the ones that `need` names. Configured providers
-    that the catalog contains are queried only to check whether they can be used.
+def _ask_configured(snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool) -> "LiveMarket":
+    """Ask all configured providers if `ready` is true; otherwise only the providers that `need`
+    names or, if it names none, those that are in the catalog.
     """
-    from cavvy.cli.task.configured import match_configured
+    from cavvy.cli.task.market import ask_market
 
     listed = {provider for provider, _, _ in snapshot.regions()}
-    live = match_configured(need, None if ready else set(need.providers) or listed, ready=ready)
-    for problem in live.problems:
+    market = ask_market(None if ready else set(need.providers) or listed)
+    for problem in market.list_problems(need):
         click.echo(f"note: {problem}", err=True)
-    own = {name: each for name, each in live.matches.items() if ready or name not in listed}
-    return replace(live, matches=own)
+    return market
 
 
 def _match(
@@ -212,21 +219,6 @@ def _match(
     found = snapshot.match(need, misses=0, reserved=reserved)
     offers = [offer for offer in found.offers if offer.term_months in (0, term)]
     return replace(found, offers=offers[:limit], matched=len(offers))
-
-
-def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
-    from collections import Counter
-
-    from cavvy.catalog.query import OfferMatches
-
-    rejected = sum((Counter(each.rejected) for each in found), Counter())
-    offers = sorted((offer for each in found for offer in each.offers), key=_sort_key("price"))
-    return OfferMatches(
-        offers=offers,
-        matched=sum(each.matched for each in found),
-        total=sum(each.total for each in found),
-        rejected=rejected,
-    )
 
 
 def _is_of(market: str, offer: "Offer") -> bool:

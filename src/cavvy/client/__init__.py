@@ -1,17 +1,21 @@
-"""The Python client: `connect()` finds the server and returns an `ApiClient`."""
+"""The Python client: `connect()` finds the server and returns an `ApiClient`. Each name is loaded
+when it is first used, so that a command that finds no server need not import the client.
+"""
 
-from cavvy.client.chunks import ExecChunk, LogChunk
-from cavvy.client.client import API, REVISION, ApiClient
-from cavvy.client.connection import connect
-from cavvy.client.errors import (
-    ApiError,
-    ConnectionLost,
-    IncompatibleVersions,
-    StartFailed,
-    Unreachable,
-)
-from cavvy.client.ids import make_key
-from cavvy.client.patience import Patience
+TYPE_CHECKING = False  # set without importing `typing`, because many commands import this module
+if TYPE_CHECKING:
+    from cavvy.client.chunks import ExecChunk, LogChunk
+    from cavvy.client.client import API, REVISION, ApiClient
+    from cavvy.client.connection import connect
+    from cavvy.client.errors import (
+        ApiError,
+        ConnectionLost,
+        IncompatibleVersions,
+        StartFailed,
+        Unreachable,
+    )
+    from cavvy.client.ids import make_key
+    from cavvy.client.patience import Patience
 
 __all__ = [
     "API",
@@ -28,3 +32,24 @@ __all__ = [
     "connect",
     "make_key",
 ]
+
+# The module that contains each name which is not an error.
+_MODULES = {
+    **dict.fromkeys(("API", "REVISION", "ApiClient"), "client"),
+    **dict.fromkeys(("ExecChunk", "LogChunk"), "chunks"),
+    "Patience": "patience",
+    "connect": "connection",
+    "make_key": "ids",
+}
+
+
+if not TYPE_CHECKING:  # a type checker would accept every name of a module with `__getattr__`
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'cavvy.client' has no attribute {name!r}")
+        from importlib import import_module
+
+        found = getattr(import_module(f"cavvy.client.{_MODULES.get(name, 'errors')}"), name)
+        globals()[name] = found
+        return found

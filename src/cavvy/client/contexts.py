@@ -12,7 +12,7 @@ from msgspec.json import decode, encode, format
 from msgspec.structs import replace
 
 from cavvy.client.errors import ApiError
-from cavvy.client.state import write_private
+from cavvy.client.state import read_server, write_private
 
 LOCAL = "local"
 
@@ -104,6 +104,13 @@ def chosen_context(home: str) -> Context | None:
     if context is None:
         raise _unknown(name, contexts)
     return context
+
+
+def may_have_server(home: str) -> bool:
+    """Return whether commands have a server to ask without starting one. Raises ApiError
+    `context-unknown`.
+    """
+    return chosen_context(home) is not None or read_server(home) is not None
 
 
 def _path(home: str) -> str:

@@ -4,7 +4,6 @@ the address, the token and the lock of the running server.
 
 import fcntl
 import os
-import socket
 from datetime import datetime
 from threading import get_ident
 
@@ -100,4 +99,4 @@ def process_mark(pid: int) -> str:
 
 
 def host_name() -> str:
-    return socket.gethostname()
+    return os.uname().nodename

@@ -4,7 +4,6 @@ from datetime import date, timedelta
 from enum import StrEnum
 from fractions import Fraction
 
-from cavvy.domain.credentials import name_account
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
@@ -130,6 +129,10 @@ class Offer(Struct, frozen=True, kw_only=True):
     @property
     def account(self) -> str:
         """The name of the account that rents the offer."""
+        if not self.credential:
+            return self.provider
+        from cavvy.domain.credentials import name_account  # imports hashlib
+
         return name_account(self.provider, self.credential)
 
     @property

@@ -15,16 +15,13 @@ has no effect in packages of other distributions, so that installing a package n
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from math import isfinite
-from pathlib import Path
 from types import ModuleType
 
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import Struct, replace
-from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.base import (
     Manifest,
     Provider,
@@ -212,6 +209,8 @@ def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str,
 def settings_page() -> str:
     """Return the reference page of all providers' settings and unsupported features, as
     Markdown."""
+    from cavvy.providers.abilities import ABILITIES
+
     on = sorted(known.name for known in _own().values() if known.by_default)
     lines = [
         "# Providers",
@@ -305,23 +304,25 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
 
 
 def _suggest(name: str, known: Mapping[str, object]) -> str:
+    from difflib import get_close_matches
+
     close = get_close_matches(name, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
 
 
 def _own() -> dict[str, KnownProvider]:
     found = {}
-    for path in Path(__file__).parent.iterdir():
-        name, module = path.stem.removesuffix(_SUFFIX), f"cavvy.providers.{path.stem}"
+    for entry in os.scandir(os.path.dirname(__file__)):
+        stem, suffix = os.path.splitext(entry.name)
+        name = stem.removesuffix(_SUFFIX)
         if name.startswith("_") or name in _NOT_PROVIDERS:
             continue
-        name = name.replace("_", "-")
-        if path.suffix == ".py":
+        name, module = name.replace("_", "-"), f"cavvy.providers.{stem}"
+        if suffix == ".py":
             found[name] = KnownProvider(name=name, module=module)
-        elif (path / "__init__.py").exists():
-            found[name] = KnownProvider(
-                name=name, module=module, by_default=(path / _MARK).exists()
-            )
+        elif os.path.exists(os.path.join(entry.path, "__init__.py")):
+            marked = os.path.exists(os.path.join(entry.path, _MARK))
+            found[name] = KnownProvider(name=name, module=module, by_default=marked)
     return found
 
 
@@ -330,29 +331,32 @@ def _foreign() -> Sequence[tuple[str, str]]:
     provider, and importing importlib.metadata takes longer than searching the folders in
     `sys.path`. Therefore these folders are searched first.
     """
-    if not any(_may_declare(Path(folder)) for folder in sys.path):
+    if not any(map(_may_declare, sys.path)):
         return []
     from importlib.metadata import entry_points
 
     return [(point.name, point.value) for point in entry_points(group=_GROUP)]
 
 
-def _may_declare(folder: Path) -> bool:
+def _may_declare(folder: str) -> bool:
     """Return whether any package in this folder of `sys.path` possibly declares providers."""
-    if folder.is_file():  # packages in a zip file, which only importlib.metadata can read
+    folder = folder or os.curdir
+    if os.path.isfile(folder):  # packages in a zip file, which only importlib.metadata can read
         return True
     try:
         names = [name for name in os.listdir(folder) if name.endswith(_METADATA)]
     except OSError:
         return False
     return any(
-        name.endswith(".egg") or _names_group(folder / name / "entry_points.txt") for name in names
+        name.endswith(".egg") or _names_group(os.path.join(folder, name, "entry_points.txt"))
+        for name in names
     )
 
 
-def _names_group(file: Path) -> bool:
+def _names_group(path: str) -> bool:
     try:
-        return _GROUP in file.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb") as file:
+            return _GROUP.encode() in file.read()
     except OSError:
         return False
 

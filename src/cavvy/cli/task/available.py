@@ -2,24 +2,14 @@
 plan`.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from shlex import quote
 
-from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import OfferMatches
-from cavvy.cli.reach.providers import load_providers, load_settings
-from cavvy.cli.task.configured import (
-    ProviderAnswer,
-    ask_all,
-    list_failing,
-    list_problems,
-    list_usable,
-    make_judge,
-    say_unanswered,
-)
+from cavvy.cli.reach.providers import load_settings
+from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.offers import Offer, Readiness
@@ -67,49 +57,47 @@ def gather(task: TaskSpec, *, anywhere: bool, output_mib: int | None) -> Availab
     """Collect offers from the configured providers and, with `anywhere`, from the catalog. Raises
     CommandFailure.
     """
-    rival = _rival(task)
-    live, rivals = _ask_providers(task, rival)
-    matches, fitting, egress, unknown = (
-        list(live.matches),
-        list(live.fitting),
-        dict[str, Money](),
-        "",
-    )
-    fixed = list(rivals.fitting)
+    rival, market = _rival(task), ask_market()
+    live = _sort_offers(task, market)
+    matches, offers = list(live.matches), list(live.fitting)
+    egress: Mapping[str, Money] = {}
+    unknown = ""
+    fixed = [] if rival is None else list(_sort_offers(rival, market).fitting)
     if anywhere:
-        known, prices, unknown, stays = _ask_catalog(task, live, rival)
-        known = _leave_out(known, live.usable)
+        known, egress, unknown, stays = _ask_catalog(task, market, rival)
         matches.append(known)
         fixed += stays
-        fitting += known.offers
-        egress.update(prices)
-        if known.matched and task.resources.disk_type is not None:
-            live.problems.append(
-                "the catalog has no disk types, so resources.disk.type was not checked for its "
-                "offers"
-            )
+        offers += known.offers
     return AvailableOffers(
-        offers=fitting,
+        offers=offers,
         matches=matches,
         refused=live.refused,
-        live=live.names,
+        live=sorted(market.providers),
         here=live.fitting,
-        problems=live.problems,
+        problems=_list_problems(task, market, anywhere and bool(matches[-1].matched)),
         situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
-        readiness=make_judge(live.usable, live.failing),
+        readiness=market.make_judge(),
         fixed=fixed,
-        answered=frozenset(offer.provider for offer in live.offers),
+        answered=frozenset(offer.provider for offer in market.offers),
         unknown=unknown,
     )
 
 
-def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> OfferMatches:
-    """Return the matches in the catalog, without the regions for which the provider itself reports
-    offers.
+def _list_problems(task: TaskSpec, market: LiveMarket, from_catalog: bool) -> Sequence[str]:
+    """Return why the offers may be incomplete, or were not checked completely. `from_catalog`
+    states whether the catalog has fitting offers.
     """
-    offers = [each for each in found.offers if (each.provider, each.region) not in asked]
-    spare = len(found.offers) - len(offers)
-    return replace(found, offers=offers, matched=found.matched - spare, total=found.total - spare)
+    problems = market.list_problems(task.resources)
+    problems += [
+        f"the volumes of {name} could not be read: {answer.blind}"
+        for name, answer in market.answers.items()
+        if answer.blind
+    ]
+    if from_catalog and task.resources.disk_type is not None:
+        problems.append(
+            "the catalog has no disk types, so resources.disk.type was not checked for its offers"
+        )
+    return problems
 
 
 def _rival(task: TaskSpec) -> TaskSpec | None:
@@ -136,51 +124,33 @@ def _notices(task: TaskSpec) -> dict[str, timedelta]:
 
 
 class _LiveOffers(Struct):
-    names: list[str] = field(default_factory=list)
-    offers: list[Offer] = field(
-        default_factory=list
-    )  # number of all offers, including those that do not fit
-    usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
-    failing: set[str] = field(default_factory=set)  # see `registry.judge_readiness`
+    """The offers of configured providers, sorted by whether the task can use them."""
+
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
     refused: list[Rejection] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
-def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers, _LiveOffers]:
-    """Return two results: the configured providers' offers for `task`, and their offers for
-    `rival`. `rival` is a copy of the task that requests on-demand capacity.
-    """
-    live, rivals, providers = _LiveOffers(), _LiveOffers(), load_providers()
-    live.names = sorted(providers)
-    for name, answer in asyncio.run(ask_all(providers)).items():
-        if isinstance(answer, str):
-            live.problems.append(say_unanswered(name, answer))
-            live.failing.add(name)
-        else:
-            live.problems += list_problems(name, answer, task.resources)
-            live.problems += (
-                [f"the volumes of {name} could not be read: {answer.blind}"] if answer.blind else []
-            )
-            _add(live, task, name, providers[name], answer)
-            if rival is not None:
-                _add(rivals, rival, name, providers[name], answer)
-    return live, rivals
+def _sort_offers(task: TaskSpec, market: LiveMarket) -> _LiveOffers:
+    live, found = _LiveOffers(), market.match(task.resources)
+    for name, answer in market.answers.items():
+        _add(live, task, market.providers[name], answer, found[name])
+    return live
 
 
 def _add(
-    live: _LiveOffers, task: TaskSpec, name: str, provider: Provider, answer: ProviderAnswer
+    live: _LiveOffers,
+    task: TaskSpec,
+    provider: Provider,
+    answer: ProviderAnswer,
+    matches: OfferMatches,
 ) -> None:
     """Add a provider's offers to `live`, as fitting offers or as offers that the provider
     refuses.
     """
     # A larger offer of a shared host contains the same devices, so it is counted neither as fitting
     # nor as rejected.
-    live.offers += answer.offers
-    live.usable |= list_usable(provider, answer)
-    live.failing |= list_failing(name, answer)
-    matches = match_offers(answer.offers, task.resources)
+    name = provider.manifest.name
     wanted = smallest_shares(task, matches.offers, answer.hosts)
     spare = matches.matched - len(wanted)
     live.matches.append(
@@ -227,7 +197,7 @@ def _reject(provider: str, objection: Objection, count: int) -> Rejection:
 
 
 def _ask_catalog(
-    task: TaskSpec, live: _LiveOffers, rival: TaskSpec | None
+    task: TaskSpec, market: LiveMarket, rival: TaskSpec | None
 ) -> tuple[OfferMatches, Mapping[str, Money], str, Sequence[Offer]]:
     try:
         with CatalogSnapshot.open() as snapshot:
@@ -235,10 +205,12 @@ def _ask_catalog(
             unknown = (
                 ""
                 if found.matched
-                else unknown_names(snapshot, task.resources, live.names, live.offers)
+                else unknown_names(snapshot, task.resources, market.providers, market.offers)
             )
-            stays = snapshot.match(rival.resources).offers if rival is not None else ()
-            return found, snapshot.egress(), unknown, stays
+            stays = (
+                market.complete(snapshot.match(rival.resources)).offers if rival is not None else ()
+            )
+            return market.complete(found), snapshot.egress(), unknown, stays
     except SnapshotError as error:
         raise CommandFailure(str(error), "--here does not use the catalog") from error
 

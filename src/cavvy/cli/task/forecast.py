@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from cavvy.cli.reach.session import make_patience
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
@@ -27,9 +25,16 @@ def seen_here() -> "dict[str, MarketListing]":
     """Return the observations of the offers that this installation used, by offer key. The result
     is empty if no server runs.
     """
-    from cavvy.client import ApiError, connect
+    from cavvy.client.contexts import may_have_server
+    from cavvy.client.errors import ApiError
+    from cavvy.client.state import default_home
 
     try:
+        if not may_have_server(default_home()):
+            return {}
+        from cavvy.cli.reach.session import make_patience
+        from cavvy.client import connect
+
         with connect(start=False, timeout_s=_TIMEOUT_S, patience=make_patience(0)) as client:
             return {row.market: row for row in client.markets()}
     except (ApiError, OSError):

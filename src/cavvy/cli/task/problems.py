@@ -97,7 +97,7 @@ def _list_unknown(task: TaskSpec) -> list[str]:
     ]
     if not needs:
         return []
-    from cavvy.cli.task.configured import match_configured
+    from cavvy.cli.task.market import ask_market
     from cavvy.cli.task.unknown import list_silent, unknown_names
     from cavvy.providers import registry
     from cavvy.store.snapshot import CatalogSnapshot
@@ -107,14 +107,14 @@ def _list_unknown(task: TaskSpec) -> list[str]:
     try:
         with CatalogSnapshot.open() as snapshot:
             needs = [need for need in needs if unknown_names(snapshot, need, installed)]
-            live = match_configured(needs[0], None) if needs else None
-            if live is None or live.problems:
+            market = ask_market() if needs else None
+            if market is None or market.list_problems(needs[0]):
                 return []  # A provider that does not answer may have these names.
             choices = task.resources.choices
-            heard = [each for each in choices if not list_silent(snapshot, each, live.offers)]
+            heard = [each for each in choices if not list_silent(snapshot, each, market.offers)]
             if heard:  # the alternatives of silent providers are not needed
                 needs = [need for need in needs if need in heard]
-            texts = [unknown_names(snapshot, need, installed, live.offers) for need in needs]
+            texts = [unknown_names(snapshot, need, installed, market.offers) for need in needs]
     except SnapshotError:
         return []
     return [line for text in dict.fromkeys(texts) for line in text.splitlines()]
@@ -125,7 +125,7 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> str:
     limits. Returns "" if an offer meets the resources and limits, or if a provider that might have
     such an offer is not configured or did not answer. Raises CommandFailure.
     """
-    from cavvy.cli.task.configured import match_configured
+    from cavvy.cli.task.market import ask_market
     from cavvy.cli.task.profiles import with_rates
     from cavvy.planner.candidates import join_reasons, tasks_of
     from cavvy.planner.explain import explain, say_no_offer
@@ -145,11 +145,11 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> str:
                 found = snapshot.match(need, limit=enough)
                 if plan(each, found.offers, now=now).placements:
                     return ""
-                live = match_configured(need, None)
-                matches = [*live.matches.values(), found]
+                market = ask_market()
+                matches = [*market.match(need).values(), market.complete(found)]
                 made = plan(each, [offer for m in matches for offer in m.offers], now=now)
-                unknown = set(need.providers) - listed - set(live.matches)
-                if live.problems or made.placements or unknown:
+                unknown = set(need.providers) - listed - set(market.answers)
+                if market.list_problems(need) or made.placements or unknown:
                     return ""
                 reasons.append(say_no_offer(each, explain(matches, made)))
     except SnapshotError:

@@ -1,0 +1,254 @@
+"""The one place where offers of the catalog and current offers of the configured providers meet.
+`cavvy offers`, `plan` and `run` use it.
+
+A provider that answers replaces the catalog for the regions of its offers. The catalog's offers
+with a commitment stay, because providers report none.
+"""
+
+from typing import TYPE_CHECKING
+
+from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
+from cavvy.domain.offers import Purchase
+from cavvy.domain.values import Struct, field, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from cavvy.catalog.query import OfferMatches
+    from cavvy.domain.allocations import Host, VolumeLocation
+    from cavvy.domain.offers import Offer, Readiness
+    from cavvy.domain.tasks import ResourceSpec
+    from cavvy.providers.base import Provider
+
+
+class ProviderAnswer(Struct, frozen=True):
+    offers: "Sequence[Offer]"
+    hosts: "Sequence[Host]"
+    volumes: "Sequence[VolumeLocation]" = ()
+    blind: str = ""  # why the provider's volumes cannot be located
+    # clusters, regions or hosts of the provider that did not answer, with the reason
+    silent: "Sequence[str]" = ()
+    problem: str = ""  # why the provider cannot be used, as `cavvy check` shows it
+
+
+class LiveMarket(Struct, frozen=True, kw_only=True):
+    """The answers of the configured providers, by provider."""
+
+    providers: "Mapping[str, Provider]" = field(
+        default_factory=dict
+    )  # the providers that were asked
+    answers: "Mapping[str, ProviderAnswer]" = field(default_factory=dict)
+    silent: "Mapping[str, str]" = field(default_factory=dict)  # why each other provider is missing
+    usable: "frozenset[tuple[str, str]]" = frozenset()  # see `registry.judge_readiness`
+    failing: "frozenset[str]" = frozenset()  # see `registry.judge_readiness`
+
+    @property
+    def offers(self) -> "Sequence[Offer]":
+        return [offer for answer in self.answers.values() for offer in answer.offers]
+
+    def match(self, need: "ResourceSpec", *, ready: bool = False) -> "dict[str, OfferMatches]":
+        """Match each provider's offers, or only those that a job can use now."""
+        from cavvy.catalog.fit import match_offers
+
+        def is_wanted(offer: "Offer") -> bool:
+            return not ready or self.failing.isdisjoint((offer.provider, offer.key))
+
+        return {
+            name: match_offers(filter(is_wanted, answer.offers), need)
+            for name, answer in self.answers.items()
+        }
+
+    def complete(self, found: "OfferMatches") -> "OfferMatches":
+        """Return the catalog's matches without the offers that providers themselves report."""
+
+        def is_replaced(offer: "Offer") -> bool:
+            answered = (offer.provider, offer.region) in self.usable
+            return answered and offer.purchase is not Purchase.RESERVED
+
+        offers = [each for each in found.offers if not is_replaced(each)]
+        spare = len(found.offers) - len(offers)
+        return replace(
+            found, offers=offers, matched=found.matched - spare, total=found.total - spare
+        )
+
+    def list_problems(self, need: "ResourceSpec") -> list[str]:
+        """Return a message for each provider whose answer is missing or incomplete."""
+        missing = [_say_unanswered(name, why) for name, why in self.silent.items()]
+        partly = [_list_problems(name, answer, need) for name, answer in self.answers.items()]
+        return missing + [problem for each in partly for problem in each]
+
+    def make_judge(self) -> "Callable[[Offer], Readiness]":
+        """Return the function that judges whether a job can run on an offer."""
+        from functools import partial
+
+        from cavvy.providers import registry
+
+        return partial(
+            registry.judge_readiness,
+            usable=self.usable,
+            installed=registry.list_known(),
+            failing=self.failing,
+        )
+
+
+def ask_market(names: "Collection[str] | None" = None) -> LiveMarket:
+    """Ask the configured providers, or only the providers in `names`, for their current offers.
+    Raises CommandFailure.
+    """
+    providers = load_providers(names)
+    if not providers:
+        return LiveMarket()
+    import asyncio
+
+    answers, silent = dict[str, ProviderAnswer](), dict[str, str]()
+    usable, failing = set[tuple[str, str]](), set[str]()
+    for name, answer in asyncio.run(_ask_all(providers)).items():
+        if isinstance(answer, str):
+            silent[name] = answer
+            failing.add(name)
+        else:
+            answers[name] = answer
+            usable |= _list_usable(providers[name], answer)
+            failing |= _list_failing(name, answer)
+    return LiveMarket(
+        providers=providers,
+        answers=answers,
+        silent=silent,
+        usable=frozenset(usable),
+        failing=frozenset(failing),
+    )
+
+
+def merge(found: "Iterable[OfferMatches]") -> "OfferMatches":
+    """Return all matches together, the cheapest first."""
+    from collections import Counter
+
+    from cavvy.catalog.query import OfferMatches
+
+    parts = list(found)
+    return OfferMatches(
+        offers=sorted(
+            (offer for each in parts for offer in each.offers),
+            key=lambda offer: offer.rate.micros_per_hour,
+        ),
+        matched=sum(each.matched for each in parts),
+        total=sum(each.total for each in parts),
+        rejected=sum((Counter(each.rejected) for each in parts), Counter()),
+    )
+
+
+def _list_usable(provider: "Provider", answer: ProviderAnswer) -> set[tuple[str, str]]:
+    """Return the regions of the provider's offers. Returns no regions if the provider cannot run
+    even a minimal task.
+    """
+    from cavvy.providers.objections import refuses_all
+
+    if refuses_all(provider):
+        return set()
+    return {(offer.provider, offer.region) for offer in answer.offers}
+
+
+def _say_unanswered(name: str, why: str) -> str:
+    return f"{name} could not be queried: {why}; `cavvy check {name}` shows more"
+
+
+def _list_failing(name: str, answer: ProviderAnswer) -> set[str]:
+    """Return the provider's name if `cavvy check` reports that the provider cannot be used.
+    Otherwise return the keys of the offers whose hosts are all unable to accept work.
+    """
+    from cavvy.scheduler.packing import hosts_of
+
+    if answer.problem:
+        return {name}
+    if all(host.ready for host in answer.hosts):
+        return set()
+    pairs = [(offer, hosts_of(offer, answer.hosts)) for offer in answer.offers if offer.shared]
+    return {offer.key for offer, hosts in pairs if hosts and not any(each.ready for each in hosts)}
+
+
+def _list_problems(name: str, answer: ProviderAnswer, need: "ResourceSpec") -> list[str]:
+    """Return messages about the provider, or the parts, hosts or requested accelerators of it, that
+    cannot be used.
+    """
+    from cavvy.planner.candidates import list_omissions
+
+    hint = f"`cavvy check {name}` shows more"
+    if answer.problem:
+        return [f"{name} cannot be used: {answer.problem}; {hint}"]
+    hosts = [f"{host.name} cannot be used: {host.problem}; {hint}" for host in answer.hosts]
+    failing = [text for host, text in zip(answer.hosts, hosts, strict=True) if not host.ready]
+    omitted = [f"{each}; {hint}" for each in list_omissions(need, answer.hosts)]
+    silent = [f"{name} answered only partly: {each}" for each in answer.silent]
+    return [*silent, *failing, *omitted]
+
+
+async def _ask_all(providers: "Mapping[str, Provider]") -> dict[str, ProviderAnswer | str]:
+    """Return the answer of each provider, or the reason why it did not answer."""
+    import asyncio
+
+    answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
+    return dict(zip(providers, answers, strict=True))
+
+
+async def _ask(provider: "Provider") -> ProviderAnswer | str:
+    import asyncio
+
+    from cavvy.providers.abilities import CLOSEABLE, HAS_PARTS, SHARES_HOSTS, ability
+    from cavvy.providers.base import ProviderError
+
+    shares, parts = ability(provider, SHARES_HOSTS), ability(provider, HAS_PARTS)
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            hosts = await shares.hosts() if shares else ()
+            offers, problem = await asyncio.gather(provider.offers(), _find_problem(provider))
+        silent = parts.silent() if parts else ()
+        answer = ProviderAnswer(offers=offers, hosts=hosts, silent=silent, problem=problem)
+        return await _with_volumes(provider, answer)
+    except TimeoutError:
+        return SILENT
+    except ProviderError as error:
+        return str(error)
+    finally:
+        if closeable := ability(provider, CLOSEABLE):
+            await closeable.close()
+
+
+async def _find_problem(provider: "Provider") -> str:
+    """Return why the provider cannot be used although it reports offers, as `cavvy check` does, or
+    "" if it can be used.
+    """
+    from cavvy.providers.abilities import WHO_AM_I, ability
+    from cavvy.providers.base import ProviderError
+    from cavvy.providers.objections import refuses_all
+
+    if refusal := refuses_all(provider):
+        return refusal
+    identity = ability(provider, WHO_AM_I)
+    if identity is None:
+        return ""
+    try:
+        await identity.whoami()
+    except ProviderError as error:
+        return str(error)
+    return ""
+
+
+async def _with_volumes(provider: "Provider", answer: ProviderAnswer) -> ProviderAnswer:
+    """Return the provider's answer, extended by the provider's volumes. If the volumes cannot be
+    read, only tasks without volumes fit.
+    """
+    import asyncio
+
+    from cavvy.providers.abilities import HOLDS_VOLUMES, ability
+    from cavvy.providers.base import ProviderError
+
+    holder = ability(provider, HOLDS_VOLUMES)
+    if holder is None:
+        return answer
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return replace(answer, volumes=await holder.volumes())
+    except TimeoutError:
+        return replace(answer, blind=SILENT)
+    except ProviderError as error:
+        return replace(answer, blind=str(error))
