@@ -17,7 +17,7 @@ from tests.api.api_state import Api, open_api, until
 from tests.api.test_api_agents import JOB, claim, report, start, write_log
 from tests.system.storages import GoogleStandIn, start_google
 
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.deposit import Results, store
 from cavvy.agent.log import LogSpool
 from cavvy.agent.outbox import MessageOutbox
@@ -93,7 +93,7 @@ def end_work(
     outbox.put("running")
     outbox.acknowledge(1)
     outbox.put("progress", values={"loss": float("nan"), "step": 7})
-    assigned = WorkConfig(ConfigFields(work, "work"))
+    assigned = read_work(ConfigFields(work, "work"))
     messages = outbox.finish(exit)
     folder = "" if rank else str(home / "work" / "state")
     return Results(cast(AgentConfig, config), assigned, messages, log, folder, [0])

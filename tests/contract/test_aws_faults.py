@@ -18,7 +18,8 @@ from tests.ec2.direct import Direct
 from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front, served
 
-from cavvy.agent.config import ConfigFields, NoticeAddress
+from cavvy.agent.config import ConfigFields, read_record
+from cavvy.agent.documents import NoticeAddress
 from cavvy.agent.notices.poll import find_events, seconds_left
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
@@ -536,7 +537,8 @@ def test_what_the_metadata_service_announces(
     """Also what Cavvy never asks for: another's setting of the account may stop or hibernate
     instead.
     """
-    notice = NoticeAddress(ConfigFields(make_notice_fields(NOTICES)[0], "notices[0]"))
+    fields = ConfigFields(make_notice_fields(NOTICES)[0], "notices[0]")
+    notice = read_record(NoticeAddress, fields)
     events = find_events(notice, json.dumps(told).encode(), None)
     assert len(events) == (seconds is not None)
     for event in events:

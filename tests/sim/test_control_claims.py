@@ -8,9 +8,10 @@ from datetime import timedelta
 
 from tests.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
 
+from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord
-from cavvy.domain.messages import CheckpointWork, ClaimGranted, ClaimRefused, ClaimWait, MessageKind
+from cavvy.domain.messages import ClaimGranted, ClaimRefused, ClaimWait, MessageKind
 from cavvy.domain.protocol import OLDEST, PROTOCOL
 from cavvy.domain.tasks import CheckpointPolicy, Transfer
 from cavvy.domain.values import replace
@@ -108,13 +109,13 @@ def test_ranks_get_each_others_keys_and_the_addresses_of_their_tunnel() -> None:
 def test_a_checkpoint_that_nobody_waits_for_any_more_is_not_brought() -> None:
     ended: list[str] = []
 
-    async def slow(job: JobRecord, attempt: Attempt) -> CheckpointWork:
+    async def slow(job: JobRecord, attempt: Attempt) -> CheckpointConfig:
         try:
             await asyncio.sleep(1000)
         except asyncio.CancelledError:
             ended.append(attempt.id)
             raise
-        return CheckpointWork(path="c", sync=True)
+        return CheckpointConfig(path="c", sync=True)
 
     async def scenario(harness: ControlHarness) -> None:
         job = await harness.submit(secrets=(), checkpoint=CheckpointPolicy(path="c"))
@@ -138,9 +139,9 @@ def test_what_starts_from_a_checkpoint_asks_for_the_newest_at_every_start() -> N
     """A rank that comes back later is not given what was newest when the first one came."""
     brought: list[str] = []
 
-    async def ready(job: JobRecord, attempt: Attempt) -> CheckpointWork:
+    async def ready(job: JobRecord, attempt: Attempt) -> CheckpointConfig:
         brought.append(attempt.id)
-        return CheckpointWork(path="c", sync=True)
+        return CheckpointConfig(path="c", sync=True)
 
     async def scenario(harness: ControlHarness) -> None:
         job = await harness.submit(secrets=(), checkpoint=CheckpointPolicy(path="c"))

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 
+from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
@@ -30,7 +31,6 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.messages import (
     AgentMessage,
-    CheckpointWork,
     ClaimGranted,
     ClaimLost,
     ClaimRefused,
@@ -182,10 +182,10 @@ def test_a_claim_is_answered_before_a_large_checkpoint_is_where_the_work_starts(
     """An agent that hears nothing for half a minute takes the server for dead."""
     brought: list[str] = []
 
-    async def slow(job: JobRecord, attempt: Attempt) -> CheckpointWork:
+    async def slow(job: JobRecord, attempt: Attempt) -> CheckpointConfig:
         await asyncio.sleep(100)
         brought.append(attempt.id)
-        return CheckpointWork(path="c", sync=True)
+        return CheckpointConfig(path="c", sync=True)
 
     async def scenario(harness: ControlHarness) -> None:
         job = await harness.submit(secrets=(), checkpoint=CheckpointPolicy(path="c"))
@@ -203,7 +203,7 @@ def test_a_claim_is_answered_before_a_large_checkpoint_is_where_the_work_starts(
             answer = await sessions.claim(gang, 0, "n", "1.1.1.1", HOST)
             assert harness.clock.now() - asked < timedelta(seconds=20)
             await harness.wait(1)
-        assert answer.work.checkpoint == CheckpointWork(path="c", sync=True)
+        assert answer.work.checkpoint == CheckpointConfig(path="c", sync=True)
         assert len(brought) == 1, "it went on between the claims"
         unheard = asyncio.create_task(sessions.claim(gang, 0, "n", "1.1.1.1", HOST))
         await harness.wait()

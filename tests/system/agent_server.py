@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.agent.bundle import make_command
-from cavvy.agent.config import PROTOCOL
+from cavvy.agent.documents import PROTOCOL
 
 # of this process: control groups and containers have its name
 GANG = f"rm-0badcafe-test{os.getpid()}-1"

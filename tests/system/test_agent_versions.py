@@ -22,7 +22,7 @@ import uvicorn
 from tests.api.api_state import Api, open_api, until
 
 from cavvy.agent import config as todays
-from cavvy.domain.messages import Assignment
+from cavvy.agent.documents import WorkConfig
 from cavvy.domain.protocol import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
 
 pytestmark = [pytest.mark.system, pytest.mark.anyio]
@@ -208,7 +208,7 @@ async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path
 def test_what_a_version_lacks_is_named(part: dict[str, Any], since: int) -> None:
     plain = {"job": "j", "job_id": "i", "project": "p", "attempt": 1, "nodes": 1, "run": "x"}
     node = {"addresses": [], "master_port": 1, "accelerators_per_node": 0}
-    work = msgspec.convert(plain | node | part, Assignment)
+    work = msgspec.convert(plain | node | part, WorkConfig)
     assert [bool(list_unknown(version, work)) for version in (1, 2, 3)] == [
         since > version for version in (1, 2, 3)
     ]

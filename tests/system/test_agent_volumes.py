@@ -7,8 +7,9 @@ import pytest
 from tests.proofs import ALONE
 from tests.system.agent_server import make_rig
 
-from cavvy.agent.config import ConfigFields, VolumeConfig
+from cavvy.agent.config import ConfigFields, read_record
 from cavvy.agent.data import mounts
+from cavvy.agent.documents import VolumeConfig
 
 pytestmark = pytest.mark.system
 
@@ -102,6 +103,6 @@ def test_nfs_that_is_mounted_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_nfs_needs_root_to_be_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    wanted = VolumeConfig(ConfigFields(volume("nas:/none", "in", "nfs"), "volume"))
+    wanted = read_record(VolumeConfig, ConfigFields(volume("nas:/none", "in", "nfs"), "volume"))
     with pytest.raises(mounts.CannotBuild, match="only root can mount it"):
         mounts.mount_nfs(None, wanted)  # type: ignore[arg-type]  # it does not come to that

@@ -7,14 +7,14 @@ import socket
 import sys
 from pathlib import Path
 
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.tunnel import TunnelOffer, check_tunnel, close_tunnel, open_tunnel
 
 
 def main(home: str, rank: int) -> None:
     """Prints what this rank offers, reads the work, and prints what it has received."""
     print(json.dumps(TunnelOffer(home).facts()), flush=True)
-    work = WorkConfig(ConfigFields(json.loads(sys.stdin.readline()), "work"))
+    work = read_work(ConfigFields(json.loads(sys.stdin.readline()), "work"))
     fields = {"protocol": 1, "gang": "g", "rank": rank, "address": "unix:/s", "token": "t"}
     more = {"home": home, "cache": home, "node_address": "-", "lease_s": 60}
     config = AgentConfig(ConfigFields({**fields, **more}, "configuration"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.config import ConfigFields, WorkConfig
+from cavvy.agent.config import ConfigFields, read_work
 from cavvy.agent.notices.clues import FailureClues
 
 
@@ -14,7 +14,7 @@ def explain(output: str, path: str = "/nowhere", folder: str = "", **fields: obj
     clues.feed(b"a line\n" * 9999)
     for piece in output.encode().splitlines(keepends=True):
         clues.feed(piece)
-    return clues.explain(WorkConfig(ConfigFields(work, "work")), path, folder)
+    return clues.explain(read_work(ConfigFields(work, "work")), path, folder)
 
 
 MISSING_FILES = [
@@ -138,7 +138,7 @@ def test_a_missing_file_of_the_working_folder_is_named(
     clues = FailureClues()
     clues.feed(output.replace("{folder}", str(tmp_path)).encode())
     fields = ConfigFields({**work, "workdir": {"snapshot": "0"}}, "work")
-    clue = clues.explain(WorkConfig(fields), "/nowhere", str(tmp_path))
+    clue = clues.explain(read_work(fields), "/nowhere", str(tmp_path))
     assert said in clue if said else "the working folder of the job" not in clue
 
 

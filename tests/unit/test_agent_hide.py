@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cavvy.agent.allowed_folders import AllowedFolders
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.mounts import link, list_binds
 from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.data.upload import send_file
@@ -70,7 +70,7 @@ def make_config(folder: Path, **work: object) -> AgentConfig:
     storage = {"path": "state", "storage": f"{folder}/storage/job", "sync": False}
     given = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x", **work}
     config.shown = list_shown(
-        config, WorkConfig(ConfigFields({**given, "checkpoint": storage}, "work"))
+        config, read_work(ConfigFields({**given, "checkpoint": storage}, "work"))
     )
     return config
 
@@ -242,7 +242,7 @@ def test_containers_cannot_mount_the_folder(folder: Path, tmp_path: Path) -> Non
     def bind(source: Path) -> list[str]:
         volume = {"kind": "host", "source": str(source), "path": "/data", "read_only": False}
         fields = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x"}
-        work = WorkConfig(ConfigFields({**fields, "volumes": [volume]}, "work"))
+        work = read_work(ConfigFields({**fields, "volumes": [volume]}, "work"))
         return list_binds(config, work, config.folder)
 
     (tmp_path / "data").mkdir()
@@ -301,7 +301,7 @@ def test_containers_cannot_change_what_is_obeyed(
     def bind(source: str, *, read_only: bool) -> list[str]:
         volume = {"kind": "host", "source": source, "path": "/data", "read_only": read_only}
         fields = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x"}
-        work = WorkConfig(ConfigFields({**fields, "volumes": [volume]}, "work"))
+        work = read_work(ConfigFields({**fields, "volumes": [volume]}, "work"))
         return list_binds(config, work, config.folder)
 
     for source in ("/etc", f"{tmp_path}/home", f"{tmp_path}/home/.config", sys.prefix):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.mounts import link_volumes, remove_links
 from cavvy.agent.data.paths import find_output
+from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work.container import write_entry
 from cavvy.agent.work.folder import CannotBuild
 
@@ -38,7 +39,7 @@ def make_work(path: str, **more: object) -> WorkConfig:
     volume = {"kind": "folder", "source": "a", "path": path}
     own = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "true"}
     fields = {**own, "volumes": [volume], **more}
-    return WorkConfig(ConfigFields(fields, "work"))
+    return read_work(ConfigFields(fields, "work"))
 
 
 def test_ranks_on_one_machine_share_a_link_and_the_last_one_removes_it(

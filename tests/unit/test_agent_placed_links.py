@@ -11,7 +11,7 @@ import pytest
 
 from cavvy.agent.allowed_folders import AllowedFolders, LeadsOutside
 from cavvy.agent.checkpoint_sync import CheckpointSync
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data import upload
 from cavvy.agent.data.deposit import Results
 from cavvy.agent.data.mounts import link, link_volumes, list_binds, list_checkpoint_volumes
@@ -19,6 +19,7 @@ from cavvy.agent.data.paths import find_folders, find_output, list_input_folders
 from cavvy.agent.data.stream import make_pipe, open_pipe
 from cavvy.agent.data.transfer import save_object
 from cavvy.agent.disk import read_text, write_whole
+from cavvy.agent.documents import WorkConfig
 from cavvy.agent.log import LogSpool
 from cavvy.agent.main import clear
 from cavvy.agent.outbox import MessageOutbox
@@ -44,7 +45,7 @@ def config(tmp_path: Path) -> AgentConfig:
 
 def make_work(**fields: object) -> WorkConfig:
     given = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x", **fields}
-    return WorkConfig(ConfigFields(given, "work"))
+    return read_work(ConfigFields(given, "work"))
 
 
 def place_links(config: AgentConfig, tmp_path: Path) -> None:

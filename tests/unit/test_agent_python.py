@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.test_control_reports import ATTEMPT, NODE
 
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
+from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work.environment import add_python, make_environment
 from cavvy.agent.work.python import own_environment
 from cavvy.client.addresses import list_own_path
@@ -26,9 +27,9 @@ def make_programs(folder: Path, mark: str = "") -> Path:
     return folder / "bin"
 
 
-def read_work(**fields: object) -> WorkConfig:
+def make_work(**fields: object) -> WorkConfig:
     work = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true", **fields}
-    return WorkConfig(ConfigFields(work, "work"))
+    return read_work(ConfigFields(work, "work"))
 
 
 def read_config(home: Path, **fields: object) -> AgentConfig:
@@ -46,18 +47,18 @@ def test_the_environment_of_the_submitting_shell_comes_first(
     monkeypatch.setenv("PATH", f"{server}:/usr/bin")
     config = read_config(tmp_path)
     path = f"{mine}:/gone/bin:relative:{server}"
-    env = make_environment(config, read_work(path=path))
+    env = make_environment(config, make_work(path=path))
     assert env["PATH"] == f"{mine}:{server}:/usr/bin"
     assert env[variable] == str(tmp_path / "mine")
     # without a known shell, in an image and in separated work, the server's PATH counts
     for fields in ({}, {"path": path, "image": "x"}):
-        env = make_environment(config, read_work(**fields))
+        env = make_environment(config, make_work(**fields))
         assert env["PATH"] == f"{server}:/usr/bin"
         assert variable not in env
     separated = read_config(tmp_path, separates=True)
-    assert make_environment(separated, read_work(path=path))["PATH"] == f"{server}:/usr/bin"
+    assert make_environment(separated, make_work(path=path))["PATH"] == f"{server}:/usr/bin"
     # the user's own variables come last
-    assert make_environment(config, read_work(path=path, env={"PATH": "/a"}))["PATH"] == "/a"
+    assert make_environment(config, make_work(path=path, env={"PATH": "/a"}))["PATH"] == "/a"
 
 
 def test_the_agents_own_environment_is_used_only_where_work_cannot_change_it(
@@ -67,7 +68,7 @@ def test_the_agents_own_environment_is_used_only_where_work_cannot_change_it(
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setattr(sys, "executable", f"{own}/python3")
     assert own_environment() == str(tmp_path / "own")
-    work = read_work(path=f"{own}:{other}")
+    work = make_work(path=f"{own}:{other}")
     assert make_environment(read_config(tmp_path), work)["PATH"] == f"{other}:/usr/bin"
     covers = make_environment(read_config(tmp_path, covers=True), work)
     assert covers["PATH"] == f"{own}:{other}:/usr/bin"
@@ -82,13 +83,13 @@ def test_setups_of_different_pythons_are_kept_apart(
     keys = []
     for name in ("one", "two", "one"):
         folder = tmp_path / name / "bin"
-        work = read_work(path=str(folder if folder.exists() else make_programs(folder.parent)))
+        work = make_work(path=str(folder if folder.exists() else make_programs(folder.parent)))
         work.setup_key = "key"
         add_python(read_config(tmp_path), work)
         keys.append(work.setup_key)
     assert keys[0] == keys[2] != keys[1]
     assert all(key.startswith("key-") for key in keys)
-    work = read_work(setup_key="key")
+    work = make_work(setup_key="key")
     add_python(read_config(tmp_path), work)
     assert work.setup_key == "key"
 

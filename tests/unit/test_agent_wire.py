@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, read_work
 from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.outbox import MessageOutbox
@@ -224,7 +224,7 @@ def test_fields_that_are_wrong_are_named() -> None:
     with pytest.raises(BadConfig, match="`token` must be text, not None"):
         AgentConfig(ConfigFields({"gang": "g", "rank": 0, "address": "unix:/s"}, "configuration"))
     with pytest.raises(BadConfig, match=r"work\.checkpoint: `path`"):
-        WorkConfig(
+        read_work(
             ConfigFields(
                 {
                     "job": "j",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from cavvy.agent.documents import TransferConfig
 from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.reports import ReportOutcome, apply_messages, find_target, step_of
@@ -25,7 +26,7 @@ from cavvy.domain.jobs import (
     SentData,
     SentKind,
 )
-from cavvy.domain.messages import AgentMessage, MessageKind, TransferWork
+from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import CheckpointPolicy, JobLimits, TaskSpec, Transfer
 from cavvy.domain.units import HourlyRate, Money
@@ -330,12 +331,12 @@ def test_an_agent_is_told_which_outputs_to_send_while_the_work_runs_and_which_in
     job = replace(JOB, task=replace(TASK, inputs=inputs, outputs=outputs))
     work = make_assignment(job, ATTEMPT, [NODE], accelerators=0, secrets={})
     assert list(work.outputs) == [
-        TransferWork(source="out", target="s3://b/out"),
-        TransferWork(source="log", target="s3://b/log", every_s=90.0),
+        TransferConfig(source="out", target="s3://b/out"),
+        TransferConfig(source="log", target="s3://b/log", every_s=90.0),
     ]
     assert list(work.inputs) == [
-        TransferWork(source="s3://b/in", target="in"),
-        TransferWork(source="s3://b/x", target="x", mode="stream"),
+        TransferConfig(source="s3://b/in", target="in"),
+        TransferConfig(source="s3://b/x", target="x", mode="stream"),
     ]
 
 

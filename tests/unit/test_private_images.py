@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.images.apptainer import bring_sif
 from cavvy.agent.images.engine import bring_image
 from cavvy.agent.work.folder import CannotBuild
@@ -89,7 +89,7 @@ class Machine:
         self.bring(
             self.program,
             AgentConfig(ConfigFields(config, "configuration")),
-            WorkConfig(ConfigFields({**asked, "image": image, "image_login": login}, "work")),
+            read_work(ConfigFields({**asked, "image": image, "image_login": login}, "work")),
             *self.environments(),
         )
 

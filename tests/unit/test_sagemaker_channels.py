@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.paths import find_folders, find_output
 from cavvy.agent.work.prepare import bring_inputs
 from cavvy.domain.offers import Offer
@@ -120,7 +120,7 @@ def test_the_agent_leaves_an_input_that_is_in_place(tmp_path: Path) -> None:
     transfer = {"source": "s3://bucket/train/", "target": str(there)}
     told = {"job": "j", "job_id": "1", "project": "p", "attempt": 1, "run": "x"}
     back = {"source": str(there), "target": "s3://bucket/back/"}
-    work = WorkConfig(ConfigFields({**told, "inputs": [transfer], "outputs": [back]}, "work"))
+    work = read_work(ConfigFields({**told, "inputs": [transfer], "outputs": [back]}, "work"))
     bring_inputs(config, work, -1)
     assert not there.is_symlink()
     assert json.dumps(os.listdir(there)) == '["data"]'

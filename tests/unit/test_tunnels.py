@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.config import AgentConfig, ConfigFields, TunnelConfig
+from cavvy.agent.config import AgentConfig, ConfigFields, read_record
+from cavvy.agent.documents import TunnelConfig
 from cavvy.agent.tunnel import TunnelOffer, name_interface, open_tunnel, tunnel_variables
 from cavvy.control.agents.tunnels import make_tunnel, read_key
 from cavvy.domain.jobs import Node
@@ -53,7 +54,7 @@ def make_tunnel_config(*keys: str) -> TunnelConfig:
         {"key": key, "endpoint": f"10.0.0.{i}:25001", "address": f"198.18.0.{i}", "missing": "wg"}
         for i, key in enumerate(keys, 1)
     ]
-    return TunnelConfig(ConfigFields({"prefix": 30, "peers": peers}, "work.tunnel"))
+    return read_record(TunnelConfig, ConfigFields({"prefix": 30, "peers": peers}, "work.tunnel"))
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 7, 100, 10_000])

@@ -13,8 +13,9 @@ import sys
 import time
 from random import random
 
-from .config import PROTOCOL, BadConfig, ConfigFields
+from .config import BadConfig, ConfigFields
 from .disk import write_whole
+from .documents import PROTOCOL
 from .log import CHUNK
 from .tunnel import TunnelOffer
 from .wire import BackOff, ServerAddress, make_connection
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from .config import AgentConfig, ExecConfig, OrderConfig
+    from .config import AgentConfig
+    from .documents import ExecConfig, OrderConfig
     from .log import LogSpool
     from .loop import EventLoop, LoopTimer
     from .outbox import MessageOutbox

@@ -9,7 +9,8 @@ from .outbox import time_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import ConfigFields, WorkConfig
+    from .config import ConfigFields
+    from .documents import WorkConfig
 
 EX_TEMPFAIL = 75  # from sysexits.h: the task has saved a checkpoint and asks to be run again
 LONGEST_ERROR = 1000  # maximum characters of a reported error

@@ -19,7 +19,7 @@ from contextlib import suppress
 from random import random
 from urllib.parse import quote, urlsplit
 
-from .config import PROTOCOL
+from .documents import PROTOCOL
 from .mailbox import AgentMailbox
 from .wire import BackOff, ServerAddress, check_pin, make_context
 

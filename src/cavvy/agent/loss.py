@@ -17,7 +17,8 @@ from .disk import read_text, write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import AgentConfig, WorkConfig
+    from .config import AgentConfig
+    from .documents import WorkConfig
 
 LOST = "the agent was killed together with its work"
 KILLED = 137  # 128 + SIGKILL

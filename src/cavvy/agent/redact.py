@@ -14,7 +14,7 @@ MASK = b"***"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import WorkConfig
+    from .documents import WorkConfig
 
 
 def make_redactor(work: WorkConfig) -> Redactor:

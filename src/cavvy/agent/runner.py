@@ -9,9 +9,10 @@ import os
 import time
 
 from .access.execs import RankExecs
-from .config import BadConfig, WorkConfig
+from .config import BadConfig, read_work
 from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, read_text, write_whole
+from .documents import WorkConfig
 from .ends import EX_TEMPFAIL, describe_notice, judge, may_leave, serve_on
 from .log import LogSpool
 from .loss import describe_start, find_kept, judge_lost, keeps_entries
@@ -28,8 +29,9 @@ from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import AgentConfig, ConfigFields, ExecConfig
+    from .config import AgentConfig, ConfigFields
     from .data.deposit import Ended, ResultsDeposit
+    from .documents import ExecConfig
     from .loop import EventLoop, LoopTimer
     from .notices.notification_socket import NotificationSocket
     from .notices.poll import NoticePoll
@@ -293,7 +295,7 @@ class RankRunner:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             write_whole(self._config.started_file, "")
-            work = self._work = WorkConfig(fields)
+            work = self._work = read_work(fields)
             self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot start its work: {error}")

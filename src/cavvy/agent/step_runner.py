@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from .access.execs import RankExecs
     from .checkpoint_sync import CheckpointSync
-    from .config import AgentConfig, WorkConfig
+    from .config import AgentConfig
     from .data.output_sync import OutputSync
     from .data.pipes import PipeStreams
+    from .documents import WorkConfig
     from .loop import EventLoop
     from .work.monitor import CheckpointWatcher, WorkMonitor
 

@@ -17,7 +17,8 @@ from .disk import write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import AgentConfig, TunnelConfig, WorkConfig
+    from .config import AgentConfig
+    from .documents import TunnelConfig, WorkConfig
 
 _NET_ADMIN = 1 << 12  # the bit of CAP_NET_ADMIN in /proc/self/status
 _COMMAND_S = 20.0

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from cavvy.domain.messages import EQUIPPED, Assignment, Since
+from cavvy.agent.documents import PROTOCOL, WorkConfig
 
-PROTOCOL = EQUIPPED  # a test compares this version with the one in `agent/config.py`
 # How many older and newer versions are supported. Other versions are supported because servers may
 # be upgraded or downgraded while jobs run.
 APART = 2
@@ -23,20 +22,17 @@ def is_served(version: int) -> bool:
     return OLDEST <= version <= NEWEST
 
 
-def list_unknown(version: int, work: Assignment) -> list[str]:
+def list_unknown(version: int, work: WorkConfig) -> list[str]:
     """Return the features of the work that an agent of this version would silently ignore."""
-    found = (mark.what for mark in _list_marks(work) if version < mark.version)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_list_unknown(version, work)))
 
 
-def _list_marks(value: Any) -> Iterator[Since]:
-    """Some fields have a mark (`Since`) that names a feature. Yield the marks of the fields that
-    `value` uses, including nested fields.
-    """
-    for each in fields(value):
-        inner, mark = getattr(value, each.name), each.metadata.get("since")
-        if mark is not None and mark.used(inner):
-            yield mark
-        for item in inner if isinstance(inner, list | tuple) else (inner,):
+def _list_unknown(version: int, record: Any) -> Iterator[str]:
+    """Yield what the marks of the fields that `record` uses name, including nested fields."""
+    for each in fields(record):
+        value, mark = getattr(record, each.name), each.metadata
+        if version < mark.get("since", 0) and mark["used"](value):
+            yield mark["what"]
+        for item in value if isinstance(value, list) else (value,):
             if is_dataclass(item):
-                yield from _list_marks(item)
+                yield from _list_unknown(version, item)

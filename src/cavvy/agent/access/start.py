@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 
-from ..config import AgentConfig, ExecConfig
+from ..config import AgentConfig
 from ..control_client import ControlPlaneClient
+from ..documents import ExecConfig
 from ..work.reaper import ChildCommand
 from .execs import RankExecs
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from ..config import CheckConfig
+from ..documents import CheckConfig
 
 BLOCK = 256 << 20
 PIECE = 4 << 20  # bytes of random data; repeated to fill a block

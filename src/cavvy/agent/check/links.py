@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 
-from ..config import CheckConfig, WorkConfig
+from ..documents import CheckConfig, WorkConfig
 
 # the port is the master's port + this offset + the rank, because several ranks may run on one
 # machine

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import time
 
-from ..config import AgentConfig, CheckConfig, WorkConfig
+from ..config import AgentConfig
+from ..documents import CheckConfig, WorkConfig
 from ..notices.faults import GPU, LINK, read_kernel
 from ..work.environment import device_variables
 from ..work.reaper import report

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..allowed_folders import AllowedFolders
-    from ..config import AgentConfig, ConfigFields, WorkConfig
+    from ..config import AgentConfig, ConfigFields
     from ..control_client import ControlPlaneClient
+    from ..documents import WorkConfig
     from ..log import LogSpool
     from ..loop import EventLoop, LoopTimer
     from ..outbox import MessageOutbox

@@ -13,8 +13,9 @@ import os
 import subprocess
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
-from ..config import AgentConfig, VolumeConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import open_own
+from ..documents import VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, check_kept, check_seen, inside
 
 MOUNT_S = 60.0

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..config import AgentConfig, WorkConfig
+    from ..config import AgentConfig
+    from ..documents import WorkConfig
     from ..loop import EventLoop
 
 # A file that was written within this many seconds before a check is not sent until a later check or

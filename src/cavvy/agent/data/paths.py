@@ -8,8 +8,9 @@ import json
 import os
 
 from ..allowed_folders import AllowedFolders
-from ..config import AgentConfig, TransferConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import read_known, write_whole
+from ..documents import TransferConfig, WorkConfig
 from ..work.folder import inside
 from .mounts import find_source, link
 

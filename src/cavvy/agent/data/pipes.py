@@ -6,7 +6,8 @@ import json
 import os
 from collections.abc import Callable
 
-from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig
+from ..documents import WorkConfig
 from ..loop import EventLoop
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand

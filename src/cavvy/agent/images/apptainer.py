@@ -10,7 +10,8 @@ import os
 import re
 from contextlib import suppress
 
-from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig
+from ..documents import WorkConfig
 from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild

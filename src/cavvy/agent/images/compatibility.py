@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
-from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig
+from ..documents import WorkConfig
 from . import driver, neuron, rocm
 from .devices import find_certain_vendor, find_vendor
 from .vendors import (

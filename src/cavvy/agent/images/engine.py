@@ -10,8 +10,9 @@ import os
 import signal
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
-from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import write_whole
+from ..documents import WorkConfig
 from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from ..config import NoticeAddress
+    from ..documents import NoticeAddress
     from ..loop import EventLoop
 
     Event = dict[str, object]

@@ -9,8 +9,9 @@ import shlex
 import shutil
 import signal
 
-from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import read_number, read_text, write_whole
+from ..documents import WorkConfig
 from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.devices import make_device_flags, make_specs_command
 from ..images.engine import ask, bring_image, find_config, quiet, wait

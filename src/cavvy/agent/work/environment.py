@@ -9,8 +9,9 @@ import os
 import re
 import sys
 
-from ..config import AgentConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import write_whole
+from ..documents import WorkConfig
 from ..tunnel import tunnel_variables
 from .python import find_python, own_environment, use_shell
 

@@ -9,8 +9,9 @@ import stat
 from contextlib import suppress
 
 from ..allowed_folders import AllowedFolders, LeadsOutside, open_below, walk_below
-from ..config import AgentConfig, CheckpointConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import name_part
+from ..documents import CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
 from .hide import is_hidden

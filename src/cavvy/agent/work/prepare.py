@@ -21,8 +21,9 @@ import json
 import os
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
-from ..config import AgentConfig, CheckpointConfig, WorkConfig
+from ..config import AgentConfig
 from ..disk import open_private, write_whole
+from ..documents import CheckpointConfig, WorkConfig
 from ..http_client import StorageTimeout, TransferFailed
 from ..images.compatibility import find_misfit
 from ..notices.faults import NETWORK

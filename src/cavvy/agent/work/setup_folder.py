@@ -10,7 +10,8 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import AgentConfig, WorkConfig
+    from ..config import AgentConfig
+    from ..documents import WorkConfig
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:

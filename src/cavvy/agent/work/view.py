@@ -15,7 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..config import AgentConfig, WorkConfig
+    from ..config import AgentConfig
+    from ..documents import WorkConfig
 
 
 class WorkView:

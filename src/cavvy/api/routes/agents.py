@@ -15,6 +15,7 @@ from msgspec.json import decode
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cavvy.agent.documents import EQUIPPED, WorkConfig
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.execs import JobExec
@@ -25,15 +26,7 @@ from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, AttemptPhase, Order
-from cavvy.domain.messages import (
-    EQUIPPED,
-    Assignment,
-    ClaimGranted,
-    ClaimLost,
-    ClaimRefused,
-    ClaimWait,
-    HostFacts,
-)
+from cavvy.domain.messages import ClaimGranted, ClaimLost, ClaimRefused, ClaimWait, HostFacts
 from cavvy.domain.protocol import NEWEST, OLDEST, is_served
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound
@@ -72,7 +65,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
     state: str
     after_s: float | None = None
     keep_s: float | None = None  # seconds for which the agent of a warm node waits for more work
-    work: Assignment | None = None
+    work: WorkConfig | None = None
     lease_s: float | None = None
     token: str | None = (
         None  # the token that the agent must use from now on, if it claimed with a claim token

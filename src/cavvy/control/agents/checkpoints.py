@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
+from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.clock import ControlClock
@@ -20,7 +21,7 @@ from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCh
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
-from cavvy.domain.messages import CheckpointWork, ClaimLost
+from cavvy.domain.messages import ClaimLost
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import Struct
 from cavvy.planner.checkpoint_interval import (
@@ -93,7 +94,7 @@ class Checkpoints:
         self._untidy: set[str] = set()  # gangs for which a failed cleanup was already reported
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def ready(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
+    async def ready(self, job: JobRecord, attempt: Attempt) -> CheckpointConfig | None:
         """Make the job's newest checkpoint available to this attempt's nodes, and return how the
         nodes access the checkpoint. The method may take long, because it may have to copy the files
         of the checkpoint first. Raises StoreFull.
@@ -115,10 +116,10 @@ class Checkpoints:
                     self._folders, job, attempt
                 )
         if shared:
-            return CheckpointWork(
+            return CheckpointConfig(
                 path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every_s
             )
-        return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
+        return CheckpointConfig(path=wanted.path, sync=True, every_s=every_s)
 
     async def save_interval(self, job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
         """Return the current checkpoint interval. Returns None if the task sets the interval itself

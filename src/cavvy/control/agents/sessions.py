@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import date, datetime, timedelta
 
+from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
@@ -30,8 +31,6 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order
 from cavvy.domain.messages import (
     AgentMessage,
-    Assignment,
-    CheckpointWork,
     ClaimGranted,
     ClaimLost,
     ClaimRefused,
@@ -40,7 +39,7 @@ from cavvy.domain.messages import (
     MessagesStored,
 )
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.protocol import PROTOCOL, list_unknown
+from cavvy.domain.protocol import list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
@@ -84,7 +83,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
 
     open_secrets: OpenSecrets
     checkpoint: Callable[
-        [JobRecord, Attempt], Awaitable[CheckpointWork | None]
+        [JobRecord, Attempt], Awaitable[CheckpointConfig | None]
     ]  # returns None if the task saves no checkpoints
     accelerators: Callable[[JobRecord, Attempt], int]  # per node
     save_interval: Callable[[JobRecord, Attempt], Awaitable[CheckpointInterval | None]] = (
@@ -129,7 +128,7 @@ class AgentSessions:
         # tells the other servers that the waiting order requests of a gang must be answered
         self.notify_others: Callable[[str], None] = lambda gang: None
         self._readying: dict[
-            str, asyncio.Future[CheckpointWork | None]
+            str, asyncio.Future[CheckpointConfig | None]
         ] = {}  # running copies of checkpoints, keyed by attempt ID, until the claim is granted
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
@@ -414,7 +413,7 @@ class AgentSessions:
 
     async def _assignment(
         self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node]
-    ) -> Assignment:
+    ) -> WorkConfig:
         return make_assignment(
             job,
             attempt,
@@ -429,7 +428,7 @@ class AgentSessions:
             deposit_after_s=self._dependencies.deposit_after_s(job),
         )
 
-    async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
+    async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointConfig | None:
         """Return how the nodes access the newest checkpoint. Raises _NotYet while files are still
         being copied: copying continues in the background, and the node repeats its claim.
         """

@@ -5,8 +5,9 @@ import zlib
 from collections.abc import Sequence
 from ipaddress import IPv4Address, ip_address
 
+from cavvy.agent.documents import TunnelConfig, TunnelPeerConfig
 from cavvy.domain.jobs import Attempt, Node
-from cavvy.domain.messages import HostFacts, TunnelPeer, TunnelWork
+from cavvy.domain.messages import HostFacts
 
 # 198.18.0.0/15 is reserved for tests of networks (RFC 2544), so neither clouds nor the Internet use
 # these addresses.
@@ -20,7 +21,7 @@ def read_key(host: HostFacts) -> str:
     return host.tunnel_key if _KEY.fullmatch(host.tunnel_key) else ""
 
 
-def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> TunnelWork | None:
+def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> TunnelConfig | None:
     """Return the tunnel of a gang. The result is None if all ranks are on one machine, because
     their traffic does not use a network. The addresses depend on the attempt, so that gangs on one
     machine rarely share addresses.
@@ -30,10 +31,10 @@ def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> Tu
     bits = (len(nodes) + 1).bit_length()  # the first and the last address are not used
     block = zlib.crc32(f"tunnel {attempt.id}".encode()) % (1 << (_BITS - bits))
     first = _FIRST + (block << bits) + 1
-    return TunnelWork(
+    return TunnelConfig(
         prefix=32 - bits,
         peers=[
-            TunnelPeer(
+            TunnelPeerConfig(
                 key=node.tunnel_key,
                 missing=node.tunnel_missing,
                 endpoint=_endpoint(node.address or "", master_port + 1 + node.rank),

@@ -5,21 +5,24 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_type_hints
 
+from msgspec import convert
+
+from cavvy.agent.documents import (
+    BuildConfig,
+    CheckConfig,
+    CheckpointConfig,
+    GitConfig,
+    TransferConfig,
+    WorkConfig,
+    WorkdirConfig,
+)
 from cavvy.control.agents.tunnels import is_loopback, make_tunnel
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, JobRecord, Node
-from cavvy.domain.messages import (
-    Assignment,
-    CheckpointWork,
-    CheckWork,
-    GitWork,
-    TransferWork,
-    WorkdirWork,
-)
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ImageBuild, ResourceSpec, TaskSpec, Transfer, Workdir
+from cavvy.domain.tasks import ImageBuild, ResourceSpec, Scalar, TaskSpec, Transfer, Workdir
 from cavvy.domain.values import replace
 from cavvy.planner.estimate.devices import device_of
 from cavvy.spec.uses import is_used
@@ -27,6 +30,27 @@ from cavvy.spec.uses import is_used
 # The range of ports for ranks: below Linux's first ephemeral port (32768), and above the ports of
 # common services.
 _FIRST_PORT, _PORTS = 20000, 12000
+
+# The fields of the work with the name of a field of the task, but with another value.
+_MADE = {
+    "project",
+    "params",
+    "nodes",
+    "image",
+    "image_login",
+    "workdir",
+    "env",
+    "secrets",
+    "inputs",
+    "outputs",
+    "checkpoint",
+    "machine",
+}
+_AS_STATED = {
+    name: kind
+    for name, kind in get_type_hints(WorkConfig).items()
+    if name in TaskSpec.__struct_fields__ and name not in _MADE
+}
 
 
 def make_assignment(
@@ -36,11 +60,11 @@ def make_assignment(
     *,
     accelerators: int,
     secrets: Mapping[str, str],
-    checkpoint: CheckpointWork | None = None,
+    checkpoint: CheckpointConfig | None = None,
     manifest: bytes | None = None,
     losses_per_hour: float | None = None,
     deposit_after_s: float = 0,
-) -> Assignment:
+) -> WorkConfig:
     """Build the work of one attempt.
 
     `secrets` maps the names of secrets to their decrypted values. `checkpoint` describes where
@@ -52,16 +76,15 @@ def make_assignment(
     task = job.task
     return replace(
         _make_bare(job, attempt, nodes, accelerators),
-        setup=task.setup,
+        **_list_as_stated(task),
         setup_key=setup_key(job, manifest),
-        setup_uses=task.setup_uses,
         image=task.image if task.image_build is None else name_build(job, task.image_build),
         image_login=secrets.get(task.image_login) if task.image_login else None,
-        build=task.image_build,
+        build=convert(task.image_build, BuildConfig | None, from_attributes=True),
         check=_check(task.resources, attempt.offer),
         env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
         secrets={name: secrets[name] for name in task.secrets if name in secrets},
-        params=dict(task.params),
+        params={name: _show(value) for name, value in task.params.items()},
         checkpoint=checkpoint,
         grace_s=task.grace.total_seconds(),
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
@@ -72,9 +95,17 @@ def make_assignment(
     )
 
 
+def _list_as_stated(task: TaskSpec) -> dict[str, Any]:
+    """Return the fields of the work whose values are those of the task's fields of this name."""
+    return {
+        name: convert(getattr(task, name), kind, from_attributes=True)
+        for name, kind in _AS_STATED.items()
+    }
+
+
 def _make_bare(
     job: JobRecord, attempt: Attempt, nodes: Sequence[Node], accelerators: int
-) -> Assignment:
+) -> WorkConfig:
     """Build the part of the work document that describes the job, its nodes, and the files to read
     and write. The setup, secrets and checkpoints are added later.
     """
@@ -82,7 +113,7 @@ def _make_bare(
     port = _FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS
     tunnel = make_tunnel(attempt, nodes, port) if task.encrypt else None
     inside = None if tunnel is None else [peer.address for peer in tunnel.peers]
-    return Assignment(
+    return WorkConfig(
         job=job.name,
         job_id=job.id,
         project=job.project,
@@ -94,24 +125,28 @@ def _make_bare(
         accelerators_per_node=accelerators,
         gang_key=_gang_key(nodes),
         run=task.run,
-        workdir=WorkdirWork(snapshot=origin.snapshot) if origin.snapshot else None,
+        workdir=WorkdirConfig(snapshot=origin.snapshot) if origin.snapshot else None,
         git=_git(task.workdir),
         inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
-        volumes=task.volumes,
         serves=task.service is not None,
         path=origin.path if all(is_loopback(node.address or "") for node in nodes) else "",
     )
 
 
-def _check(need: ResourceSpec, offer: Offer) -> CheckWork | None:
+def _show(value: Scalar) -> str:
+    """Return the value as agents show it to the work's programs."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _check(need: ResourceSpec, offer: Offer) -> CheckConfig | None:
     """Return the minimum values that the node check requires on this offer: shares of the data
     sheet's memory bandwidth and of the requested network speed.
     """
     if need.check is None:
         return None
     share, network = need.check.share, need.network.min_mbps if need.network else None
-    work = CheckWork(share=share, link_mbps=need.check.link_mbps or share * (network or 0))
+    work = CheckConfig(share=share, link_mbps=need.check.link_mbps or share * (network or 0))
     device = (
         device_of(offer.accelerator, offer.accelerator_memory_mib or None)
         if offer.accelerator
@@ -188,7 +223,7 @@ def name_build(job: JobRecord, build: ImageBuild) -> str:
     return f"localhost/cavvy-build:{digest[:32]}"
 
 
-def _plain(part: ImageBuild | GitWork | None) -> dict[str, Any] | None:
+def _plain(part: ImageBuild | GitConfig | None) -> dict[str, Any] | None:
     """Convert the value to a dictionary, from which hashes are computed."""
     return None if part is None else asdict(part)
 
@@ -213,14 +248,14 @@ def _params(task: TaskSpec) -> list[tuple[str, str]]:
     return sorted((name, repr(value)) for name, value in task.params.items())
 
 
-def _git(workdir: Workdir | None) -> GitWork | None:
+def _git(workdir: Workdir | None) -> GitConfig | None:
     if workdir is None or workdir.git is None:
         return None
-    return GitWork(url=workdir.git, commit=workdir.commit or "HEAD")
+    return GitConfig(url=workdir.git, commit=workdir.commit or "HEAD")
 
 
-def _transfer(item: Transfer) -> TransferWork:
-    return TransferWork(
+def _transfer(item: Transfer) -> TransferConfig:
+    return TransferConfig(
         source=item.source,
         target=item.target,
         mode="stream" if item.stream else "copy",

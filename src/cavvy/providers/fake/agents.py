@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from cavvy.agent.documents import WorkConfig
 from cavvy.domain.jobs import NODE_SPARED, AttemptOutcome, Order
 from cavvy.domain.messages import (
     AgentCalls,
     AgentMessage,
-    Assignment,
     ClaimGranted,
     ClaimLost,
     ClaimRefused,
@@ -189,7 +189,7 @@ class _Agent:
             self._outbox = _Outbox()
             self._until = self._now() + timedelta(seconds=work.keep_s)
 
-    async def _do(self, work: Assignment) -> None:
+    async def _do(self, work: WorkConfig) -> None:
         over = False
         try:
             async with asyncio.TaskGroup() as group:
@@ -206,7 +206,7 @@ class _Agent:
         if over:
             raise LeaseExpired
 
-    async def _claim(self) -> Assignment | None:
+    async def _claim(self) -> WorkConfig | None:
         name, address = self._gang.spec.name, f"10.0.0.{self._rank + 1}"
         host = HostFacts(hostname=self._nonce, python="3", platform="made up")
         while self._until is None or self._now() < self._until:
@@ -228,7 +228,7 @@ class _Agent:
                     await pause(answer.after.total_seconds() * 10)
         return None
 
-    async def _work(self, work: Assignment, listener: asyncio.Task[Order]) -> None:
+    async def _work(self, work: WorkConfig, listener: asyncio.Task[Order]) -> None:
         play = _Play(work, self._rank, self._storage)
         if play.setup_s:
             self._outbox.put(self._now(), MessageKind.SETUP)
@@ -387,7 +387,7 @@ async def _order(control_plane: AgentCalls, gang: str, rank: int) -> tuple[Order
 class _Play:
     """The simulated work of one rank."""
 
-    def __init__(self, work: Assignment, rank: int, storage: FakeStorage) -> None:
+    def __init__(self, work: WorkConfig, rank: int, storage: FakeStorage) -> None:
         env = work.env
         self.job_id = work.job_id
         self.checkpoints = work.checkpoint is not None
