@@ -12,7 +12,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cavvy import __version__, settings
 from cavvy.api.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
-from cavvy.client import API, REVISION
+from cavvy.client import API, REVISION, file_limit
 from cavvy.client.launch import StartupReport
 from cavvy.client.state import (
     ServerFile,
@@ -60,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.disable()
     given = sys.argv[1:] if arguments is None else arguments
     word, waits = _Word(_read_fd(given)), [each for each in given if each == "--wait"]
+    if too_low := file_limit.find_low_limit(_OPEN_FILES):
+        return word.fail(file_limit.CODE, too_low, file_limit.HINT)
     try:
         configured = settings.load()
         home = StateDir(str(configured.home))
@@ -83,15 +84,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if word.said_ready else 1
 
 
-def raise_file_limit() -> None:
-    """Raise the limit of open files above the usual 1,024, up to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _load_modules() -> None:
     """Import the server's modules in advance, so that a server that takes over need not wait for
     the imports.
@@ -110,7 +102,6 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
     from cavvy.store.base import StoreError
     from cavvy.store.reserve import Reserve, is_full
 
-    raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_ServerRun(home, configured, word).run())

@@ -1,10 +1,12 @@
-"""Warns in the server's log before the server has too few file descriptors. Without free file
-descriptors, the event loop closes new connections without a word.
+"""Reports when the server has too few file descriptors, in its log and as its problem. Without free
+file descriptors, the event loop closes new connections without a word.
 """
 
 import logging
 import os
 import resource
+
+from cavvy.client.file_limit import HINT
 
 _SHARE = 0.9  # share of the limit from which the server warns
 _log = logging.getLogger("cavvy.server")
@@ -17,17 +19,22 @@ class OpenFilesCheck:
         self._warned = False
 
     def look(self) -> None:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = _count_open(limit)
-        short = limit != resource.RLIM_INFINITY and used >= _SHARE * limit
-        if short and not self._warned:
-            _log.warning(
-                "the server uses %d of at most %d open files; further connections are closed. "
-                "Raise the limit of the server's process: ulimit -n, or LimitNOFILE of systemd",
-                used,
-                limit,
-            )
-        self._warned = short
+        shortage = describe_open_files()
+        if shortage and not self._warned:
+            _log.warning(shortage)
+        self._warned = bool(shortage)
+
+
+def describe_open_files() -> str:
+    """Return a warning if the server has almost reached its limit of open files, otherwise ""."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = _count_open(limit)
+    if limit == resource.RLIM_INFINITY or used < _SHARE * limit:
+        return ""
+    return (
+        f"the server uses {used} of at most {limit} open files, and closes further connections: "
+        f"{HINT}, then restart the server"
+    )
 
 
 def _count_open(limit: int) -> int:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cavvy.client import file_limit
 from cavvy.client.state import host_name, read_server, read_token, write_private
 from cavvy.mounts import is_shared, read_mounts
 
@@ -310,6 +311,8 @@ def peer_is_us(connection: socket.socket) -> bool:
 
 def home_error(path: str, error: OSError) -> StateDirError:
     """Return the StateDirError for an error of the operating system."""
+    if shortage := file_limit.describe_shortage(error):
+        return StateDirError(file_limit.CODE, shortage, file_limit.HINT)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateDirError(
             "disk-full",

@@ -5,6 +5,7 @@ need not import their modules.
 import errno
 import io
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
+_USUAL_FILES = 1024  # the usual soft limit on the open files of a process
 # Commands by section, in the order of `cavvy --help` and of the reference page. Each command is the
 # function `command` of the module with the same name.
 SECTIONS: dict[str, dict[str, str]] = {
@@ -244,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for out in (sys.stdout, sys.stderr):
         if isinstance(out, io.TextIOWrapper):  # The encoding of an old locale may lack a character.
             out.reconfigure(errors="replace")
+    _check_file_limit()
     try:
         try:
             cli.main(args=list(arguments) if arguments is not None else None, prog_name="cavvy")
@@ -256,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # standard output would fail.
         os._exit(0 if _is_output_closed() else 1)
     except OSError as error:
+        _report_shortage(error)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             _report_fault(error)
         with suppress(OSError):
@@ -264,6 +268,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - a fault of this program, which a file describes
         _report_fault(error)
+
+
+def _check_file_limit() -> None:
+    """Exit with an error if this process may open too few files."""
+    if not 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _USUAL_FILES:
+        return  # without the import, which takes time
+    from cavvy.cli.view.failure import CommandFailure
+    from cavvy.client.file_limit import HINT, find_low_limit
+
+    if too_low := find_low_limit():
+        CommandFailure(too_low, HINT).show()
+        sys.exit(1)
+
+
+def _report_shortage(error: OSError) -> None:
+    """If the error means that too many files are open, report that, and exit."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return
+    from cavvy.cli.view.failure import CommandFailure
+    from cavvy.client.file_limit import HINT, describe_shortage
+
+    CommandFailure(describe_shortage(error), HINT).show()
+    sys.exit(1)
 
 
 def _advise_run(args: Sequence[str]) -> str:

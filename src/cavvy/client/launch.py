@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.json import decode
 
 from cavvy import settings
+from cavvy.client import file_limit
 from cavvy.client.errors import StartFailed
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import ServerFile, read_server
@@ -88,6 +89,8 @@ def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport
             )
     except OSError as error:
         os.close(reader)
+        if shortage := file_limit.describe_shortage(error):
+            raise StartFailed(file_limit.CODE, shortage, file_limit.HINT) from error
         raise StartFailed(
             "server-start-failed", f"cannot start the server: {error}", f"look at {home}"
         ) from error

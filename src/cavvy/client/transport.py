@@ -151,6 +151,8 @@ class ClientConnection:
                     "check the address; if a private authority issued the certificate, sign in "
                     "with `cavvy login URL --ca-file FILE`",
                 ) from error
+            if shortage := _find_shortage(error):
+                raise Unreachable(*shortage) from error
             raise Unreachable(
                 "server-unreachable",
                 f"no server answers at {self.address}: {_say(error)}",
@@ -249,6 +251,14 @@ class ClientConnection:
         if not part:
             raise ConnectionError("the server closed the connection")
         self._buffer += part
+
+
+def _find_shortage(error: OSError | ValueError) -> tuple[str, str, str] | None:
+    """Return code, message and hint if this process has too many files open, otherwise None."""
+    from cavvy.client import file_limit
+
+    found = file_limit.describe_shortage(error) if isinstance(error, OSError) else ""
+    return (file_limit.CODE, found, file_limit.HINT) if found else None
 
 
 def _say(error: OSError | ValueError) -> str:

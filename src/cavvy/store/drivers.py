@@ -258,6 +258,11 @@ def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception
             )
         case 5 | 6:
             return StoreUnusable(f"{where} is locked by another process; stop that process")
+        case 14 if _is_out_of_files():
+            return StoreUnusable(
+                f"cannot open {where}: this process has too many files open; raise its limit: "
+                "`ulimit -n 4096`, or LimitNOFILE= of systemd"
+            )
         case 3 | 8 | 14:
             return StoreUnusable(
                 f"cannot write {where} ({error}); check its owner and whether its disk is read-only"
@@ -277,6 +282,17 @@ def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception
             return RowNotFound("the row's parent does not exist")
         case _:
             return error
+
+
+def _is_out_of_files() -> bool:
+    """Return whether this process cannot open one more file. SQLite does not say why it cannot open
+    a file.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from cavvy import __version__
 from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.open_files import describe_open_files
 from cavvy.api.openapi import document
 from cavvy.api.rules import OPEN, SIGNED_IN, on_installation, principal_of
 from cavvy.api.wire import done, reply
@@ -76,6 +77,8 @@ def _find_problem(app_state: AppState, inside: bool) -> str:
             "the server's disk is full: new log lines and changes are not stored until the disk of "
             "the state folder has free space"
         )
+    if shortage := describe_open_files():
+        return shortage
     reason = app_state.control_plane.services.find_problem() if inside else ""
     return f"services cannot be reached: {reason}" if reason else ""
 
