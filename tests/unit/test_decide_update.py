@@ -18,6 +18,7 @@ from cavvy.control.decide.update import (
     begin_update,
     decide_update,
     remember_former,
+    remember_worked,
 )
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_updates import (
@@ -72,7 +73,7 @@ class Rollout:
     def __init__(self, service: StoredService) -> None:
         self.service, self.new, self.now = service, RUNS, NOW
         self.traffic: RevisionTraffic | None = None
-        self.stop = ServiceStop()
+        self.stop, self.backlog = ServiceStop(), 0
         self.ended: dict[str, ReplicaSeen] = {}
 
     def step(self, after_s: float = 1) -> ServiceStep:
@@ -80,7 +81,13 @@ class Rollout:
         tried = self.service.newest
         seen = {each.id: self.new if each.revision == tried else RUNS for each in self.service.open}
         seen |= self.ended
-        view = ServiceSnapshot(service=self.service, seen=seen, tried=self.traffic, stop=self.stop)
+        view = ServiceSnapshot(
+            service=self.service,
+            seen=seen,
+            backlog=self.backlog,
+            tried=self.traffic,
+            stop=self.stop,
+        )
         step = decide_update(view, self.now)
         service = step.service
         orders = [(service.revision, each) for each in step.orders]
@@ -324,3 +331,113 @@ def test_an_update_of_an_update_goes_back_to_what_was_ready() -> None:
     later = remember_former(rollout.service)
     assert later is not None
     assert later.revision == 2
+
+
+def end_all(rollout: Rollout) -> None:
+    """Let the replicas that nobody needs end."""
+    rollout.run(4)
+    for each in rollout.service.open:
+        if each.state is ReplicaState.ENDING:
+            rollout.ended[each.id] = ReplicaSeen(phase=JobPhase.STOPPED)
+    rollout.run(2)
+
+
+def update_at_zero(strategy: UpdateStrategy = UpdateStrategy.ROLLING) -> Rollout:
+    """A service without replicas, whose first revision has worked and gets an update."""
+    rollout = Rollout(replace(begin(UpdateStrategy.CANARY), candidate=None))
+    spec = replace(SPEC, replicas=ReplicaCount(least=0, most=4))
+    rollout.service = replace(rollout.service, task=replace(OLD, service=spec), target=0)
+    end_all(rollout)
+    assert (rollout.service.open, rollout.service.steady) == ((), True)
+    asked = ask(strategy)
+    service = replace(spec, update=ServiceUpdate(strategy=strategy))
+    asked = replace(asked, task=replace(asked.task, service=service))
+    old = rollout.service
+    rollout.service = begin_update(old, asked) or replace(
+        old,
+        task=asked.task,
+        revision=2,
+        former=remember_former(old),
+        steady=False,
+        worked=remember_worked(old),
+    )
+    return rollout
+
+
+@pytest.mark.parametrize("strategy", [UpdateStrategy.ROLLING, UpdateStrategy.BLUE_GREEN])
+def test_a_cold_request_wakes_the_revision_that_worked_if_the_newest_one_fails(
+    strategy: UpdateStrategy,
+) -> None:
+    rollout = update_at_zero(strategy)
+    rollout.run()
+    assert (rollout.service.revision, rollout.service.candidate) == (2, None), "no request waits"
+    rollout.new, rollout.backlog = FAILS, 1
+    rollout.run(3)
+    assert rollout.service.revision == 1, "the newest revision has failed once"
+    assert 1 in [each.revision for each in rollout.service.open]
+    assert rollout.service.candidate is not None
+    assert rollout.service.candidate.problem == "exit code 1"
+    rollout.run(2)
+    assert rollout.serving() == [1]
+    rollout.run(10)
+    assert rollout.service.outcome is not None
+    assert (rollout.service.outcome.end, rollout.service.revision) == (UpdateEnd.FAILED, 1)
+    assert [each.revision for each in rollout.service.open] == [1]
+
+
+def test_the_newest_revision_takes_over_if_only_its_first_start_failed() -> None:
+    rollout = update_at_zero()
+    rollout.new, rollout.backlog = FAILS, 1
+    rollout.run(3)
+    rollout.new = RUNS
+    rollout.run(6)
+    assert (rollout.service.revision, rollout.service.candidate) == (2, None)
+    assert rollout.serving() == [2]
+    worked = rollout.service.worked
+    assert worked is not None
+    assert worked.revision == 1, "the newest revision has not been ready for a minute"
+    for _ in range(7):
+        rollout.step(10)
+    assert (rollout.service.steady, rollout.service.worked) == (True, None)
+
+
+def test_a_failed_revision_does_not_take_over_because_no_replica_is_needed() -> None:
+    rollout = update_at_zero()
+    rollout.new, rollout.backlog = FAILS, 1
+    rollout.run(3)
+    rollout.backlog = 0
+    end_all(rollout)
+    assert (rollout.service.open, rollout.service.revision) == ((), 1)
+    assert rollout.service.candidate is not None
+    rollout.backlog = 1
+    rollout.run(2)
+    assert 1 in [each.revision for each in rollout.service.open], "the next request wakes it"
+    rollout.run(20)
+    assert (rollout.service.candidate, rollout.serving()) == (None, [1])
+
+
+def test_a_revision_that_answers_its_probe_and_then_dies_has_not_worked() -> None:
+    rollout = update_at_zero()
+    rollout.backlog = 1
+    rollout.run(3)
+    assert (rollout.serving(), rollout.service.steady) == ([2], False)
+    rollout.new = FAILS
+    rollout.run(5)
+    assert rollout.serving() == [1]
+
+
+def test_without_a_revision_that_worked_the_newest_one_is_tried_again() -> None:
+    rollout = update_at_zero()
+    rollout.service = replace(rollout.service, worked=None)
+    rollout.new, rollout.backlog = FAILS, 1
+    rollout.run(20)
+    assert (rollout.service.revision, rollout.service.candidate) == (2, None)
+    assert rollout.service.failures > 3
+
+
+def test_the_revision_to_which_a_service_may_return_keeps_its_names() -> None:
+    spec = replace(SPEC, hosts=("Old.example.com",), models=("m",))
+    old = replace(begin(UpdateStrategy.CANARY), candidate=None, steady=True)
+    old = replace(old, task=replace(OLD, service=spec))
+    new = replace(old, task=OLD, revision=2, steady=False, worked=remember_worked(old))
+    assert (new.hosts, new.open_models) == ({"old.example.com"}, {"m"})

@@ -118,7 +118,7 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         pairs.append(("slo, last hour", _show_level(found.slo, found.slo.hour)))
         pairs.append(("slo, last day", _show_level(found.slo, found.slo.day)))
     if found.trial is not None:
-        pairs.append(("update", _show_trial(found.trial)))
+        pairs.append(("update", _show_trial(found.trial, found.revision)))
     pairs += list_events(found, named(found.project, found.name))
     pairs.append(("cost", format_usd(Money(found.spent_micros))))
     return pairs
@@ -152,10 +152,12 @@ _ENDS = {
 }
 
 
-def _show_trial(trial: "TrialView") -> str:
+def _show_trial(trial: "TrialView", serving: int) -> str:
     said = _ENDS.get(trial.end, trial.end)
     if not trial.end and trial.weight is None:
         said = "takes over when all its replicas are ready"
+        if trial.problem:
+            said += f"; revision {serving} answers, because the last replica failed to start"
     elif not trial.end:
         share = f"{trial.weight}% of the service's requests"
         said = f"gets {share} until it has received {trial.asked} requests"

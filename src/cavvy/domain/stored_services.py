@@ -63,7 +63,9 @@ class StoredService(Struct, frozen=True, kw_only=True):
     `problem` is the reason. During a trial, `candidate` is the revision under test, and `task` and
     `revision` belong to the serving revision. `outcome` is the result of the last trial. `former`
     is the previous revision, to which a rolling update can return until a replica of the new
-    revision is ready.
+    revision is ready. `steady` means that a replica of the serving revision has worked: it was
+    ready for a minute, or until it was no longer needed. Until then, `worked` is the last revision
+    that has worked.
     """
 
     project: str
@@ -92,6 +94,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
     keys: tuple[ServiceKey, ...] = ()
     candidate: CandidateRevision | None = None
     former: CandidateRevision | None = None
+    steady: bool = False
+    worked: CandidateRevision | None = None
     outcome: UpdateOutcome | None = None
     stopped_by: str = ""  # the budget whose hard stop ended the service's replicas
     version: int = 0
@@ -102,23 +106,37 @@ class StoredService(Struct, frozen=True, kw_only=True):
         return self.task.service
 
     @property
+    def serving(self) -> CandidateRevision:
+        """The serving revision."""
+        return CandidateRevision(
+            revision=self.revision,
+            task=self.task,
+            origin=self.origin,
+            user=self.user,
+            consented=self.consented,
+            ceiling=self.ceiling,
+            created_at=self.created_at,
+        )
+
+    @property
     def hosts(self) -> frozenset[str]:
         """The host names of the service in lower case. The names that the service will have after
-        its candidate takes over are included.
+        its candidate takes over, or after it returns to an earlier revision, are included.
         """
         return frozenset[str]().union(*map(find_hosts, self._specs))
 
     @property
     def open_models(self) -> frozenset[str]:
-        """The models that each client may call without a key. The models of the candidate are
-        included.
+        """The models that each client may call without a key. The models of the candidate, and of
+        the revisions to which the service may return, are included.
         """
         return frozenset[str]().union(*map(find_open_models, self._specs))
 
     @property
     def _specs(self) -> tuple[ServiceSpec, ...]:
-        tried = None if self.candidate is None else self.candidate.task.service
-        return (self.spec,) if tried is None else (self.spec, tried)
+        others = (self.candidate, self.former, self.worked)
+        specs = (None if each is None else each.task.service for each in others)
+        return (self.spec, *(each for each in specs if each is not None))
 
     @property
     def newest(self) -> int:

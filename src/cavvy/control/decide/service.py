@@ -378,8 +378,8 @@ def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
     """Update the service's count of consecutive failures. Each replica of the newest revision that
-    has failed since the last decision adds one. A replica of this revision sets the count to 0 if
-    it has been ready for a while, or was ready until it was no longer needed.
+    has failed since the last decision adds one. A replica of this revision that has worked sets the
+    count to 0: it has been ready for a while, or was ready until it was no longer needed.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:
@@ -391,8 +391,10 @@ def _count_failures(
         )
         gone = replica.state in (ReplicaState.ENDING, ReplicaState.ENDED)
         left = was.state in (*COMING_REPLICAS, ReplicaState.READY, ReplicaState.UNHEALTHY)
-        if steady and service.failures:
-            service = replace(service, failures=0, failed_at=None, problem="")
+        if steady and (service.failures or not service.steady):
+            service = replace(
+                service, failures=0, failed_at=None, problem="", steady=True, worked=None
+            )
         elif gone and left and not steady and replica.loss is None:
             service = replace(
                 service, failures=service.failures + 1, failed_at=now, problem=replica.reason

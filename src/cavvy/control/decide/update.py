@@ -84,12 +84,14 @@ def as_revision(service: StoredService, revision: int) -> StoredService:
 
 def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     """Return the next step of a service, with or without a candidate."""
-    service, tried = view.service, view.service.candidate
-    if tried is None:
+    service = view.service
+    if service.candidate is None:
+        service = _return_to_worked(service, view.backlog)
+    if (tried := service.candidate) is None:
         return _follow_rolling(decide_service(view, now), now)
     service = replace(service, stopped_by=view.stop.hard)
     wanted = count_wanted(service, view.backlog)
-    old, new = _decide_both(view, tried, wanted, now)
+    old, new = _decide_both(replace(view, service=service), tried, wanted, now)
     tried = _follow(tried, new.service, view, now)
     replicas = _in_order(old.service.replicas, new.service.replicas)
     service = replace(old.service, replicas=replicas, candidate=tried)
@@ -118,17 +120,32 @@ def remember_former(service: StoredService) -> CandidateRevision | None:
     revision is ready, the result is the serving revision. Otherwise, it is the revision that served
     before, if its replicas still run.
     """
-    if not _is_ready(service):
-        return service.former
-    return CandidateRevision(
-        revision=service.revision,
-        task=service.task,
-        origin=service.origin,
-        user=service.user,
-        consented=service.consented,
-        ceiling=service.ceiling,
-        created_at=service.created_at,
+    return service.serving if _is_ready(service) else service.former
+
+
+def remember_worked(service: StoredService) -> CandidateRevision | None:
+    """Return the last revision that has worked, for a service that gets a new revision."""
+    return service.serving if service.steady else service.worked
+
+
+def _return_to_worked(service: StoredService, backlog: int) -> StoredService:
+    """Return the service with the last revision that has worked as its serving revision, and with
+    the newest revision on trial beside it, if requests wait while no replica is ready and the last
+    replica of the newest revision failed. Otherwise, return the service unchanged.
+    """
+    good = service.former or service.worked
+    if good is None or good.revision == service.revision or not (service.wanted and backlog):
+        return service
+    if not service.failures or any(each.state is ReplicaState.READY for each in service.replicas):
+        return service
+    newest = replace(
+        service.serving,
+        failures=service.failures,
+        failed_at=service.failed_at,
+        problem=service.problem,
     )
+    back = as_revision(replace(service, candidate=good), good.revision)
+    return replace(back, candidate=newest, former=None, steady=True, worked=None)
 
 
 def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
@@ -265,6 +282,8 @@ def _find_end(
     if service.stopped_by:  # the candidate has no replicas, so nothing is known about its quality
         return None
     if not is_canary(service):
+        if not wanted and tried.failures:  # its failures matter again when requests arrive
+            return None
         ready = [
             each
             for each in service.replicas
@@ -296,7 +315,8 @@ def _end(
     goes_on, reason = service.revision, "the replica's revision was rolled back"
     if end in PROMOTED:
         goes_on, reason = tried.revision, "a newer revision has taken over"
-        service = as_revision(service, goes_on)
+        worked = remember_worked(service)
+        service = replace(as_revision(service, goes_on), steady=False, worked=worked)
     replicas = service.replicas
     if end not in _PART:  # the revision that continues has all its replicas
         replicas = tuple(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.control.decide.update import begin_update, remember_former
+from cavvy.control.decide.update import begin_update, remember_former, remember_worked
 from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.call_requests import QueuedCallRequests
 from cavvy.control.serving.deliveries import WebhookDeliveries
@@ -124,6 +124,8 @@ class ServiceRequests:
                 revision=new.newest + 1 if new.version and not same else new.revision,
                 candidate=None,
                 former=new.former if same else remember_former(new),
+                steady=new.steady if same else False,
+                worked=new.worked if same else remember_worked(new),
                 failures=0,
                 failed_at=None,
                 problem="",
