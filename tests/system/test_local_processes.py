@@ -16,6 +16,7 @@ import pytest
 from tests.contract.stand_in import STAND_IN
 from tests.waits import patience
 
+from cavvy.agent.documents import AgentConfigFile
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -29,7 +30,6 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.machine import this_machine
 from cavvy.providers.hosts.records import write
@@ -439,9 +439,9 @@ def start_as_earlier(machine: Machine, name: str) -> LocalProcess:
     intent = LocalIntent(
         name=name, installation="ours", nodes=1, launched_at=datetime.now(UTC), grace_s=1.0
     )
-    config = HostAgentConfig(
+    config = AgentConfigFile(
         gang=name, rank=0, address="unix:/nonexistent", token="t", home=str(rank), cache="/c",
-        lease_s=3600.0, grace_s=1.0,
+        lease_s=3600.0, grace_s=1.0, devices=[],
     )  # fmt: skip
     write(rank.parent / "gang.json", intent)
     write(rank / "config.json", config)

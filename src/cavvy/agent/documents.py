@@ -28,6 +28,11 @@ else:  # On nodes, importing `dataclasses` and making the classes would take hal
 PROTOCOL, UPLOADED_CHECKPOINTS, EQUIPPED = 3, 2, 3
 
 
+# If the server is silent for this many seconds after the work has ended, agents whose messages stay
+# on a host or in a shared folder exit. The provider delivers the messages from there later.
+LEAVES_AFTER_S = 60.0
+
+
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Any]:
     """Return the metadata of a field that agents have supported since protocol `version`. An older
     agent would do the work as if the field were not set, so servers refuse it if `used` returns

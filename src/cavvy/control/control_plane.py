@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
+from cavvy.agent.documents import LEAVES_AFTER_S
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.deposits import DepositDependencies, Deposits
@@ -57,7 +58,6 @@ from cavvy.providers.abilities import (
     ability,
 )
 from cavvy.providers.base import AgentEndpoint, Provider, ProviderError
-from cavvy.providers.hosts.configs import LEAVES_AFTER_S
 from cavvy.store.base import LeaseLost, RowNotFound, Store, StoreError
 from cavvy.store.channel import ServerSignal, SignalKind
 from cavvy.store.checkpoints.folders import CheckpointFolders

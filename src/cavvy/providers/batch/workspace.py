@@ -23,17 +23,17 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile, ReclaimSignal
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
 from cavvy.providers.batch.login_session import LoginSession
-from cavvy.providers.hosts.configs import LEAVES_AFTER_S
 from cavvy.providers.hosts.records import AgentExit
 
 REMEMBERED = timedelta(hours=2)
@@ -47,37 +47,6 @@ class BatchIntent(Struct, frozen=True, kw_only=True):
     name: str
     nodes: int
     asked_at: datetime
-
-
-class ReclaimConfig(Struct, frozen=True, kw_only=True):
-    """The agent's configuration of the rules by which the batch system reclaims nodes."""
-
-    unless: str
-    seconds: float
-    warning: str
-    warning_s: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAgentConfig:
-    """The part of an agent's configuration that is the same for all ranks. `start.py` adds the
-    rest.
-    """
-
-    protocol: int = 1
-    gang: str
-    address: str  # the path of the mailbox, to which `start.py` adds the rank
-    token: str = field(repr=False)
-    cache: str
-    storage: str
-    lease_s: float
-    grace_s: float
-    leaves_after_s: float = LEAVES_AFTER_S
-    cpus: float
-    memory_mib: int
-    accelerators: int
-    taken: ReclaimConfig
 
 
 class GangStart(Struct, frozen=True, kw_only=True):
@@ -157,9 +126,12 @@ class SharedWorkspace:
         """Record a gang before its submission. Return False if the name is already in use by a
         running or ended gang.
         """
-        config = BatchAgentConfig(
+        config = AgentConfigFile(
             gang=spec.name,
+            # `start.py` adds the rank to the address of the mailbox, and sets rank and home
             address=f"{self.mail}/{spec.name}",
+            rank=0,
+            home="",
             token=spec.agent_endpoint.token,
             cache=f"{self._folder}/cache",
             storage=f"{self._folder}/storage",
@@ -167,8 +139,8 @@ class SharedWorkspace:
             grace_s=spec.grace.total_seconds(),
             cpus=spec.offer.vcpus,
             memory_mib=0,  # 0: no limit here, because the batch system limits the memory
-            accelerators=spec.offer.accelerator_count,
-            taken=ReclaimConfig(
+            leaves_after_s=LEAVES_AFTER_S,
+            taken=ReclaimSignal(
                 unless=f"{self.gang(spec.name)}/removing",
                 seconds=taken_s,
                 warning=f"{self.gang(spec.name)}/warned",
@@ -179,7 +151,9 @@ class SharedWorkspace:
         intent = BatchIntent(name=spec.name, nodes=spec.nodes, asked_at=now)
         files = {
             "gang.json": msgspec.json.encode(intent),
-            "config.json": msgspec.json.encode(config),
+            "config.json": msgspec.json.encode(
+                {**asdict(config), "accelerators": spec.offer.accelerator_count}
+            ),
         }
         return await self._login_session.make(self.gang(spec.name), files, [self.ended(spec.name)])
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from cavvy import settings
+from cavvy.agent.documents import AgentConfigFile
 from cavvy.agent.work import mounts, protect
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity
-from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.fleet.machines import list_shapes
 from cavvy.providers.hosts.fleet.placing import AgentRoute, hold_devices, make_config
 from cavvy.providers.hosts.machine import ThisMachine
@@ -99,7 +99,7 @@ def make_configs(
     alone: bool = False,
     separates: bool = False,
     obeys: Sequence[str] = (),
-) -> Sequence[HostAgentConfig]:
+) -> Sequence[AgentConfigFile]:
     """Return one configuration for each rank. `hides` is the path of a folder that the work must
     not be able to read, and `obeys` lists what it must not change. `covers` states whether this
     machine can use namespaces for both, and `alone` whether they also give the work its own
@@ -130,7 +130,7 @@ def make_configs(
             hides=hides,
             covers=covers,
             alone=alone,
-            obeys=obeys,
+            obeys=list(obeys),
             separates=separates,
         )
         for rank in range(gang.nodes)

@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from threading import Lock
 
+from cavvy.agent.documents import AgentConfigFile
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
-from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 from cavvy.providers.hosts.supervisor.service import find_death
@@ -108,7 +108,7 @@ class LocalGangStore(Struct):
     # working folders of ended gangs whose end cannot be recorded, because the disk is full
     _left: list[Path] = field(default_factory=list)
 
-    def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
+    def launch(self, spec: GangSpec, configs: Sequence[AgentConfigFile]) -> LivingGang | None:
         """Start the agents that are not started yet. Return None if the gang has already ended.
         Raises NoCapacity, Refused, TryAgain.
         """
@@ -201,11 +201,11 @@ class LocalGangStore(Struct):
 
     # Launching
 
-    def _check_free(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> None:
+    def _check_free(self, spec: GangSpec, configs: Sequence[AgentConfigFile]) -> None:
         """Raise NoCapacity if one of the devices is in use. A control plane that lost data, or was
         restored from an old backup, can wrongly consider devices free.
         """
-        wanted = {device for config in configs for device in config.devices}
+        wanted = {device for config in configs for device in config.devices or ()}
         if not wanted:
             return
         for each in self._names():
@@ -219,7 +219,7 @@ class LocalGangStore(Struct):
                     f"{', '.join(sorted(wanted & set(other.devices)))}"
                 )
 
-    def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
+    def _prepare(self, spec: GangSpec, configs: Sequence[AgentConfigFile]) -> LocalIntent:
         """Write the intent and all configurations to a folder, and rename the folder, so that all
         files become visible at the same time.
         """
@@ -229,7 +229,7 @@ class LocalGangStore(Struct):
             nodes=spec.nodes,
             launched_at=self.now(),
             grace_s=spec.grace.total_seconds(),
-            devices=[device for config in configs for device in config.devices],
+            devices=[device for config in configs for device in config.devices or ()],
             separates=all(config.separates for config in configs),
         )
         for unfinished in self.home.glob("agents/.new-*"):  # of servers that were killed

@@ -7,12 +7,16 @@ again from these records. An agent that has ended is started only to deliver its
 
 import os
 import shutil
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
+from cavvy.agent.config import BadConfig, ConfigFields, read_record
+from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile
 from cavvy.domain.values import replace
-from cavvy.providers.hosts.configs import HostAgentConfig
-from cavvy.providers.hosts.records import read, write
+from cavvy.providers.hosts.records import read, read_file, write
 from cavvy.providers.local import processes
 from cavvy.providers.local.processes import LocalProcess
 from cavvy.providers.local.records import LocalIntent
@@ -61,9 +65,9 @@ def _copy_rank(home: Path, fresh: Path, old: Path) -> None:
         process = processes.find_command(path)
     if process is not None:
         write(fresh / "started.json", process)
-    config = read(old / "config.json", HostAgentConfig)
+    config = _read_config(old / "config.json")
     if config is not None and config.address.startswith(_ADDRESSES):
-        checked = HostAgentConfig(
+        checked = AgentConfigFile(
             gang=old.parent.name,
             rank=int(old.name),
             address=config.address,
@@ -73,5 +77,16 @@ def _copy_rank(home: Path, fresh: Path, old: Path) -> None:
             cache=str(home / "cache"),
             lease_s=config.lease_s,
             grace_s=config.grace_s,
+            covers=False,
+            leaves_after_s=LEAVES_AFTER_S,
+            devices=[],
         )
         write(fresh / "config.json", checked)
+
+
+def _read_config(path: Path) -> AgentConfigFile | None:
+    """Return an agent's configuration, or None if the file does not contain one."""
+    with suppress(msgspec.MsgspecError, BadConfig):
+        fields = ConfigFields(msgspec.json.decode(read_file(path)), "configuration")
+        return read_record(AgentConfigFile, fields)
+    return None

@@ -5,10 +5,10 @@ I/O.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile, ReclaimSignal
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec, NoCapacity
-from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.fleet.machines import KnownHost
 from cavvy.providers.hosts.machine import ThisMachine
@@ -38,37 +38,39 @@ class AgentRoute:
 
 def make_config(
     gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str, private: str
-) -> HostAgentConfig:
+) -> AgentConfigFile:
     """Return the configuration of one rank's agent. The agent sends its reports through `way`. The
     work's files are in `home`, the agent's records in `private`.
     """
-    return HostAgentConfig(
+    return AgentConfigFile(
         gang=gang.name,
         rank=placed.rank,
         address=way.address,
         token=way.token,
-        pin=way.pin,
+        pin=way.pin or "",
         home=home,
         private=private,
         cache=cache,
+        covers=False,
         lease_s=gang.lease.total_seconds(),
         grace_s=gang.grace.total_seconds(),
+        leaves_after_s=LEAVES_AFTER_S,
         devices=[device.id for device in placed.devices],
         device_indices=[device.index for device in placed.devices],
-        vendor=placed.vendor,
+        vendor=placed.vendor or "",
         cpus=placed.allocation.cpus if placed.allocation else None,
-        memory_mib=placed.allocation.memory_mib if placed.allocation else None,
+        memory_mib=placed.allocation.memory_mib if placed.allocation else 0,
         node_address=placed.node_address,
         taken=_taken(gang, way, private),
     )
 
 
-def _taken(gang: GangSpec, way: AgentRoute, private: str) -> Mapping[str, str | float] | None:
+def _taken(gang: GangSpec, way: AgentRoute, private: str) -> ReclaimSignal | None:
     if not way.taken_by:
         return None
     # The supervisor writes this file when Cavvy removes the gang.
     removal = f"{private.rpartition('/')[0]}/removing.json"
-    return {"unless": removal, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
+    return ReclaimSignal(unless=removal, seconds=gang.grace.total_seconds(), source=way.taken_by)
 
 
 def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
