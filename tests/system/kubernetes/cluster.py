@@ -52,7 +52,7 @@ PACKAGES = (
     "openssl",
 )
 BUILDERS = ("golang-go", "dpkg-dev", "golang-github-modern-go-reflect2-dev")
-BUILD_S = 2400  # ten minutes on two quiet cores
+BUILD_S = 2400  # 330 s of CPU, on machines that are busy with others
 SPARING = {"GOGC": "400"}  # programs in Go collect their garbage less often, for more memory
 _TRUST = ssl._create_unverified_context()  # its certificate is made anew each time
 TOO_LATE = 75  # the exit code of a keeper whose cluster did not come up in time
