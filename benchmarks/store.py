@@ -23,8 +23,9 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.audit import PENDING
-from cavvy.store.base import AtomicWrite, Store
+from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
+from cavvy.store.sql import Store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OFFER = Offer(

@@ -30,8 +30,8 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import AtomicWrite, LedgerFilter, Store
-from cavvy.store.sql import SqlStore
+from cavvy.store.base import AtomicWrite, LedgerFilter
+from cavvy.store.sql import Store
 
 _BEGAN = datetime(2026, 10, 30, tzinfo=UTC)
 _HOUR_US = 3_600_000_000
@@ -79,7 +79,7 @@ class DrilledStore:
     """A store that can crash: the database is opened again, and the last write is repeated."""
 
     def __init__(self, url: str, dice: random.Random) -> None:
-        self.url, self.dice, self.store = url, dice, SqlStore(url)
+        self.url, self.dice, self.store = url, dice, Store(url)
 
     async def commit(self, changes: AtomicWrite) -> None:
         await self.store.commit(changes)
@@ -90,7 +90,7 @@ class DrilledStore:
 
     async def restart(self) -> None:
         await self.store.close()
-        self.store = SqlStore(self.url)
+        self.store = Store(self.url)
         await self.store.open()
 
 

@@ -32,13 +32,14 @@ from cavvy.control.restored import count_access
 from cavvy.domain.accounts import Account, AccountToken
 from cavvy.domain.values import replace
 from cavvy.settings import Settings
-from cavvy.store.base import SealedSecret, Store, StoreUnusable
+from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.keys import KeyRing
 from cavvy.store.objects.locations import OWN_FILES, ObjectLocation, merge_keys
 from cavvy.store.open import open_store
 from cavvy.store.secrets import SecretSealer
+from cavvy.store.sql import Store
 
 FILES = ("agents.key", "key", "logs/p/j1", "storage/p/j1/checkpoint")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.contract.store_suite import KINDS, make_store
 
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, Store
+from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
+from cavvy.store.sql import Store
 
 KINDS = ("memory", "sqlite-wal", "sqlite-delete", "postgres")
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)

@@ -12,7 +12,7 @@ from cavvy.providers.base import AgentEndpoint
 from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.leases import Replica, ReplicaLeases
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ async def no_secrets(project: str, names: object) -> dict[str, str]:
 
 async def test_a_server_without_leases_may_launch_nothing(tmp_path: Path) -> None:
     url = store_url("postgres", tmp_path)
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     me = Replica(id="one", host="h", pid=1, folder=str(tmp_path), address="unix:/one")
     leases = ReplicaLeases(url, me)

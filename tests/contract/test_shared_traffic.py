@@ -23,7 +23,7 @@ from cavvy.store.contacts import AgentContacts
 from cavvy.store.drivers import make_driver
 from cavvy.store.gateway_reports import GatewayReports
 from cavvy.store.leases import Replica, ReplicaLeases
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 TASK = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=80))
@@ -56,7 +56,7 @@ def count(requests: int, epoch: str) -> GatewayCount:
 async def test_requests_of_ended_servers_are_counted_once(tmp_path: Path) -> None:
     """`old` was killed and `new` has taken its gateway over; `far` was killed with its gateway."""
     url = store_url("postgres", tmp_path)
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     await store.close()
     for name, requests, epoch in (("old", 5, "near"), ("far", 3, "elsewhere")):
@@ -80,7 +80,7 @@ async def test_the_requests_at_the_gateway_of_an_absent_server_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store_url("postgres", tmp_path)
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     await store.close()
     async with server(url, "a") as a, server(url, "b") as b:

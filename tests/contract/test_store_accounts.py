@@ -22,8 +22,8 @@ from cavvy.store.base import (
     ProjectBusy,
     RowNotFound,
     SealedSecret,
-    Store,
 )
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 ADA = Account(name="ada", created_at=NOW)

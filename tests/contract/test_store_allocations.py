@@ -6,7 +6,8 @@ import pytest
 from tests.contract.store_suite import make_allocation, make_attempt, make_host, submit
 
 from cavvy.domain.values import replace
-from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
+from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,9 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase, JobRecord
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, Store
+from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 _RATE = HourlyRate(3_600_000)  # 1000 micro-dollars a second

@@ -12,7 +12,7 @@ from tests.waits import PATIENCE_S
 from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind, pack_signals
 from cavvy.store.contacts import GANG, AgentContact, AgentContacts
 from cavvy.store.drivers import make_driver
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ def test_signals_are_packed_into_texts_that_postgresql_accepts() -> None:
 
 
 async def test_each_server_learns_what_the_others_know_of_agents(url: str) -> None:
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     a, b = AgentContacts(url, "a"), AgentContacts(url, "b")
     try:

@@ -7,7 +7,8 @@ from tests.contract.store_suite import NOW, after, begin, make_attempt, submit
 
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 

@@ -39,8 +39,8 @@ from cavvy.store.base import (
     RowNotFound,
     SealedSecret,
     StaleVersion,
-    Store,
 )
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 

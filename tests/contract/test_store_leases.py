@@ -17,7 +17,7 @@ from cavvy.store.drivers import DatabaseSession, make_driver
 from cavvy.store.fence import FENCE, Fence
 from cavvy.store.leases import SINGLETONS, Replica, ReplicaLeases, list_replicas
 from cavvy.store.shares import SHARDS, find_preferred, shard_of
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -42,8 +42,8 @@ async def joined(
 
 
 @asynccontextmanager
-async def store_of(url: str) -> AsyncIterator[SqlStore]:
-    store = SqlStore(url)
+async def store_of(url: str) -> AsyncIterator[Store]:
+    store = Store(url)
     await store.open()
     try:
         yield store
@@ -280,7 +280,7 @@ async def test_a_much_newer_database_is_refused_and_the_next_one_is_not(url: str
                 with pytest.raises(StoreUnusable, match="revision 0999"):
                     await leases.join()
                 with pytest.raises(StoreUnusable, match="revision 0999"):
-                    await SqlStore(url).open()
+                    await Store(url).open()
             else:
                 await leases.join()
                 async with store_of(url) as store:

@@ -27,9 +27,9 @@ from cavvy.domain.postings import month_of
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, LedgerFilter, Store
+from cavvy.store.base import AtomicWrite, LedgerFilter
 from cavvy.store.drivers import make_driver
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 ALL = LedgerFilter()
@@ -128,7 +128,7 @@ async def test_the_database_refuses_to_change_entries(
     kind: str, table: str, tmp_path: Path
 ) -> None:
     url = store_url(kind, tmp_path)
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     attempt = await begin(store, await submit(store, "j1"))
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 100)]))

@@ -7,7 +7,8 @@ from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 TASK = TaskSpec(name="first", run="true", machine="dev")

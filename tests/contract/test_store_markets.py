@@ -8,7 +8,8 @@ from tests.contract.store_suite import NOW, after, submit
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 

@@ -37,7 +37,7 @@ from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession, make_driver
 from cavvy.store.ledger import make_subject
 from cavvy.store.rows import ALLOCATIONS, CHARGES, EVENTS, HOSTS, JOB_COLUMNS, job_values
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 OLD = "0001"
@@ -221,7 +221,7 @@ def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_fresh_database_is_at_head(url: str) -> None:
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     await store.close()
     with connected(url) as connection:
@@ -229,7 +229,7 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
     assert [tuple(row) for row in rows] == [(migrate.HEAD,)]
 
 
-async def check_rest(store: SqlStore, first: Attempt) -> None:
+async def check_rest(store: Store, first: Attempt) -> None:
     """The events are there, and the charges so far are the first entries of the ledger."""
     assert [event.text for event in await store.events("j1")] == ["hello"]
     counted_since = datetime.fromisoformat(await store.fact(COUNTED_SINCE) or "")
@@ -327,7 +327,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             sealed=b"\x01",
             updated_at=to_micros(NOW),
         )
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     try:
         assert await store.installation() == "install-1"
@@ -378,7 +378,7 @@ def check_backup(path: Path) -> None:
 
 
 async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     await begin(store, await submit(store, "j1"))
     await store.close()
@@ -386,7 +386,7 @@ async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
         connection.run(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0999'")
         before = shape(connection)
     with pytest.raises(StoreUnusable, match=rf"revision 0999.*up to {migrate.HEAD}.*[Ii]nstall"):
-        await SqlStore(url).open()
+        await Store(url).open()
     with connected(url) as connection:
         assert shape(connection) == before
         assert value(connection, "SELECT COUNT(*) FROM jobs") == 1
@@ -395,14 +395,14 @@ async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
 _KILLED = """
 import asyncio, os, signal, sys
 from cavvy.store.drivers import DatabaseSession
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 run = DatabaseSession.run
 def die(self, sql, values=()):
     if sql.startswith("CREATE INDEX"):
         os.kill(os.getpid(), signal.SIGKILL)
     return run(self, sql, values)
 DatabaseSession.run = die
-asyncio.run(SqlStore(sys.argv[1]).open())
+asyncio.run(Store(sys.argv[1]).open())
 """
 
 
@@ -418,7 +418,7 @@ async def test_a_migration_killed_half_way_can_be_made_again(url: str) -> None:
     assert killed.returncode == -9, killed.stderr
     with connected(url) as connection:
         assert shape(connection) == before
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     assert await store.job("j1") == job
     await store.close()
@@ -427,10 +427,10 @@ async def test_a_migration_killed_half_way_can_be_made_again(url: str) -> None:
 _OPEN = """
 import asyncio, sys
 from tests.contract.store_suite import submit
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 async def main(url, number):
-    store = SqlStore(url)
+    store = Store(url)
     print("ready", flush=True)
     sys.stdin.readline()
     await store.open()

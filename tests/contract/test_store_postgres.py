@@ -22,7 +22,7 @@ from cavvy.store.base import (
     StoreUnusable,
 )
 from cavvy.store.drivers import DatabaseSession, make_driver, translate
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +33,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def store(url: str, anyio_backend: str) -> AsyncIterator[SqlStore]:
-    opened = SqlStore(url)
+async def store(url: str, anyio_backend: str) -> AsyncIterator[Store]:
+    opened = Store(url)
     await opened.open()
     yield opened
     await opened.close()
@@ -45,7 +45,7 @@ def connect(url: str) -> "psycopg.Connection[Any]":
     return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
 
 
-async def test_the_store_outlives_its_connections(store: SqlStore, url: str) -> None:
+async def test_the_store_outlives_its_connections(store: Store, url: str) -> None:
     job = await submit(store, "j1")
     await asyncio.gather(*(store.list_jobs(None) for _ in range(20)))
     with closing(connect(url)) as other:
@@ -63,11 +63,11 @@ async def test_the_store_outlives_its_connections(store: SqlStore, url: str) -> 
 
 async def test_a_server_that_is_away_is_unusable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="check that the database runs") as told:
-        await SqlStore(f"postgresql+psycopg://u:secret@/x?host={tmp_path}").open()
+        await Store(f"postgresql+psycopg://u:secret@/x?host={tmp_path}").open()
     assert "secret" not in str(told.value)
 
 
-async def test_ids_are_sorted_by_byte(store: SqlStore) -> None:
+async def test_ids_are_sorted_by_byte(store: Store) -> None:
     for job_id in ("a-1", "B-1", "a_1", "Ab", "aa"):
         await submit(store, job_id)
     assert [job.id for job in (await store.list_jobs(None)).jobs] == sorted(
@@ -75,7 +75,7 @@ async def test_ids_are_sorted_by_byte(store: SqlStore) -> None:
     )[::-1]
 
 
-async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: SqlStore) -> None:
+async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: Store) -> None:
     first, second = await submit(store, "j1"), await submit(store, "j2")
     for version in range(1, 20):
         jobs = [replace(first, version=version), replace(second, version=version)]
@@ -87,7 +87,7 @@ async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: SqlSt
         assert sorted(type(result).__name__ for result in results) == ["NoneType", "StaleVersion"]
 
 
-async def test_a_transaction_that_lost_a_deadlock_is_tried_again(store: SqlStore) -> None:
+async def test_a_transaction_that_lost_a_deadlock_is_tried_again(store: Store) -> None:
     tries: list[DatabaseSession] = []
 
     def lose(times: int) -> Callable[[DatabaseSession], str]:
@@ -107,7 +107,7 @@ async def test_a_transaction_that_lost_a_deadlock_is_tried_again(store: SqlStore
         await store._write(lose(99))
 
 
-async def test_events_of_a_job_are_seen_in_their_order(store: SqlStore, url: str) -> None:
+async def test_events_of_a_job_are_seen_in_their_order(store: Store, url: str) -> None:
     """A writer waits for another one that took an earlier id and has not committed yet."""
     job = await submit(store, "j1")
     with closing(connect(url)) as other, closing(connect(url)) as watch:
@@ -127,8 +127,8 @@ async def test_events_of_a_job_are_seen_in_their_order(store: SqlStore, url: str
     assert [event.text for event in await store.events("j1")] == ["submitted", "first", "second"]
 
 
-async def test_two_stores_share_the_work(store: SqlStore, url: str) -> None:
-    other = SqlStore(url)
+async def test_two_stores_share_the_work(store: Store, url: str) -> None:
+    other = Store(url)
     await other.open()
     await store.put_host(make_host())
     jobs = await asyncio.gather(*(submit((store, other)[i % 2], f"j{i:02}") for i in range(40)))

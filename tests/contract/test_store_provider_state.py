@@ -6,7 +6,7 @@ import pytest
 
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.values import replace
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 

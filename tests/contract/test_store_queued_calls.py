@@ -7,7 +7,8 @@ import pytest
 
 from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.values import replace
-from cavvy.store.base import RowNotFound, StaleVersion, Store
+from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -25,7 +25,8 @@ from tests.contract.store_suite import (
 
 from cavvy.domain.jobs import AttemptPhase, JobPhase, RunOrigin
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, RowNotFound, Store, StoreError
+from cavvy.store.base import AtomicWrite, RowNotFound, StoreError
+from cavvy.store.sql import Store
 
 JOBS, NUMBERS, RANKS = 3, 2, 2
 small = st.integers(0, 2)

@@ -20,7 +20,8 @@ from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 ALL = LedgerFilter()

@@ -10,7 +10,8 @@ from cavvy.domain.services import ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.store.base import RowNotFound, StaleVersion, Store
+from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

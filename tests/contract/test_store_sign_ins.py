@@ -9,7 +9,8 @@ from tests.contract.store_suite import NOW, after
 from cavvy.domain.accounts import Account, AccountKind, AccountToken, Project, Role, RoleBinding
 from cavvy.domain.trusts import GroupRole, IssuerTrust, SignIn
 from cavvy.domain.values import replace
-from cavvy.store.base import NameConflict, RowNotFound, SignInConflict, Store
+from cavvy.store.base import NameConflict, RowNotFound, SignInConflict
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 MEMBER = GroupRole(group="team", project="vision", role=Role.MEMBER)

@@ -34,7 +34,7 @@ from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, HashMismatch, StaleVersion, StoreFull, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, choose_journal, make_driver
 from cavvy.store.open import open_store
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -45,26 +45,26 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(path: Path, anyio_backend: str) -> AsyncIterator[SqlStore]:
-    opened = SqlStore(f"sqlite:///{path}", journal="wal")
+async def store(path: Path, anyio_backend: str) -> AsyncIterator[Store]:
+    opened = Store(f"sqlite:///{path}", journal="wal")
     await opened.open()
     yield opened
     await opened.close()
 
 
-async def run_on_writer(store: SqlStore, *statements: str) -> None:
+async def run_on_writer(store: Store, *statements: str) -> None:
     """Set something on the one connection that writes."""
     for statement in statements:
         await store._write(lambda session, text=statement: session.run(text).fetchall())
 
 
 async def test_the_file_is_private_and_has_its_journal(
-    store: SqlStore, path: Path, tmp_path: Path
+    store: Store, path: Path, tmp_path: Path
 ) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     await submit(store, "j1")
     assert (tmp_path / "cavvy.db-wal").exists()
-    other = SqlStore(f"sqlite:///{tmp_path}/other.db", journal="delete")
+    other = Store(f"sqlite:///{tmp_path}/other.db", journal="delete")
     await other.open()
     await submit(other, "j1")
     await other.close()
@@ -104,7 +104,7 @@ def test_the_journal_follows_the_file_system() -> None:
     assert choose_journal(Path("/x"), "") == "wal"
 
 
-async def test_a_full_disk_writes_nothing(store: SqlStore) -> None:
+async def test_a_full_disk_writes_nothing(store: Store) -> None:
     job = await submit(store, "j1")
     attempt = await begin(store, job)
     pages = await store._read(lambda session: session.run("PRAGMA page_count").fetchall()[0][0])
@@ -130,13 +130,13 @@ async def test_a_disk_without_space_to_open_the_database_is_reported_as_full(
     path: Path,
 ) -> None:
     """The limit refuses the shared-memory file, as a full disk does."""
-    store = SqlStore(f"sqlite:///{path}", journal="wal")
+    store = Store(f"sqlite:///{path}", journal="wal")
     await store.open()
     await store.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        again = SqlStore(f"sqlite:///{path}", journal="wal")
+        again = Store(f"sqlite:///{path}", journal="wal")
         with pytest.raises(StoreFull, match="free some disk space"):
             await again.open()
     finally:
@@ -170,11 +170,11 @@ _FILL = """
 import asyncio, os, sys
 from tests.contract.store_suite import submit
 from cavvy.store.base import StoreFull
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 async def main(folder):
     url = f"sqlite:///{folder}/cavvy.db"
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     with open(f"{folder}/ballast", "wb") as ballast:
         ballast.write(b"x" * 1_000_000)
@@ -192,7 +192,7 @@ async def main(folder):
     await submit(store, "later")
     print("written")
     await store.close()
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     assert len((await store.list_jobs(None, limit=20_000)).jobs) == len(acked) + 1
     print("reopened")
@@ -202,7 +202,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_a_read_only_database_is_unusable(store: SqlStore) -> None:
+async def test_a_read_only_database_is_unusable(store: Store) -> None:
     await submit(store, "j1")
     await run_on_writer(store, "PRAGMA query_only=ON")
     with pytest.raises(StoreUnusable, match="read-only"):
@@ -210,7 +210,7 @@ async def test_a_read_only_database_is_unusable(store: SqlStore) -> None:
     assert len((await store.list_jobs(None)).jobs) == 1
 
 
-async def test_a_lock_that_stays_is_unusable(store: SqlStore, path: Path) -> None:
+async def test_a_lock_that_stays_is_unusable(store: Store, path: Path) -> None:
     await run_on_writer(store, "PRAGMA busy_timeout=20")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -225,7 +225,7 @@ def test_a_locked_database_is_reported_before_commands_stop_waiting_for_the_serv
 
 
 async def test_many_wait_for_one_lock_together(
-    store: SqlStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run_on_writer(store, "PRAGMA busy_timeout=100")
     begin_one, begun = DatabaseSession.begin, []
@@ -283,7 +283,7 @@ async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
         await store.job("x")
 
 
-async def test_a_bad_write_does_not_harm_those_beside_it(store: SqlStore) -> None:
+async def test_a_bad_write_does_not_harm_those_beside_it(store: Store) -> None:
     job = await submit(store, "j0")
     results = await asyncio.gather(
         submit(store, "j1"),
@@ -304,7 +304,7 @@ async def test_a_bad_write_does_not_harm_those_beside_it(store: SqlStore) -> Non
     assert await store.job("j0") == job
 
 
-async def test_a_cancelled_caller_leaves_the_store_whole(store: SqlStore) -> None:
+async def test_a_cancelled_caller_leaves_the_store_whole(store: Store) -> None:
     waiting = [asyncio.ensure_future(submit(store, f"j{i:02}")) for i in range(20)]
     await asyncio.sleep(0)
     for task in waiting[::2]:
@@ -315,8 +315,8 @@ async def test_a_cancelled_caller_leaves_the_store_whole(store: SqlStore) -> Non
     assert len(stored) == len({job.name for job in (await store.list_jobs(None, limit=100)).jobs})
 
 
-async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path) -> None:
-    other = SqlStore(f"sqlite:///{path}")
+async def test_two_stores_on_one_file_see_each_other(store: Store, path: Path) -> None:
+    other = Store(f"sqlite:///{path}")
     await other.open()
     job = await submit(store, "j1")
     assert await other.job("j1") == job
@@ -336,10 +336,10 @@ async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path
 _WRITE = """
 import asyncio, sys
 from tests.contract.store_suite import submit
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 async def main():
-    store = SqlStore(sys.argv[1])
+    store = Store(sys.argv[1])
     await store.open()
     async def work(n):
         for i in range(100_000):
@@ -359,7 +359,7 @@ async def test_what_was_answered_survives_a_kill(path: Path) -> None:
         answered = [process.stdout.readline().strip() for _ in range(200)]
         process.send_signal(signal.SIGKILL)
         answered += [line.strip() for line in process.stdout if line.endswith("\n")]
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     for job_id in answered:
         assert (await store.job(job_id)).id == job_id
@@ -370,7 +370,7 @@ async def test_what_was_answered_survives_a_kill(path: Path) -> None:
 
 
 async def test_a_free_name_takes_the_same_few_statements(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in range(300):
         await submit(store, f"j{i:03}")
@@ -385,7 +385,7 @@ async def test_a_free_name_takes_the_same_few_statements(
     assert len(texts) <= 7  # one of them asks whether the project is archived
 
 
-async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listings_walk_an_index(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """No listing reads a whole table or sorts: that is what keeps 100,000 jobs cheap."""
     await store.put_host(make_host())
     job = await submit(store, "j1")
@@ -452,7 +452,7 @@ def test_opening_imports_little(path: Path) -> None:
 
 async def test_nothing_of_a_closed_store_stays(path: Path) -> None:
     before = os.listdir("/proc/self/fd")
-    store = SqlStore(f"sqlite:///{path}", journal="wal")
+    store = Store(f"sqlite:///{path}", journal="wal")
     await store.open()
     await asyncio.gather(*(store.list_jobs(None) for _ in range(20)), submit(store, "j1"))
     await store.close()

@@ -27,7 +27,8 @@ from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume
 from cavvy.providers.abilities import BILLS_VOLUMES
 from cavvy.providers.base import Manifest, Provider, TryAgain
-from cavvy.store.base import AtomicWrite, LedgerFilter, Store
+from cavvy.store.base import AtomicWrite, LedgerFilter
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 ALL = LedgerFilter()

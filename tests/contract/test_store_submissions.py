@@ -9,22 +9,22 @@ from tests.contract.store_suite import make_event, make_job, store_url, submit
 
 from cavvy.domain.values import replace
 from cavvy.store.base import HashMismatch, StaleVersion
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    opened = SqlStore(store_url("postgres", tmp_path))
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    opened = Store(store_url("postgres", tmp_path))
     await opened.open()
     yield opened
     await opened.close()
 
 
-async def test_jobs_submitted_together_get_names_and_events_of_their_own(store: SqlStore) -> None:
+async def test_jobs_submitted_together_get_names_and_events_of_their_own(store: Store) -> None:
     await submit(store, "j-taken", name="train-3")
-    other = SqlStore(store._url)
+    other = Store(store._url)
     await other.open()
     stored = await asyncio.gather(
         *(submit(each, f"j{n:02}-{k}") for n in range(20) for k, each in enumerate((store, other)))
@@ -37,7 +37,7 @@ async def test_jobs_submitted_together_get_names_and_events_of_their_own(store: 
         assert [event.text for event in await store.events(job.id)] == ["submitted"]
 
 
-async def test_one_that_cannot_be_stored_does_not_stop_the_others(store: SqlStore) -> None:
+async def test_one_that_cannot_be_stored_does_not_stop_the_others(store: Store) -> None:
     await submit(store, "j-known")
     bad = replace(make_job("j-bad"), user="\0")
     jobs = [make_job("j1"), make_job("j-known"), bad, make_job("j2"), make_job("j2")]

@@ -19,7 +19,7 @@ from cavvy.domain.accounts import Account, Project
 from cavvy.domain.audit import AuditEntry
 from cavvy.store.base import AtomicWrite, HashMismatch, SealedSecret, StoreUnusable
 from cavvy.store.drivers import make_driver
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, refuse_rows
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ def urls(tmp_path: Path) -> tuple[str, str, str]:
 
 
 async def fill(url: str) -> None:
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     job = await submit(store, "j1")
     attempt = await begin(store, job)
@@ -63,7 +63,7 @@ async def fill(url: str) -> None:
 
 
 async def read_all(url: str) -> object:
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     job = await store.find_job("p", "train")
     found = (
@@ -82,7 +82,7 @@ async def read_all(url: str) -> object:
 
 
 async def prepare(url: str) -> None:
-    store = SqlStore(url)
+    store = Store(url)
     await store.open()
     await store.close()
 
@@ -145,7 +145,7 @@ async def test_numbers_continue_after_the_copied_ones(urls: tuple[str, str, str]
     await fill(first)
     await prepare(middle)
     copy(first, middle)
-    store = SqlStore(middle)
+    store = Store(middle)
     await store.open()
     before = [each.id for each in await store.events("j1")]
     await store.commit(AtomicWrite(events=[make_event(await store.job("j1"), "later")]))

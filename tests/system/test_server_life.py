@@ -357,7 +357,7 @@ ANEW = """
 import asyncio, os, sys
 from cavvy.api import embedded
 from cavvy.control.control_plane import ControlPlane
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 
 def execv(path, words):
     print("anew:", *words[1:])
@@ -375,10 +375,10 @@ def test_a_job_that_comes_while_it_stops_for_idleness_is_not_left_alone(
 ) -> None:
     monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "1")
     patch = """
-real = SqlStore.unfinished
+real = Store.unfinished
 async def unfinished(self):
     return ["a job that just came"] if embedded.stopped else await real(self)
-SqlStore.unfinished = unfinished
+Store.unfinished = unfinished
 forget = embedded.StateDir.forget
 def forgotten(self, **options):
     embedded.stopped = True

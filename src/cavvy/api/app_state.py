@@ -23,13 +23,14 @@ from cavvy.control.share import WorkShare
 from cavvy.domain.jobs import Order
 from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
-from cavvy.store.base import Store, StoreUnusable
+from cavvy.store.base import StoreUnusable
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.logs import LogStore
 from cavvy.store.objects.base import ObjectTryAgain
 from cavvy.store.secrets import SecretSealer
+from cavvy.store.sql import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")

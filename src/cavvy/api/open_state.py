@@ -49,7 +49,7 @@ from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.settings import Settings, SettingsError
-from cavvy.store.base import AtomicWrite, Store
+from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.channel import ReplicaChannel
@@ -65,6 +65,7 @@ from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
 from cavvy.store.snapshot.prices import list_instance, list_prices
+from cavvy.store.sql import Store
 
 _FORGOTTEN = timedelta(days=7)  # seconds for which uploaded files that no job uses are kept
 _TIDY_EVERY = timedelta(days=1)

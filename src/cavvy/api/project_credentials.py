@@ -39,8 +39,9 @@ from cavvy.providers.registry import (
     list_known,
     manifest_of,
 )
-from cavvy.store.base import Store, StoreError, StoreUnusable
+from cavvy.store.base import StoreError, StoreUnusable
 from cavvy.store.secrets import SecretSealer
+from cavvy.store.sql import Store
 
 _RETRY_S = 60.0  # seconds between attempts to decrypt credentials that could not be decrypted
 _ASKING_S = 60.0  # maximum seconds for the first calls with a new credential

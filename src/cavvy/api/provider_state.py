@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.values import Struct
 from cavvy.providers.base import TryAgain
-from cavvy.store.base import Store, StoreError
+from cavvy.store.base import StoreError
+from cavvy.store.sql import Store
 
 
 class StoredProviderState(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.providers.base import PartlyUnknown, ProviderError
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 
 class BillAudit:

@@ -31,8 +31,9 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter, Store
+from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter
 from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.sql import Store
 
 BUDGETS = "budgets"  # the worklist's key
 _REFRESH = timedelta(seconds=15)  # maximum age of the sums of the ledger

@@ -58,10 +58,11 @@ from cavvy.providers.abilities import (
     ability,
 )
 from cavvy.providers.base import AgentEndpoint, Provider, ProviderError
-from cavvy.store.base import LeaseLost, RowNotFound, Store, StoreError
+from cavvy.store.base import LeaseLost, RowNotFound, StoreError
 from cavvy.store.channel import ServerSignal, SignalKind
 from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.leases import RELAY_LEASE, LeaseTurn
+from cavvy.store.sql import Store
 
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk

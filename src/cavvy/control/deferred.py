@@ -23,12 +23,12 @@ from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
     StaleVersion,
-    Store,
     StoreError,
     StoreFull,
     StoreUnusable,
     SummaryPage,
 )
+from cavvy.store.sql import Store
 
 _log = logging.getLogger(__name__)
 

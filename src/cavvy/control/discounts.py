@@ -7,7 +7,8 @@ from cavvy.costs.discounts import Discount, list_bases, spread_discounts
 from cavvy.costs.statements import month_period
 from cavvy.domain.ledger import MonthDiscounts
 from cavvy.domain.postings import month_of
-from cavvy.store.base import LedgerFilter, Store
+from cavvy.store.base import LedgerFilter
+from cavvy.store.sql import Store
 
 _SUMS = ("subject", "account")
 

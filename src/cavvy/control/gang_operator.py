@@ -29,7 +29,7 @@ from cavvy.domain.tasks import VolumeKind
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.spec.support import read_options
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 
 class GangOperatorDependencies(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,8 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.store.base import RowNotFound, Store
+from cavvy.store.base import RowNotFound
+from cavvy.store.sql import Store
 
 SWEEP = "sweep"  # the garbage collector's key on the worklist
 EVERY = timedelta(minutes=10)

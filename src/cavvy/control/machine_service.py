@@ -29,7 +29,8 @@ from cavvy.domain.machines import MachineStatus, NamedMachine
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import AtomicWrite, ProjectFilter, RowNotFound, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 

@@ -6,7 +6,7 @@ the name of its account (`domain.credentials`).
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
@@ -42,7 +42,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.objections import list_objections
 from cavvy.scheduler.pools import take
-from cavvy.store.parts import CredentialStore
+from cavvy.store.sql import Store
 
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # clouds can take this long to accept a launch of many nodes
@@ -62,14 +62,6 @@ class _Placed(Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-class HasPolicies(Protocol):
-    """The parts of a store that the provider pool uses: policies and provider credentials."""
-
-    async def policies(self) -> PolicyBook: ...
-    @property
-    def provider_credentials(self) -> CredentialStore: ...
-
-
 class ProviderPool:
     """The configured providers, by the names of their accounts."""
 
@@ -77,7 +69,7 @@ class ProviderPool:
         self,
         providers: MutableMapping[str, Provider],
         clock: ControlClock,
-        store: "HasPolicies | None" = None,
+        store: Store | None = None,
     ) -> None:
         self.providers = providers
         # accounts of projects that cannot be used, with the reasons

@@ -52,14 +52,8 @@ from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity
-from cavvy.store.base import (
-    PER_MACHINE,
-    AllocationConflict,
-    AtomicWrite,
-    RowNotFound,
-    StaleVersion,
-    Store,
-)
+from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 _log = logging.getLogger(__name__)
 _HEAD = 16  # jobs read by one pass

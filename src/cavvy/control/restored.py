@@ -15,7 +15,8 @@ from cavvy.domain.audit import AuditEntry
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, PartlyUnknown, ProviderError
-from cavvy.store.base import AtomicWrite, RowNotFound, Store
+from cavvy.store.base import AtomicWrite, RowNotFound
+from cavvy.store.sql import Store
 
 RESTORED = "restored_at"  # the fact that marks a restored database
 _SIGN_INS_FROM = "sign_ins_from"  # the fact that refuses ID tokens from before the restore

@@ -27,7 +27,8 @@ from cavvy.domain.jobs import JOB_ENDS, JobRecord
 from cavvy.domain.tasks import JobSchedule, TaskSpec
 from cavvy.planner.calendar import HISTORY, Prices, TimeInterval
 from cavvy.planner.candidates import jobs_of
-from cavvy.store.base import RowNotFound, StaleVersion, Store
+from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 _OLD = timedelta(seconds=60)  # maximum age of the offers whose prices are used
 

@@ -14,7 +14,8 @@ from cavvy.domain.ledger import VOLUME_SUBJECT, LedgerSubject
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeOwner
 from cavvy.providers.base import ProviderError
-from cavvy.store.base import StaleVersion, Store
+from cavvy.store.base import StaleVersion
+from cavvy.store.sql import Store
 
 _SINCE = "storage-metered-since"  # the fact that records since when the installation meters volumes
 _log = logging.getLogger(__name__)

@@ -25,9 +25,10 @@ from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import Delivery, WebhookTarget
 from cavvy.providers.redirects import NoRedirects
-from cavvy.store.base import AtomicWrite, RowNotFound, Store
+from cavvy.store.base import AtomicWrite, RowNotFound
 from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.objects.http import check_host, make_opener
+from cavvy.store.sql import Store
 
 _PREFIX = "webhook:"
 _TRIES = 10

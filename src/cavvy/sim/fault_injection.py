@@ -14,8 +14,9 @@ from cavvy.providers.base import GangSeen, GangSpec, Manifest
 from cavvy.providers.fake.agents import pause
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.sim.scenario import CrashMoment, ServerCrash
-from cavvy.store.base import AtomicWrite, StaleVersion, Store, StoreFull
+from cavvy.store.base import AtomicWrite, StaleVersion, StoreFull
 from cavvy.store.memory import MemoryStore
+from cavvy.store.sql import Store
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Archived projects: `SqlStore.archive`."""
+"""Archived projects: `Store.archive`."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -21,19 +21,31 @@ _MOST = 3  # maximum number of names in an error message
 
 
 class SqlArchive:
-    """The archive state of projects, which is stored in their rows."""
+    """The archive state of projects, which is stored in their rows. No job and no service can be
+    stored in an archived project. A submission that arrives during the archiving is either stored
+    before the project is archived, or raises ProjectArchived.
+    """
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         self._read, self._write = read, write
 
     async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
+        """Archive created projects; projects that are already archived are not changed. Raises
+        ProjectBusy if `busy` is not set and the projects have services, unfinished jobs or
+        unfinished gangs.
+        """
         await self._write(lambda session: _put(session, projects, at, busy=busy))
 
     async def check(self, project: str) -> None:
         # a read, because a write would be recorded in the audit log as a change
+        """Raises ProjectArchived."""
         await self._read(lambda session: check_open(session, [project], lock=False))
 
     async def lift(self, project: str) -> None:
+        """Restore an archived project, with the projects below it that were archived at the same
+        time. Does nothing if the project is not archived. Raises ProjectArchived if the project's
+        parent is archived.
+        """
         await self._write(lambda session: _lift(session, project))
 
 

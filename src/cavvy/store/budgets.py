@@ -1,4 +1,4 @@
-"""Budgets, and the alerts that were sent for them: `SqlStore.budgets`."""
+"""Budgets, and the alerts that were sent for them: `Store.budgets`."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -48,14 +48,19 @@ class SqlBudgets:
         self._write = write
 
     async def list(self) -> Sequence[SpendingBudget]:
+        """Return all budgets, sorted by name."""
         rows = await self._read(lambda session: session.run(_SELECT).fetchall())
         return [decode_budget(row[0]) for row in rows]
 
     async def put(self, budget: SpendingBudget) -> None:
+        """Insert or replace the budget of this name."""
         values = (budget.name, encode(budget))
         await self._write(lambda session: session.run(_PUT, values))
 
     async def swap(self, before: SpendingBudget, budget: SpendingBudget) -> bool:
+        """Replace the budget `before`. Returns False if the stored budget has changed since it was
+        read."""
+
         def write(session: DatabaseSession) -> None:
             row = session.run(_FIND, (before.name,)).fetchone()
             if row is None or decode_budget(row[0]) != before:
@@ -70,18 +75,24 @@ class SqlBudgets:
         return True
 
     async def delete(self, name: str) -> None:
+        """Delete a budget. Raises RowNotFound."""
         missing = RowNotFound(f"there is no budget {name}")
         await self._write(lambda session: session.change_or(missing, _DELETE, (name,)))
 
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
+        """Record that an alert is being sent. Returns False if the alert was recorded before."""
         values = (budget, to_micros(month), percent)
         return await self._write(lambda session: session.run(_CLAIM, values).rowcount) > 0
 
     async def forget_alerts(self, budget: str, month: datetime, above: int) -> None:
+        """Delete the records of the month's alerts for shares above this percentage."""
         values = (budget, to_micros(month), above)
         await self._write(lambda session: session.run(_FORGET, values))
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
+        """Return, keyed by job ID, the hourly rates of the gangs that may still cost money,
+        according to their newest charges.
+        """
         values = 2 * tuple(str(each) for each in _BY_TIME)
         rows = await self._read(lambda session: session.run(_RATES, values).fetchall())
         return {

@@ -1,4 +1,4 @@
-"""The credentials of projects at providers: `SqlStore.provider_credentials`."""
+"""The credentials of projects at providers: `Store.provider_credentials`."""
 
 from collections.abc import Sequence
 
@@ -20,21 +20,26 @@ class SqlCredentials:
         self._write = write
 
     async def book(self) -> CredentialBook:
+        """Return which projects have credentials for which providers."""
         return await self._read(_read_book)
 
     async def list(self) -> Sequence[SealedCredential]:
+        """Return the credentials of all projects, sorted by project and provider."""
         return await self._read(_list)
 
     async def put(self, credential: SealedCredential) -> None:
+        """Insert or replace a credential."""
         values = _CREDENTIALS.values(credential)
         await self._write(lambda session: session.run(_CREDENTIALS.upsert, values))
 
     async def reseal(self, credential: SealedCredential, sealed: bytes) -> bool:
+        """Like `Store.reseal_secret`."""
         values = (sealed, credential.project, credential.provider, credential.sealed)
         changed = self._write(lambda session: session.run(_CREDENTIALS.reseal, values).rowcount)
         return await changed > 0
 
     async def delete(self, project: str, provider: str) -> None:
+        """Delete a credential. Raises RowNotFound."""
         missing = RowNotFound(f"project {project} has no credential for {provider}")
         values = (project, provider)
         await self._write(lambda session: session.change_or(missing, _CREDENTIALS.delete, values))

@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, translate
 from cavvy.store.migrate import bring_to_head
-from cavvy.store.sql import SqlStore
+from cavvy.store.sql import Store
 from cavvy.store.workers import read, write
 
 _T = TypeVar("_T")
 _DRIVER = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journal="delete")
 
 
-class MemoryStore(SqlStore):
+class MemoryStore(Store):
     """A store in memory. The store's methods never wait, so each method is atomic on its event
     loop."""
 

@@ -1,4 +1,4 @@
-"""Bills of volumes for the time between jobs, and divided bills of replicas (`SqlStore.meters`)."""
+"""Bills of volumes for the time between jobs, and divided bills of replicas (`Store.meters`)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence

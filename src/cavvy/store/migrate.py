@@ -1,4 +1,4 @@
-"""Updates a database to the schema of this program (migration). `SqlStore.open` calls this module,
+"""Updates a database to the schema of this program (migration). `Store.open` calls this module,
 so the first process that opens an old database migrates it.
 
 If the database is at the newest revision (HEAD), only a few SELECTs are needed. In a new database,

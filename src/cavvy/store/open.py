@@ -1,6 +1,7 @@
 """Creates the store that a URL names."""
 
-from cavvy.store.base import Store, StoreUnusable
+from cavvy.store.base import StoreUnusable
+from cavvy.store.sql import Store
 
 
 def open_store(
@@ -21,11 +22,9 @@ def open_store(
 
         return MemoryStore()
     if url.startswith(("sqlite://", "postgresql")):
-        from cavvy.store.sql import SqlStore
-
         if installation is not None and url.startswith("sqlite://"):
-            return SqlStore(url, journal=journal, make_id=lambda: installation)
-        return SqlStore(url, journal=journal)
+            return Store(url, journal=journal, make_id=lambda: installation)
+        return Store(url, journal=journal)
     raise StoreUnusable(
         f"cannot open the store {url!r}: expected memory:, sqlite:///path or postgresql+psycopg://…"
     )

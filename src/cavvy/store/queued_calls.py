@@ -1,4 +1,4 @@
-"""Calls in the queues of services: `SqlStore.queued_calls`.
+"""Calls in the queues of services: `Store.queued_calls`.
 
 Each call is stored in one row from its submission until it ends. The result is written only once: a
 write that ends a call succeeds only if the call's row still has the version that was read.

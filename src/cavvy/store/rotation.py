@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cavvy.domain.values import Struct
-from cavvy.store.base import SealedSecret, Store, StoreUnusable
+from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.keys import WrappingKey
 from cavvy.store.secrets import SecretSealer, find_key_id
+from cavvy.store.sql import Store
 
 
 class KeyUse(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Services: `SqlStore.services`."""
+"""Services: `Store.services`."""
 
 from collections.abc import Sequence
 
@@ -26,6 +26,7 @@ class SqlServices:
         self._write = write
 
     async def get(self, project: str, name: str) -> StoredService:
+        """Return the service with this name. Raises RowNotFound."""
         sql = "SELECT document FROM services WHERE project = ? AND name = ?"
         rows = await self._read(lambda session: session.run(sql, (project, name)).fetchall())
         for row in rows:
@@ -33,6 +34,7 @@ class SqlServices:
         raise RowNotFound(f"project {project} has no service named {name}")
 
     async def list(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
+        """Return the services, sorted by project and name."""
         where, values = in_projects("project", projects)
         sql = f"SELECT document FROM services WHERE {where} ORDER BY project, name"
         rows = await self._read(lambda session: session.run(sql, values).fetchall())
@@ -47,6 +49,9 @@ class SqlServices:
         return {each for each in found if each is not None}
 
     async def put(self, service: StoredService) -> StoredService:
+        """Insert the service (if its version is 0) or replace it, and return the stored service.
+        Raises StaleVersion.
+        """
         stored = replace(service, version=service.version + 1)
         key = (service.project, service.name)
         values = [service.origin.snapshot, encode(stored), stored.version, *key]
@@ -57,6 +62,7 @@ class SqlServices:
         return stored
 
     async def delete(self, service: StoredService) -> None:
+        """Delete a service. Raises StaleVersion."""
         values = (service.project, service.name, service.version)
         await self._write(lambda session: _change(session, _DELETE, values, service))
 

@@ -1,4 +1,4 @@
-"""Trusted issuers, and sign-ins with their ID tokens: `SqlStore.sign_ins`."""
+"""Trusted issuers, and sign-ins with their ID tokens: `Store.sign_ins`."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -31,27 +31,37 @@ _KEPT = timedelta(days=7)
 
 
 class SqlSignIns:
-    """The rows of trusts, of people's identities and of sign-ins."""
+    """Trusted issuers, and sign-ins with their ID tokens."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         self._read = read
         self._write = write
 
     async def trusts(self) -> Sequence[IssuerTrust]:
+        """Return the trusted issuers, whose ID tokens are accepted, sorted by name."""
         return await self._read(_list_trusts)
 
     async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
+        """Store a trust. Raises NameConflict if a trust has this name, unless `replace` is set."""
         await self._write(lambda session: _put_trust(session, trust, replace))
 
     async def delete_trust(self, name: str) -> None:
+        """Delete a trust, and the tokens and roles that the trust granted. Raises RowNotFound."""
         await self._write(lambda session: _delete_trust(session, name))
 
     async def identity(self, issuer: str, subject: str) -> str | None:
+        """Return the account of a person, or None if the person has never signed in."""
         return await self._read(lambda session: _find_identity(session, issuer, subject))
 
     async def sign_in(
         self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
     ) -> None:
+        """Store the token of a sign-in under its hash `digest`. A person's account is created or
+        linked at the first sign-in. The roles of the person's groups replace the roles from earlier
+        sign-ins with this trust. `id_token` is the hash of the ID token, which is kept at least
+        until the time `until`. Raises SignInConflict, also if the person has signed in with an ID
+        token that was issued later.
+        """
         await self._write(
             lambda session: _sign_in(session, found, token, digest, (id_token, until))
         )

@@ -99,9 +99,10 @@ def _new_id() -> str:
     return secrets.token_hex(16)
 
 
-class SqlStore:
-    """A store in a database. `url` is sqlite:///path or postgresql+psycopg://user@host/name; see
-    `open_store`.
+class Store:
+    """A store of jobs and of the rows that belong to jobs. Methods that read rows of one project
+    take the project's name; methods that list rows of several projects take a ProjectFilter. `url`
+    is sqlite:///path or postgresql+psycopg://user@host/name; see `open_store`.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class SqlStore:
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
+        """Create or migrate the schema. Raises StoreUnusable."""
         driver = await asyncio.to_thread(self._prepare)
         self._readers = StoreWorkers(driver, count=2 if driver.is_sqlite else 4)
         self._writers = (
@@ -213,19 +215,25 @@ class SqlStore:
         await self._write(lambda session: session.change_or(nothing, sql, values))
 
     async def installation(self) -> str:
+        """Return the random ID of this installation. It never changes."""
         return str(await self._value("SELECT value FROM meta WHERE key = 'installation'"))
 
     async def fact(self, key: str) -> str | None:
+        """Return a fact of the installation, or None if it is not stored."""
         rows = await self._rows('SELECT value FROM meta WHERE "key" = ?', key)
         return str(rows[0][0]) if rows else None
 
     async def put_fact(self, key: str, value: str) -> None:
+        """Store a fact of the installation, or replace it."""
         sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT ("key") DO UPDATE SET '
         await self._change(f"{sql} value = EXCLUDED.value", key, value)
 
     # Jobs
 
     async def commit(self, changes: AtomicWrite) -> None:
+        """Write all rows or none. Raises StaleVersion, RowNotFound, NameConflict,
+        AllocationConflict, StoreFull.
+        """
         written = await self._write(
             lambda session: write_changes(session, changes, self._documents)
         )
@@ -234,6 +242,9 @@ class SqlStore:
                 self._documents.keep(row.job.id, row.job.version, row.job.task, row.job.origin)
 
     async def submit(self, job: JobRecord, event: Event) -> JobRecord:
+        """Insert a new job under `job.name` or, if that name is in use, under the first free name
+        of NAME-2, NAME-3 and so on. Return the job as stored.
+        """
         if self._submissions is None or FENCE.get() is not None:
             stored = await self._write(lambda session: insert_job(session, job, event))
         else:
@@ -245,6 +256,9 @@ class SqlStore:
         return await self._one(f"no job {job_id}", self._documents.jobs, "WHERE j.id = ?", job_id)
 
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
+        """Return the job of this project that has exactly this name or ID, or else the replica
+        that `name_or_id` means as SERVICE-NUMBER. Raises RowNotFound.
+        """
         missing = f"project {project} has no job named {name_or_id}"
         replica = read_dashed(name_or_id)
         tries = [
@@ -278,11 +292,16 @@ class SqlStore:
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
+        """Return the queued jobs that may start, because `not_before` has passed and no stop is
+        requested. The jobs are sorted by priority, highest first, and then by ID. At most `limit`
+        jobs without a machine are returned, and at most `per_machine` jobs of each machine.
+        """
         micros = to_micros(now)
         values = (micros, limit, micros, per_machine)
         return await self._all(self._documents.jobs, _WAITING, *values)
 
     async def next_waiting(self, now: datetime) -> datetime | None:
+        """Return the earliest `not_before` after `now` among queued jobs, or None."""
         sql = (
             "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND stop_reason IS NULL AND "
             "not_before > ?"
@@ -291,6 +310,10 @@ class SqlStore:
         return None if micros is None else to_time(micros)
 
     async def queue_position(self, job: JobRecord, now: datetime | None = None) -> int:
+        """Return the position of a job in the queue of all projects: 1 for the next job to start, 0
+        for a job that is not queued. If `now` is given, only jobs that may start at the time `now`
+        are counted.
+        """
         if job.phase is not JobPhase.QUEUED:
             return 0
         sql = (
@@ -304,12 +327,17 @@ class SqlStore:
         return 1 + int(await self._value(sql, *values))
 
     async def snapshots(self) -> Collection[str]:
+        """Return the content hashes of the working-folder snapshots of all jobs. Garbage collection
+        must keep the blobs of these snapshots.
+        """
         return await self.services.snapshots() | {row[0] for row in await self._rows(_SNAPSHOTS)}
 
     async def unfinished(self) -> Sequence[str]:
+        """Return the IDs of the jobs that have not ended or have an unfinished attempt."""
         return [job_id for (job_id,) in await self._rows(_UNFINISHED)]
 
     async def live_versions(self) -> dict[str, int]:
+        """Return the version of each job that has not ended, by job ID."""
         sql = f"SELECT id, version FROM jobs WHERE phase IN ({_LIVE})"
         return {job_id: version for job_id, version in await self._rows(sql)}
 
@@ -319,17 +347,22 @@ class SqlStore:
         return await self._all(ATTEMPTS, "WHERE job_id = ? ORDER BY number", job_id)
 
     async def attempt_of_gang(self, gang: str) -> Attempt:
+        """Return the attempt with this gang. Raises RowNotFound."""
         return await self._one(f"no attempt has the gang {gang}", ATTEMPTS, "WHERE gang = ?", gang)
 
     async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
+        """Return all attempts that have not ended, and therefore may cost money now."""
         where, values = in_projects("project", project)
         return await self._all(ATTEMPTS, f"WHERE phase <> 'ended' AND {where} ORDER BY id", *values)
 
     async def kept_attempts(self) -> Sequence[Attempt]:
         # the first condition lets the databases use an index that has few rows
+        """Return all attempts whose gangs are kept warm for other jobs."""
         return await self._all(ATTEMPTS, "WHERE phase <> 'ended' AND phase = 'kept' ORDER BY id")
 
     async def gang_spent(self, gang: str) -> Money:
+        """Return the total charges for the gang with this name, over all attempts that used the
+        gang."""
         sql = (
             "SELECT CAST(COALESCE(SUM(c.amount), 0) AS BIGINT) FROM attempts a JOIN charges c "
             "ON c.attempt_id = a.id WHERE a.bought_as = ?"
@@ -337,14 +370,17 @@ class SqlStore:
         return Money(await self._value(sql, gang))
 
     async def machine(self, project: str, name: str) -> NamedMachine:
+        """Return the machine with this name. Raises RowNotFound."""
         missing = f"project {project} has no machine named {name}"
         return await self._one(missing, MACHINES, "WHERE project = ? AND name = ?", project, name)
 
     async def machines(self, project: ProjectFilter = None) -> Sequence[NamedMachine]:
+        """Return the machines, sorted by project and name."""
         where, values = in_projects("project", project)
         return await self._all(MACHINES, f"WHERE {where} ORDER BY project, name", *values)
 
     async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
+        """Return the IDs of the machine's unfinished jobs, oldest first."""
         sql = (
             f"SELECT id FROM jobs WHERE project = ? AND machine = ? AND phase IN ({_LIVE})"
             " ORDER BY id"
@@ -352,11 +388,13 @@ class SqlStore:
         return [job_id for (job_id,) in await self._rows(sql, project, name)]
 
     async def delete_machine(self, machine: NamedMachine) -> None:
+        """Delete a machine's row. Raises StaleVersion."""
         sql = "DELETE FROM machines WHERE project = ? AND name = ? AND version = ?"
         stale = StaleVersion(f"machine {machine.name} has changed")
         await self._change_or(stale, sql, machine.project, machine.name, machine.version)
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
+        """Return the nodes of an attempt, sorted by rank."""
         return await self._all(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)
 
     async def node(self, attempt_id: str, rank: int) -> Node:
@@ -366,31 +404,52 @@ class SqlStore:
         )
 
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
+        """Return the events with an id above `after`, oldest first."""
         then = "WHERE job_id = ? AND id > ? ORDER BY id LIMIT ?"
         return await self._all(EVENTS, then, job_id, after, limit)
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
+        """Return the job's charges, sorted by attempt, rank and time."""
         then = "WHERE job_id = ? ORDER BY attempt_id, rank, since, kind"
         return await self._all(CHARGES, then, job_id)
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
+        """Return the sum of the project's entries in the ledger. If `since` is given, only entries
+        at `since` or later are counted.
+        """
         sums = await self.sum_ledger(LedgerFilter(projects=project, since=since), ())
         return sums[0].amount if sums else Money()
 
     async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
+        """Return the sums of the ledger's entries for each combination of values of the dimensions
+        `by`, the largest sum first. If an entry extends beyond the period, only its part inside the
+        period is counted. `by` contains names of `ledger.DIMENSIONS`, month, tags (as JSON) or
+        tag:NAME.
+        """
         return await self._read(lambda session: ledger.add_up(session, which, by))
 
     async def ledger_lines(
         self, which: LedgerFilter, *, after: int = 0, limit: int = 1000
     ) -> Sequence[LedgerLine]:
+        """Return the entries that overlap the period and whose number is above `after`, sorted by
+        number.
+        """
         return await self._read(
             lambda session: ledger.read_lines(session, which, after=after, limit=limit)
         )
 
     async def post_discounts(self, discounts: MonthDiscounts) -> int:
+        """Post the total amount of each discount in a month. If an amount was posted earlier, only
+        the difference is added to the ledger. If an earlier posting is for a discount that
+        `discounts` does not contain, the posting is reversed. Returns the number of new entries.
+        Raises RowNotFound.
+        """
         return await self._write(lambda session: ledger.post_discounts(session, discounts))
 
     async def remove_job(self, job: JobRecord) -> None:
+        """Delete an ended job with its events, nodes and checkpoints. The job's charges are kept,
+        and its name can be used again. Raises StaleVersion.
+        """
         await self._write(lambda session: remove_job(session, job))
 
     # Checkpoints
@@ -398,14 +457,24 @@ class SqlStore:
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
     ) -> SavedCheckpoint:
+        """Store a checkpoint as the job's newest checkpoint, and return it with its number. Only
+        the newest `keep` checkpoints of the job are kept.
+
+        If the checkpoint is already the newest checkpoint (same attempt and manifest), nothing
+        changes. `on_behalf` is the number of the attempt that made the checkpoint. Raises
+        RowNotFound if the project does not have this job. Raises StaleVersion if the job has begun
+        an attempt after the attempt `on_behalf`.
+        """
         return await self._write(
             lambda session: save_checkpoint(session, checkpoint, on_behalf, keep)
         )
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
+        """Return the job's checkpoints, newest first."""
         return await self._all(CHECKPOINTS, "WHERE job_id = ? ORDER BY number DESC", job_id)
 
     async def forget_checkpoints(self, job_id: str) -> None:
+        """Delete the rows of the job's checkpoints. The caller must delete the files."""
         await self._change("DELETE FROM checkpoints WHERE job_id = ?", job_id)
 
     # Markets
@@ -413,6 +482,9 @@ class SqlStore:
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
+        """Return the observations of these markets at `since` or later, oldest first. If there are
+        more than `limit` rows, only the newest rows are returned.
+        """
         if not markets:
             return []
         marks = ", ".join("?" * len(markets))
@@ -421,6 +493,10 @@ class SqlStore:
         return (await self._all(OBSERVATIONS, then, *values))[::-1]
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
+        """Return the sums of the observations that were made at `since` or later. Observations of
+        prices are left out. The result has one sum for each market and kind, sorted by market and
+        then by kind.
+        """
         then = "WHERE at >= ? AND kind <> 'price' GROUP BY market, kind ORDER BY market, kind"
         return await self._all(TALLIES, then, to_micros(since))
 
@@ -430,6 +506,8 @@ class SqlStore:
     # Hosts, allocations and secrets
 
     async def put_host(self, host: Host) -> None:
+        """Insert or replace the host. The host's allocations are kept, even if they no longer
+        fit."""
         await self._change(HOSTS.upsert, *HOSTS.values(host))
 
     async def hosts(self) -> Sequence[Host]:
@@ -446,19 +524,25 @@ class SqlStore:
         return await self._all(SECRETS, "WHERE project = ? ORDER BY name", project)
 
     async def all_secrets(self) -> Sequence[SealedSecret]:
+        """Return the secrets of all projects, sorted by project and name."""
         return await self._all(SECRETS, "ORDER BY project, name")
 
     async def reseal_secret(self, secret: SealedSecret, sealed: bytes) -> bool:
+        """Replace the encrypted value of a secret. Return False if the stored value is no longer
+        `secret.sealed`.
+        """
         owner = secret.project, secret.name, secret.sealed
         return await self._change(SECRETS.reseal, sealed, *owner) > 0
 
     async def delete_secret(self, project: str, name: str) -> None:
+        """Delete a secret. Raises RowNotFound."""
         missing = RowNotFound(f"project {project} has no secret named {name}")
         await self._change_or(missing, SECRETS.delete, project, name)
 
     # The audit log
 
     async def record(self, entry: AuditEntry) -> ChainHead:
+        """Append a record to the audit log, and return the new end of the chain."""
         return await self._write(lambda session: append(session, entry))
 
     async def audit_records(
@@ -472,6 +556,9 @@ class SqlStore:
         limit: int = 1000,
         newest: bool = False,
     ) -> Sequence[SealedRecord]:
+        """Return at most `limit` records of the audit log whose number is larger than `after`,
+        sorted by number: the oldest records or, if `newest` is set, the newest records.
+        """
         return await self._read(
             lambda session: read_records(
                 session,
@@ -488,60 +575,93 @@ class SqlStore:
     # Accounts
 
     async def credential(self, digest: str) -> AccountCredential | None:
+        """Return the token whose SHA-256 in hexadecimal is `digest`, with its account and roles."""
         return await self._read(lambda session: accounts.read_credential(session, digest))
 
     async def use_token(self, token_id: str, at: datetime) -> None:
+        """Record the time of a token's last use."""
         await self._change(
             "UPDATE tokens SET last_used_at = ? WHERE id = ?", to_micros(at), token_id
         )
 
     async def add_account(self, account: Account) -> None:
+        """Raises NameConflict."""
         await self._write(lambda session: accounts.add_account(session, account))
 
     async def accounts(self) -> Sequence[Account]:
         return await self._all(accounts.ACCOUNTS, "ORDER BY name")
 
     async def disable_account(self, name: str, at: datetime | None) -> None:
+        """Disable an account at the time `at` or, if `at` is None, enable it. Raises
+        RowNotFound.
+        """
         sql = "UPDATE accounts SET disabled_at = ? WHERE name = ?"
         missing = RowNotFound(f"no account {name}")
         await self._change_or(missing, sql, None if at is None else to_micros(at), name)
 
     async def remove_account(self, name: str) -> None:
+        """Delete an account with its tokens and roles. Raises RowNotFound."""
         await self._write(lambda session: accounts.remove_account(session, name))
 
     async def add_token(self, token: AccountToken, digest: str) -> None:
+        """Store a token by its hash. Raises RowNotFound if the token's account does not exist."""
         await self._write(lambda session: accounts.add_token(session, token, digest))
 
     async def tokens(self, account: str | None = None) -> Sequence[AccountToken]:
+        """Return the tokens of one account or of all accounts, including expired and revoked
+        tokens."""
         where, values = _if_given("account", account)
         return await self._all(accounts.TOKENS, f"WHERE {where} ORDER BY account, id", *values)
 
     async def revoke_token(self, token_id: str, account: str | None, at: datetime) -> None:
+        """Revoke a token. If `account` is not None, the token must belong to this account. Raises
+        RowNotFound.
+        """
         await self._write(lambda session: accounts.revoke_token(session, token_id, account, at))
 
     async def add_project(self, project: Project, *, adopt: bool) -> None:
+        """Store a new project. Jobs, machines, secrets or roles may already use the project's name.
+        Then `adopt` must be set, because people with a role in the parent get this role for these
+        rows, too. Raises NameConflict, and RowNotFound if the parent does not exist.
+        """
         await self._write(lambda session: accounts.add_project(session, project, adopt=adopt))
 
     async def move_project(self, former: Project, parent: str | None) -> None:
+        """Move a created project below another project or, if `parent` is None, to the top. Raises
+        RowNotFound if the parent does not exist, or if the project has moved since `former` was
+        read. Raises NameConflict if `parent` is the project itself or a project below it.
+        """
         await self._write(lambda session: accounts.move_project(session, former, parent))
 
     async def projects(self) -> Sequence[Project]:
+        """Return all created projects, and the projects that exist only because jobs name them."""
         return await self._read(accounts.list_used_projects)
 
     async def policies(self) -> PolicyBook:
+        """Return the policies of all projects."""
         rows = await self._all(POLICIES, "ORDER BY project")
         return PolicyBook(rows, await self.projects() if rows else ())
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
+        """Replace the policy of a project or of the INSTALLATION or, if `policy` is None, delete
+        it.
+        """
         await self._write(lambda session: accounts.put_policy(session, project, policy))
 
     async def grant_role(self, binding: RoleBinding) -> None:
+        """Store a role; an existing role is not changed. Raises RowNotFound if the account does not
+        exist.
+        """
         await self._write(lambda session: accounts.grant_role(session, binding))
 
     async def revoke_role(self, binding: RoleBinding) -> None:
+        """Delete a role. Raises RowNotFound."""
         await self._write(lambda session: accounts.revoke_role(session, binding))
 
     async def roles(self, project: str | None = None) -> Sequence[RoleBinding]:
+        """Return the roles that were granted in this project itself or, without `project`, in all
+        projects.
+        """
         return await self._read(lambda session: accounts.list_roles(session, project))
 
     # Providers' documents
@@ -549,6 +669,7 @@ class SqlStore:
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None
     ) -> Sequence[ProviderDocument]:
+        """Return the provider's documents in a collection, sorted by name."""
         where, values = ("", ()) if name is None else (" AND name = ?", (name,))
         sql = (
             "SELECT name, body, version FROM provider_state WHERE provider = ? AND collection = ?"
@@ -562,6 +683,9 @@ class SqlStore:
     async def swap_provider_document(
         self, provider: str, document: ProviderDocument, *, delete: bool = False
     ) -> bool:
+        """Write or delete a document, if its stored version is `document.version` - 1 (0 if it is
+        not stored yet). If the stored version differs, return False and change nothing.
+        """
         key = (provider, document.collection, document.name)
         body, before = document.body, document.version - 1
         where = "WHERE provider = ? AND collection = ? AND name = ? AND version = ?"

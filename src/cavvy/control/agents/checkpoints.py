@@ -35,7 +35,6 @@ from cavvy.store.base import (
     HashMismatch,
     RowNotFound,
     StaleVersion,
-    Store,
     StoreError,
     StoreFull,
 )
@@ -43,6 +42,7 @@ from cavvy.store.blobs import BlobStore
 from cavvy.store.checkpoints.folders import FOREVER, NO_ATTEMPT, CheckpointFolders, find_fault
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
+from cavvy.store.sql import Store
 
 KEPT = 2  # checkpoints kept for each job
 _COMING = 1000  # maximum number of jobs for which the files of a running upload are remembered

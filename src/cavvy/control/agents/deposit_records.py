@@ -14,9 +14,10 @@ from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, Buck
 from cavvy.control.agents.uploads import RECORDS_OWNER
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, NodePhase
 from cavvy.domain.provider_state import ProviderDocument
-from cavvy.store.base import RowNotFound, Store, StoreError, StoreFull
+from cavvy.store.base import RowNotFound, StoreError, StoreFull
 from cavvy.store.objects.base import ObjectError, ObjectTryAgain
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
+from cavvy.store.sql import Store
 
 FOLDER = "results/"  # the folder of the job's results in the bucket
 _COLLECTION = "results"

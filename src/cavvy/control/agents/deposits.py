@@ -35,14 +35,7 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, ClaimLost
 from cavvy.domain.values import Struct
-from cavvy.store.base import (
-    AtomicWrite,
-    HashMismatch,
-    StaleVersion,
-    Store,
-    StoreError,
-    StoreFull,
-)
+from cavvy.store.base import AtomicWrite, HashMismatch, StaleVersion, StoreError, StoreFull
 from cavvy.store.blobs import BlobStore
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.logs import LogStore
@@ -55,6 +48,7 @@ from cavvy.store.objects.base import (
     SignedRequest,
 )
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
+from cavvy.store.sql import Store
 
 _AGAIN = timedelta(hours=1)  # interval at which agents ask for new signatures
 _MARGIN = timedelta(hours=2)  # signatures are valid for the lease plus this time

@@ -43,7 +43,8 @@ from cavvy.domain.protocol import list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
-from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
 
 # time after which an agent repeats its claim while agents of other ranks are missing
 _ASK_AGAIN = timedelta(milliseconds=200)

@@ -13,7 +13,7 @@ from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
-from cavvy.store.base import RowNotFound, Store
+from cavvy.store.base import RowNotFound
 from cavvy.store.objects.base import (
     ObjectBucket,
     ObjectDenied,
@@ -32,6 +32,7 @@ from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open
 from cavvy.store.objects.regions import FoundRegions, find_regions
 from cavvy.store.objects.sizes import find_sizes
 from cavvy.store.objects.threads import in_thread
+from cavvy.store.sql import Store
 
 SIGNED_S = 900
 RELAY_BYTES = 8 * 1024 * 1024  # maximum bytes of one relayed answer

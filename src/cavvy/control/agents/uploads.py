@@ -24,10 +24,11 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.values import Struct
-from cavvy.store.base import RowNotFound, Store, StoreError
+from cavvy.store.base import RowNotFound, StoreError
 from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
+from cavvy.store.sql import Store
 
 RECORDS_OWNER = "data transfers"  # owner of records about objects; no provider has this name
 _COLLECTION = "uploads"

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from cavvy.control.clock import ControlClock
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, JobRecord
-from cavvy.store.base import AtomicWrite, KeyUnusable, Store
+from cavvy.store.base import AtomicWrite, KeyUnusable
+from cavvy.store.sql import Store
 
 OpenSecrets = Callable[
     [str, Sequence[str]], Awaitable[dict[str, str]]

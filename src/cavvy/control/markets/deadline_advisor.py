@@ -37,7 +37,7 @@ from cavvy.domain.values import replace
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.transfers import find_egress_date, price_upload
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 _LAST = timedelta(seconds=30)  # maximum age of the offers that are used for a job with a gang
 # time after which egress prices are read again, because there may be a new catalog

@@ -7,7 +7,8 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, standings_of
-from cavvy.store.base import AtomicWrite, Store
+from cavvy.store.base import AtomicWrite
+from cavvy.store.sql import Store
 
 SINCE = timedelta(days=30)  # age of the oldest observations that market records include
 RECENT = timedelta(days=3)  # age of the oldest single observations that policies get

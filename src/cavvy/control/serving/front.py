@@ -14,7 +14,7 @@ from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 
 class ProbeRecord(Struct, frozen=True, kw_only=True):

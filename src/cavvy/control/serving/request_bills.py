@@ -11,7 +11,8 @@ from cavvy.domain.request_bills import ReplicaBill, RequestCounts, RequestWork, 
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
-from cavvy.store.base import StaleVersion, Store
+from cavvy.store.base import StaleVersion
+from cavvy.store.sql import Store
 
 # the fact with the time of the migration since which requests are counted; new databases have none
 COUNTED_SINCE = "requests-counted-since"

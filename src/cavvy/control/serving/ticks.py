@@ -6,7 +6,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.ticks import call_at, find_last, find_next, make_anchor
 from cavvy.domain.services import CronTrigger
 from cavvy.domain.stored_services import StoredService
-from cavvy.store.base import Store
+from cavvy.store.sql import Store
 
 _NEVER = timedelta(days=1)  # pause before the next check of a trigger whose line matches no day
 # The last time of a line causes a call only if that time is not longer ago than this. The value is

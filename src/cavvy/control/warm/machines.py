@@ -17,7 +17,8 @@ from cavvy.control.warm.pool import WarmPool
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.policies import BoundPolicy
-from cavvy.store.base import RowNotFound, Store
+from cavvy.store.base import RowNotFound
+from cavvy.store.sql import Store
 
 
 class MachinePool:

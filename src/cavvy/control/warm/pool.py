@@ -14,7 +14,8 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import RowNotFound, Store
+from cavvy.store.base import RowNotFound
+from cavvy.store.sql import Store
 
 _SHARED_AGE = timedelta(seconds=1)
 
