@@ -15,6 +15,7 @@ from statistics import median
 from azure_sizes import find_size
 from facts import DISK_GIB, OCI_REGIONS, PARTS, find_network_gbits, gcp_memory_gib
 from gcp_devices import GCP_SOURCE, GPU_PRICES, N1_MACHINES, TPU_PRICES
+from more_prices import list_tables
 
 from cavvy.catalog.accelerators import find_accelerator, nominal_memory
 from cavvy.catalog.retired import find_retired
@@ -48,6 +49,7 @@ class Reader:
         yield from self._azure()
         yield from self._nebius_and_verda()
         yield from self._aws_spot_by_zone()
+        yield from self._more()
         yield from self._small()
         yield from self._shadeform()
 
@@ -219,6 +221,31 @@ class Reader:
                 prices = _scale(row["on_demand_usd_hr"], share), _scale(spot, share)
                 yield from self._sell(each, *prices, source, as_of)
 
+    def _more(self) -> Iterator[Offer]:
+        """The prices of `more_prices.py`, for machines that the tables or `_KNOWN` describe."""
+        known = {
+            (machine.provider, machine.type): machine
+            for provider, table in (("aws", "aws_vms.csv"), ("gcp", "gcp_vms.csv"))
+            for machine in (_machine(provider, row) for row in self._rows(table))
+        }
+        for table in list_tables():
+            for name, place, column, price in table.prices():
+                region, _, zone = place.partition("/")
+                if table.provider == "azure":
+                    machine = self._azure_machine(name, region)
+                else:
+                    machine = _KNOWN.get(name) or known.get((table.provider, name))
+                if machine is None:
+                    raise ValueError(f"{table.provider} {name}: no table describes this machine")
+                if table.provider == "gcp":
+                    memory = _mib(gcp_memory_gib(name, machine.vcpus))
+                    machine = replace(machine, memory_mib=memory)
+                machine = replace(machine, region=region, zone=zone or None)
+                purchase, months = _PURCHASES.get(column, (Purchase.RESERVED, column))
+                rate = parse_rate(Decimal(price))
+                offer = machine.offer(purchase, rate, table.source, table.as_of)
+                yield replace(offer, term_months=int(months))
+
     def _is_withdrawn(self, machine: "Machine") -> bool:
         """Whether another table offers the machine in us-east-1 although AWS's own list of all
         types there no longer contains it.
@@ -314,8 +341,58 @@ class Machine:
         )
 
 
+_PURCHASES = {"on-demand": (Purchase.ON_DEMAND, "0"), "spot": (Purchase.SPOT, "0")}
+# Machines of `more_prices.py` that no table describes. Sources: AWS's page on Trn2; IBM's
+# "Accelerated profile family" (github.com/ibm-cloud-docs/vpc).
+_KNOWN = {
+    each.type: each
+    for each in (
+        Machine(
+            provider="aws",
+            type="trn2.3xlarge",
+            region="",
+            accelerator="Trainium2",
+            count=1,
+            vcpus=12,
+            memory_mib=128 * 1024,
+        ),
+        Machine(
+            provider="aws",
+            type="trn2.48xlarge",
+            region="",
+            accelerator="Trainium2",
+            count=16,
+            vcpus=192,
+            memory_mib=2048 * 1024,
+        ),
+        Machine(
+            provider="ibm",
+            type="gx3d-160x1792x8h100",
+            region="",
+            accelerator="H100",
+            count=8,
+            vcpus=160,
+            memory_mib=1792 * 1024,
+        ),
+    )
+}
+
+# The names of machines that always have an accelerator. A row that states none is incomplete.
+_ACCELERATED = {
+    "aws": r"(dl|f|g|inf|p|trn|vt)\d.*",
+    "gcp": r"(a|ct|g|tpu-v)\d.*",
+    "ibm": r"g.*",
+    "nebius": r"gpu-.*",
+    "oci": r".*GPU.*",
+}
+
+
 def _unsellable(machine: Machine) -> str:
     """The reason why a machine cannot be offered; "" if it can."""
+    if not machine.accelerator and re.fullmatch(
+        _ACCELERATED.get(machine.provider, "(?!)"), machine.type
+    ):
+        return "machine of an accelerated family, without its accelerator"
     if machine.accelerator and find_accelerator(machine.accelerator) is None:
         return "accelerator that the table does not know"
     if machine.accelerator and machine.count < 1:
@@ -332,13 +409,15 @@ def _unsellable(machine: Machine) -> str:
 
 def _machine(provider: str, row: dict[str, str]) -> Machine:
     size = re.search(r"SizeInMiB\W+(\d+)", row["GpuInfo"] or "")
-    count = float(row["AcceleratorCount"] or 0)
+    accelerator, count = row["AcceleratorName"], float(row["AcceleratorCount"] or 0)
+    if provider == "aws":
+        accelerator, count = _AWS_ACCELERATORS.get(row["InstanceType"], (accelerator, count))
     part = PARTS.get(provider, {}).get(row["InstanceType"], 1.0)
     return Machine(
         provider=provider,
         type=row["InstanceType"],
         region=row["Region"],
-        accelerator=row["AcceleratorName"],
+        accelerator=accelerator,
         count=1 if part < 1 else count,
         part=part,
         accelerator_mib=int(size[1]) if size else None,
@@ -362,8 +441,8 @@ _AWS_ACCELERATORS = {
 def _small_machine(row: dict[str, str]) -> Machine:
     provider, name = row["provider"], row["instance_type"]
     accelerator, count = row["accelerator"], float(row["accelerator_count"] or 0)
-    if provider == "aws" and name in _AWS_ACCELERATORS:
-        accelerator, count = _AWS_ACCELERATORS[name]
+    if provider == "aws":
+        accelerator, count = _AWS_ACCELERATORS.get(name, (accelerator, count))
     if accelerator == "H100" and ("pcie" in name.lower() or provider == "fluidstack"):
         accelerator = "H100-PCIe"
     size = row["accelerator_memory_gib"]

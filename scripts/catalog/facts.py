@@ -111,6 +111,7 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
         "BM.GPU.MI355X.8": 3200, "BM.GPU.L40S.4": 800, "BM.GPU.GB200.4": 1600, "BM.GPU.GB300.4": 3200,
     },
     "ibm": {
+        "gx3d-160x1792x8h100": 200,
         "gx2-8x64x1v100": 16, "gx2-16x128x1v100": 32, "gx2-16x128x2v100": 32, "gx2-32x256x2v100": 64,
     },
     "nebius": {

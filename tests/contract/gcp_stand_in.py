@@ -29,7 +29,7 @@ TYPES = {  # name: vCPUs, MiB of memory, GPU, GPUs
     "g2-standard-4": (4, 16384, "nvidia-l4", 1),
     "a2-highgpu-1g": (12, 87040, "nvidia-tesla-a100", 1),
     "a3-highgpu-8g": (208, 1916928, "nvidia-h100-80gb", 8),
-    "g4-standard-6": (6, 23040, "nvidia-rtx-pro-6000", 1),  # the catalog knows no GPU
+    "e2-standard-2": (2, 8192, "nvidia-rtx-pro-6000", 1),  # the catalog knows no GPU
     "n1-standard-8": (8, 30720, None, 0),
     "ct6e-standard-8t": (180, 1474560, "ct6e", 8),
     "a4-highgpu-8g": (224, 4063232, "nvidia-b200", 8),  # without a price

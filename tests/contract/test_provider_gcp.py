@@ -211,7 +211,7 @@ class TestGcp(RestContract):
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["machine types without a known price"] == "a4-highgpu-8g"
         left_out = "machine types with GPUs that are not in the catalog"
-        assert facts[left_out] == "g4-standard-6"
+        assert facts[left_out] == "e2-standard-2"
 
     def test_a_read_of_offers_goes_on_when_its_caller_gives_up(self, account: RestPlace) -> None:
         began, goes_on, reads = threading.Event(), threading.Event(), []

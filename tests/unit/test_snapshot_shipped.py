@@ -375,6 +375,82 @@ def test_google_s_n1_machines_have_their_gpus(offers: list[Offer]) -> None:
     assert found == {("T4", 1), ("T4", 2), ("T4", 4)} | {("V100", each) for each in (1, 2, 4, 8)}
 
 
+# The names of machines that always have an accelerator.
+ACCELERATED = re.compile(
+    r"aws/(dl|f|g|inf|p|trn|vt)\d.*|azure/Standard_N.*|coreweave/.*-\d+-gpu|do/gpu-.*|"
+    r"gcp/(a|ct|g|tpu-v)\d.*|gcp/n1-.*x\d|ibm/g.*|lambda/gpu_.*|nebius/gpu-.*|oci/.*GPU.*|tpu/.*|"
+    r"verda/\d+[A-Z].*"
+)
+
+
+def test_no_machine_is_listed_without_its_accelerator(offers: list[Offer]) -> None:
+    has: dict[str, set[tuple[str | None, int, float]]] = {}
+    for each in offers:
+        machine = f"{each.provider}/{each.instance_type}"
+        has.setdefault(machine, set()).add(
+            (each.accelerator, each.accelerator_count, each.accelerator_part)
+        )
+    assert [name for name, found in has.items() if len(found) > 1] == []
+    assert [
+        name
+        for name, found in has.items()
+        if ACCELERATED.fullmatch(name) and {accelerator for accelerator, _, _ in found} == {None}
+    ] == []
+
+
+def test_machines_for_video_and_with_fpgas_are_not_taken_for_gpus(offers: list[Offer]) -> None:
+    other = {"Standard_NP10s", "f2.6xlarge", "vt1.3xlarge", "inf2.xlarge", "trn2.48xlarge"}
+    assert other <= {each.instance_type for each in offers}
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
+        for text in ("gpu:1..64", "nvidia:1..64"):
+            need = ResourceSpec(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
+            found = snapshot.match(need, misses=0, reserved=True).offers
+            assert other.isdisjoint(each.instance_type for each in found)
+        plain = snapshot.match(ResourceSpec(spot=SpotPolicy.AUTO), misses=0).offers
+    assert {each.accelerator for each in plain if each.instance_type == "f2.6xlarge"} == {"VU47P"}
+
+
+def test_trainium_of_both_generations_and_gpus_of_ibm_are_listed(offers: list[Offer]) -> None:
+    found = {
+        (each.instance_type, each.accelerator, each.accelerator_count)
+        for each in offers
+        if each.instance_type.startswith("trn") or (each.provider == "ibm" and each.accelerator)
+    }
+    assert found == {
+        ("trn1.2xlarge", "Trainium", 1),
+        ("trn1.32xlarge", "Trainium", 16),
+        ("trn1n.32xlarge", "Trainium", 16),
+        ("trn2.3xlarge", "Trainium2", 1),
+        ("trn2.48xlarge", "Trainium2", 16),
+        ("gx2-8x64x1v100", "V100", 1),
+        ("gx3d-160x1792x8h100", "H100", 8),
+    }
+
+
+def test_prices_with_a_commitment_are_lower_than_without(offers: list[Offer]) -> None:
+    usual: dict[tuple[str, str, str], dict[int, int]] = {}
+    for each in offers:
+        if each.purchase is not Purchase.SPOT:
+            key = each.provider, each.region, each.instance_type
+            usual.setdefault(key, {})[each.term_months] = each.rate.micros_per_hour
+            assert (each.purchase is Purchase.RESERVED) == (each.term_months > 0), each.key
+    terms = {(key[0], months) for key, found in usual.items() for months in found}
+    assert {("aws", 12), ("gcp", 12), ("gcp", 36)} <= terms
+    for key, found in usual.items():
+        rates = [rate for _, rate in sorted(found.items())]
+        assert rates == sorted(rates, reverse=True), (key, found)
+        assert rates[-1] > rates[0] / 4, (key, found)
+
+
+def test_spot_prices_of_azure_are_listed(offers: list[Offer]) -> None:
+    found = {
+        each.accelerator
+        for each in offers
+        if (each.provider, each.purchase) == ("azure", Purchase.SPOT)
+    }
+    assert found == {"A100", "H100", "H100-NVL"}
+
+
 @pytest.mark.parametrize("provider", ["aws", "azure", "gcp", "oci"])
 def test_every_accelerated_machine_of_a_large_cloud_has_each_price_or_a_reason(
     provider: str, offers: list[Offer]
