@@ -120,7 +120,7 @@ class RankRunner:
             self._exit_stored = True
         except (FileNotFoundError, ValueError):
             outcome, code, reason = self._lost_exit()
-            self._open_home_entries(find_kept(read_text(self._config.started_file)))
+            self._open_home_entries(find_kept(read_text(self._config.started_file)), resume=True)
             self._write_exit(outcome, code, self._close_home_entries(reason))
         self._loop.after(1, self._tick)
         if not patient:
@@ -325,7 +325,7 @@ class RankRunner:
         if self._config.hides and not self._config.covers and work.image is None:
             self.wrote(UNPROTECTED)
         if keeps_entries(self._config, work):
-            self._open_home_entries(self._config.kept, begin=True)
+            self._open_home_entries(self._config.kept)
         self.link.listen_soon()
         fault = "" if work.tunnel is None else open_tunnel(self._config, work.tunnel)
         if fault:
@@ -385,16 +385,18 @@ class RankRunner:
         self._line_open = data[-1:] != b"\n"
         self.link.pump()
 
-    def _open_home_entries(self, kept: str, *, begin: bool = False) -> None:
+    def _open_home_entries(self, kept: str, *, resume: bool = False) -> None:
         """Prepare to move the new entries of home folders from `kept` to these folders at the
-        end."""
+        end. With `resume`, the work has ended together with an earlier agent."""
         if not kept:
             return
         from .work.home_entries import HomeEntries
 
         try:
             self._home_entries = HomeEntries(kept, self._config.obeys)
-            if begin and (moved := self._home_entries.begin()):
+            if resume:
+                self._home_entries.resume(os.stat(self._config.started_file).st_mtime)
+            elif moved := self._home_entries.begin():
                 self.wrote(f"cavvy: {moved}\n".encode(errors="replace"))
         except OSError as error:
             complain(f"new entries of home folders cannot be moved: {error}")

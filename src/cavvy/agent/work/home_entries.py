@@ -94,6 +94,10 @@ class HomeEntries:
         self._known = set(self._list_left())
         return found
 
+    def resume(self, started: float) -> None:
+        """Continue for an agent that was killed and had called `begin` at the time `started`."""
+        self._known = {each for each in self._list_left() if _changed_at(each) < started}
+
     def finish(self) -> tuple[str, str]:
         """Move what can be moved. Return a sentence about the moved entries, and one that says
         where the other new entries are; each is "" if there are none."""
@@ -276,6 +280,13 @@ def _list_new(home: str, kept: str, below: str) -> Iterator[str]:
         seen = os.path.lexists(f"{home}/{name}") and os.path.islink(path)
         if not (name in CACHES or name in PRIVATE or RECORDS.fullmatch(name) or seen):
             yield f"{kept}//{name}"
+
+
+def _changed_at(left: str) -> float:
+    try:
+        return os.lstat(left).st_ctime
+    except OSError:
+        return 0
 
 
 def _is_module(name: str, home: str) -> bool:
