@@ -93,6 +93,18 @@ def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster)
     check_gone(user, cluster)
 
 
+def test_each_project_has_its_own_setups(user: User, cluster: Cluster) -> None:
+    task = f"name: same\n{SMALL}\nsetup: date +%N > $CAVVY_SETUP_DIR/made\n"
+    path = user.task(task + "run: cat $CAVVY_SETUP_DIR/made")
+    user.cli("project", "create", "pb")
+    said = [user.output("run", "-p", project, path) for project in ("default", "pb", "default")]
+    made = [re.findall(r"^\d+$", each, re.MULTILINE) for each in said]
+    assert all(len(each) == 1 for each in made), said
+    assert made[0] == made[2] != made[1]
+    assert len(list((user.root / "shared/cache").glob("p-*/setups"))) == 2
+    check_gone(user, cluster)
+
+
 def test_twenty_short_jobs(user: User, cluster: Cluster) -> None:
     names = [user.submit(f"{{name: j{n}, {SMALL}, run: echo {n}}}") for n in range(20)]
     for number, name in enumerate(names):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def open_cache(config: AgentConfig) -> int | None:
     """Test whether Cavvy's folder can be hidden from the work, unless the configuration says so,
     and set `config.cache` to the cache of the work's project. Return an open file that marks the
-    cache as used until the file is closed, or None if all projects share the cache. Raises OSError.
+    cache as used until the file is closed, or None if no agent could remove the cache because
+    another project got the machine. Raises OSError.
     """
     if config.covers is None:
         ability = find_ability(config.hides, config.home) if config.hides else ""
@@ -36,6 +37,8 @@ def open_cache(config: AgentConfig) -> int | None:
     name = config.fresh_cache if seen else config.own_cache
     config.cache = os.path.join(config.caches, name)
     os.makedirs(config.cache, mode=0o700, exist_ok=True)
+    if not config.fresh_cache:
+        return None  # file systems of clusters may offer no locks
     lock = open_private(config.cache + "/used")
     fcntl.flock(lock, fcntl.LOCK_SH)
     if seen:

@@ -29,6 +29,7 @@ from cavvy.providers.batch.workspace import (
     as_seen,
     list_nodes,
 )
+from cavvy.providers.ledger import ProjectCaches
 
 # time limit of a delivery, in which an agent waits 15 s for a lock and then tries for 20 s
 _DELIVERY_S = 45.0
@@ -60,6 +61,7 @@ class BatchGangs:
         self._login_session = system.commands.login_session
         self._system = system
         self._context = context
+        self._caches = ProjectCaches(context.state)
         self._workspace: SharedWorkspace | None = None
         self._ended: dict[str, BatchGangEnd] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
@@ -144,8 +146,9 @@ class BatchGangs:
             raise Refused("no agent can be started: the server has no agent command")
         agent = await workspace.place_agent(self._context.agent_archive())
         now = self._context.now()
+        cache = await self._caches.name(gang)
         fresh = await workspace.note_intent(
-            gang, now, taking.seconds, taking.warning_s, taking.source
+            gang, now, cache, taking.seconds, taking.warning_s, taking.source
         )
         if not fresh and await self._was_submitted(workspace, gang.name, now):
             return

@@ -2,7 +2,7 @@
 
 * `agents/HASH/` contains the programs that nodes run (`agent/` and `start.py`), by version.
 * `storage/PROJECT/JOB/checkpoint` contains the checkpoints that a job keeps across attempts.
-* `cache/` contains fetched blobs and finished setups.
+* `cache/NAME/` contains the fetched blobs, finished setups and image files of one project.
 * `INSTALLATION/mail/` contains the agents' requests, and a folder of answers for each agent.
 * `INSTALLATION/gangs/NAME/gang.json` contains the intent; Cavvy creates the whole folder `NAME`
   before the submission.
@@ -121,7 +121,13 @@ class SharedWorkspace:
         return self._placed
 
     async def note_intent(
-        self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str
+        self,
+        spec: GangSpec,
+        now: datetime,
+        own_cache: str,
+        taken_s: float,
+        warning_s: float,
+        source: str,
     ) -> bool:
         """Record a gang before its submission. Return False if the name is already in use by a
         running or ended gang.
@@ -134,6 +140,7 @@ class SharedWorkspace:
             home="",
             token=spec.agent_endpoint.token,
             cache=f"{self._folder}/cache",
+            own_cache=own_cache,
             storage=f"{self._folder}/storage",
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),

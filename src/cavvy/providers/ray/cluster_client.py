@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
 from cavvy.providers.batch.shapes import is_of, say_accelerators
-from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.ledger import LaunchLedger, ProjectCaches
 from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
 from cavvy.providers.ray.cluster import RayNode, list_offers, promise, read_nodes
@@ -34,6 +34,7 @@ class RayTerms(Struct, frozen=True, kw_only=True):
     mark: str  # the installation's mark
     options: RayOptions
     node_endpoint: NodeEndpoint | None
+    caches: ProjectCaches
     now: Callable[[], datetime]
 
 
@@ -126,8 +127,11 @@ class RayCluster:
         self, gang: GangSpec, node: RayNode, node_endpoint: NodeEndpoint, *, mixed: bool
     ) -> None:
         terms = self._terms
+        cache = await terms.caches.name(gang)
         job = await asyncio.to_thread(
-            lambda: make_job(gang, terms.mark, node, node_endpoint, terms.options, mixed=mixed)
+            lambda: make_job(
+                gang, terms.mark, node, node_endpoint, terms.options, cache=cache, mixed=mixed
+            )
         )
         try:
             await self.api.submit(dict(job))

@@ -64,16 +64,18 @@ def make_job(
     node_endpoint: NodeEndpoint,
     options: RayOptions,
     *,
+    cache: str,
     mixed: bool,
 ) -> Mapping[str, Any]:
     """Return the request that submits the gang's job. The first call blocks, because it packs the
     agent.
 
-    `node` is one of the offer's nodes. `mixed` is True if only some of the cluster's nodes can be
-    preempted.
+    `node` is one of the offer's nodes. `cache` is the name of the project's cache. `mixed`
+    is True if only some of the cluster's nodes can be preempted.
     """
     plan = json.dumps(
-        make_plan(gang, mark, node, node_endpoint, options, mixed=mixed), sort_keys=True
+        make_plan(gang, mark, node, node_endpoint, options, cache=cache, mixed=mixed),
+        sort_keys=True,
     ).encode()
     digest = node_endpoint.publish(plan)
     line = _LINE.format(
@@ -102,6 +104,7 @@ def make_plan(
     node_endpoint: NodeEndpoint,
     options: RayOptions,
     *,
+    cache: str,
     mixed: bool,
 ) -> Mapping[str, Any]:
     """Return the driver's plan, including the source of the driver and of the actor supervisor."""
@@ -123,11 +126,13 @@ def make_plan(
         "grace_s": gang.grace.total_seconds(),
         "reserve_s": RESERVE.total_seconds(),
         "tokens": [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)],
-        "boot": _make_boot(gang, node_endpoint, f"{options.folder}/{mark}"),
+        "boot": _make_boot(gang, node_endpoint, f"{options.folder}/{mark}", cache),
     }
 
 
-def _make_boot(gang: GangSpec, node_endpoint: NodeEndpoint, folder: str) -> Mapping[str, Any]:
+def _make_boot(
+    gang: GangSpec, node_endpoint: NodeEndpoint, folder: str, cache: str
+) -> Mapping[str, Any]:
     """Return the data that the actor supervisor needs to start an agent on a node."""
     return {
         "agent": node_endpoint.agent(),
@@ -135,6 +140,7 @@ def _make_boot(gang: GangSpec, node_endpoint: NodeEndpoint, folder: str) -> Mapp
         "leave_s": (gang.grace + RESERVE).total_seconds(),
         "config": {
             **make_config(gang, node_endpoint),
+            "own_cache": cache,
             "cpus": gang.offer.vcpus,
             "memory_mib": gang.offer.memory_mib,
             "taken": {"seconds": (gang.grace + RESERVE / 3).total_seconds(), "source": "Ray"},

@@ -13,7 +13,7 @@ from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
 from cavvy.providers.batch.shapes import AcceleratorRates
-from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.ledger import LaunchLedger, ProjectCaches
 from cavvy.providers.ray.calls import DashboardAddress, RayDashboard
 from cavvy.providers.ray.cluster_client import RayCluster, RayTerms, why_not
 from cavvy.providers.ray.entry import RayOptions
@@ -35,6 +35,7 @@ class RayProvider:
             raise Refused(f"[providers.ray] price_usd_gpu_hr: {error}") from error
         self._node_rate = parse_rate(str(context.settings.get("price_usd_node_hr", 0)))
         self._ledger = LaunchLedger(context.state, RayGangRecord)
+        self._caches = ProjectCaches(context.state)
         self._sites: dict[str, RayCluster] = {}
         self._parts = FanOut[Sequence[Offer]]()
 
@@ -90,6 +91,7 @@ class RayProvider:
                 mark=self._mark,
                 options=options,
                 node_endpoint=self._context.node_endpoint,
+                caches=self._caches,
                 now=self._context.now,
             )
             text = self._text("addresses") or _DEFAULT
