@@ -153,6 +153,8 @@ def test_a_machine_on_a_shared_host_has_only_what_it_asked_for() -> None:
     )
     assert describe_hardware(MACHINE, shared) == "1 x A10, 1 CPU"
     assert describe_hardware(MACHINE, GANG) == "1 x A10, 8 CPUs"
+    alone = replace(MACHINE, task=replace(REQUEST, resources=ResourceSpec(cpus_min=1)))
+    assert describe_hardware(alone, None) == "1 CPU"
 
 
 def test_a_purchase_changes_the_request_and_a_takeover_does_not() -> None:

@@ -75,6 +75,7 @@ fleet:
         21600,
         7200,
     )
+    assert (found["median_wait_s"], found["p95_wait_s"]) == (7200, 14400)
 
 
 @pytest.mark.parametrize(

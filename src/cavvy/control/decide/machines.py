@@ -153,11 +153,15 @@ def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
     need = machine.task.resources
     if gang is None:
         asked = [format_need(each) for each in need.accelerators[:1]]
-        asked += [f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
+        asked += [_say_cpus(need.cpus_min)] if need.cpus_min else []
         return ", ".join(asked) or need.instance or "any CPUs"
     offer = _held_share(gang.offer, need)
     devices = f"{offer.accelerators_text} x {offer.accelerator}, " if offer.accelerator else ""
-    return f"{devices}{offer.vcpus:g} CPU{'' if offer.vcpus == 1 else 's'}"
+    return devices + _say_cpus(offer.vcpus)
+
+
+def _say_cpus(count: float) -> str:
+    return f"{count:g} CPU{'' if count == 1 else 's'}"
 
 
 def _count(nodes: int) -> str:

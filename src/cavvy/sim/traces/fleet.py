@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from heapq import heappop, heappush
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -165,7 +166,7 @@ def _sum_up(
         makespan_s=makespan_s,
         mean_wait_s=sum(ordered) / len(ordered),
         median_wait_s=median(ordered),
-        p95_wait_s=ordered[int(0.95 * (len(ordered) - 1))],
+        p95_wait_s=ordered[ceil(0.95 * len(ordered)) - 1],
         gpu_use=used / (sum(pool.gpus for pool in queues) * makespan_s) if makespan_s else 0.0,
     )
 
