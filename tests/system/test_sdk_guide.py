@@ -15,8 +15,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from tests.pages import ROOT, read_blocks
 from tests.system.server_state import home_with_jobs
-from tests.system.test_tour import BLOCK, ROOT, Step, check_shown
+from tests.system.test_tour import Step, check_shown
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs/guides/python.md"
@@ -34,7 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_guide_does_what_it_shows(folder: Path) -> None:
     names: dict[str, object] = {}
     cells, shown, printed = 0, 0, ""
-    for language, text in BLOCK.findall(PAGE.read_text("utf-8")):
+    for block in read_blocks(PAGE):
+        language, text = block.language, block.text
         file = re.match(r"# (\S+\.py)\n", text)
         if language == "python" and file:
             (folder / file[1]).write_text(text)

@@ -4,7 +4,6 @@ commands.
 
 import difflib
 import io
-import re
 import shlex
 import sys
 import tarfile
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.pages import ROOT, read_blocks
 from torch import nn
 
 from cavvy import train
@@ -24,15 +24,19 @@ from cavvy.cli.main import cli
 from cavvy.train.data import sources
 from cavvy.train.tracking import trackers
 
-GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
-PAGES = ("train.md", "formats.md", "profile-and-tune.md", "templates.md")
+PAGES = (
+    "guides/train.md",
+    "guides/formats.md",
+    "guides/profile-and-tune.md",
+    "guides/templates.md",
+    "tutorials/training-with-resume.md",
+)
 SAMPLES = 512
 
 
 def blocks(page: str, *kinds: str) -> list[str]:
-    text = (GUIDES / page).read_text("utf-8")
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [block for kind, block in found if kind in kinds]
+    found = read_blocks(ROOT / "docs" / page)
+    return [block.text for block in found if block.language in kinds]
 
 
 class Net(nn.Module):
@@ -106,24 +110,27 @@ def test_a_guides_programs_run(page: str, runs: list[train.Run], tmp_path: Path)
         if "train.Run(" not in block:
             names["run"] = runs[0]  # The block belongs to the beginning of a program.
         exec(compile(program, page, "exec"), names)
-    if page == "train.md":
+    if page == "guides/train.md":
         assert [run.steps for run in runs[1:]] == [10, 1]
         assert names["data"].fetch(range(4))[0].shape == (4, 3, 2, 2)
-    if page == "formats.md":
+    if page == "guides/formats.md":
         assert sorted(names["data"].fetch(range(4)).tolist()) == [0, 1, 2, 3]
-    if page == "profile-and-tune.md":
+    if page == "guides/profile-and-tune.md":
         assert len(names["run"].clock.listeners) == 3
 
 
 def test_a_plain_loop_needs_eight_new_or_changed_lines() -> None:
-    plain, ours = (block.splitlines() for block in blocks("train.md", "python")[:2])
+    plain, ours = (block.splitlines() for block in blocks("guides/train.md", "python")[:2])
     lines = [line for line in difflib.ndiff(plain, ours) if line.startswith("+ ") and line[2:]]
     assert len(lines) == 8, lines
-    assert "With Cavvy, 8 lines are new or changed" in (GUIDES / "train.md").read_text("utf-8")
+    assert "With Cavvy, 8 lines are new or changed" in (ROOT / "docs/guides/train.md").read_text(
+        "utf-8"
+    )
 
 
 def commands(page: str) -> list[list[str]]:
-    lines = [line for block in blocks(page, "", "sh") for line in block.splitlines()]
+    texts = blocks(page, "sh", "console")
+    lines = [line.removeprefix("$ ") for text in texts for line in text.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("cavvy ")]
 
 
@@ -134,8 +141,8 @@ def test_a_guides_commands_are_understood(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("gradcam").mkdir()
-    for file in ("train.py", "gradcam/task.yaml"):
+    for file in ("train.py", "gradcam/task.yaml", "examples/digits/train.py"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).touch()
     command: click.Command = cli
     context, rest = click.Context(cli), words

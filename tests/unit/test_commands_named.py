@@ -7,15 +7,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from itertools import takewhile
-from pathlib import Path
 
 import click
 import pytest
+from tests.pages import ROOT, Block, read_blocks
 
 from cavvy.cli.main import cli
 from cavvy.cli.reach.session import named
+from cavvy.cli.task.options import TaskCommand
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src/cavvy").rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HOLE = "HOLE"  # what a program puts into a text
@@ -24,7 +24,8 @@ QUOTED = re.compile(r"`cavvy ([^`\n]+)`")
 PLAIN = re.compile(
     r"(?:\w: |^ {4,})cavvy ((?:[a-z-]+|HOLE)(?: [^\n·;]*?)?)(?=  |[;·]|\.?$)", re.MULTILINE
 )
-SHELL = re.compile(r"^\$ cavvy ([^\n]+)$", re.MULTILINE)
+ENDS = ("|", "||", "&&", ";", "&", "(", ")", "do", "then", "<", ">", ">>")  # of a command
+CALLERS = ("--", "server", "cavvy")  # of `docker compose exec server` and `sudo -Hu cavvy`
 
 
 def list_texts(source: str) -> Iterator[tuple[int, str]]:
@@ -51,9 +52,11 @@ def find_fault(line: str, *, whole: bool) -> str:
 
     With `whole` False it may also only name an option, as pages do.
     """
-    words = list(
-        takewhile(lambda word: word not in ("|", "||", ">"), shlex.split(line, comments=True))
-    )
+    words = list(takewhile(lambda word: word not in ENDS, shlex.split(line, comments=True)))
+    return find_fault_of(words, whole=whole)
+
+
+def find_fault_of(words: list[str], *, whole: bool) -> str:
     command: click.Command = cli
     context = click.Context(cli, info_name="cavvy")
     path = []
@@ -71,6 +74,8 @@ def find_fault(line: str, *, whole: bool) -> str:
 def find_wrong_words(
     command: click.Command, context: click.Context, words: list[str], whole: bool
 ) -> str:
+    if isinstance(command, TaskCommand):  # which takes a command of the user's after `--`
+        words = list(takewhile(lambda word: word != "--", words))
     try:
         given, rest, _ = command.make_parser(context).parse_args(list(words))
     except click.NoSuchOption as error:
@@ -86,6 +91,27 @@ def find_wrong_words(
         if choices and isinstance(told, str) and told != HOLE and told not in choices:
             return f"{told} is none of {', '.join(map(str, choices))}"
     return f"{' '.join(rest)} is too much" if rest and not context.allow_extra_args else ""
+
+
+def list_commands(script: str) -> Iterator[list[str]]:
+    """The words of each `cavvy` command of a shell script."""
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = ["", *(word.removeprefix("/opt/cavvy/bin/") for word in lexer)]
+        for number, word in enumerate(words[1:], 1):
+            before = words[number - 1]
+            if word == "cavvy" and (before in ("", *ENDS, *CALLERS) or "=" in before):
+                yield list(takewhile(lambda word: word not in ENDS, words[number + 1 :]))
+
+
+def list_scripts(block: Block) -> Iterator[str]:
+    if block.language == "console":
+        yield "\n".join(line[2:] for line in block.text.splitlines() if line.startswith("$ "))
+    elif block.language == "yaml":  # of CI systems
+        yield "\n".join(re.findall(r"^ *- (?:run: )?(cavvy .*)$", block.text, re.MULTILINE))
+    elif block.language == "sh":
+        yield block.text
 
 
 def find_faults(text: str, *shapes: re.Pattern[str], whole: bool = True) -> list[str]:
@@ -141,9 +167,35 @@ def test_pages_name_commands_that_can_be_called() -> None:
     faults = [
         f"{path.relative_to(ROOT)}: {fault}"
         for path in PAGES
-        for fault in (
-            *find_faults(path.read_text("utf-8"), QUOTED, whole=False),
-            *find_faults(path.read_text("utf-8"), SHELL),
-        )
+        for fault in find_faults(path.read_text("utf-8"), QUOTED, whole=False)
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("script", "commands"),
+    [
+        ("A=1 cavvy ps && cavvy stop x | cat", ["ps", "stop x"]),
+        ("id=$(cavvy call a / -d - <b)   # cavvy rm", ["call a / -d -"]),
+        ("for i in 1 2; do cavvy run $i; done", ["run $i"]),
+        ("cavvy offers --gpu 'H100|A100' > out\nmake cavvy", ["offers --gpu H100|A100"]),
+        ("docker compose exec server cavvy ps", ["ps"]),
+        ("sudo -Hu cavvy /opt/cavvy/bin/cavvy ps", ["ps"]),
+        ("kubectl get pods -n cavvy", []),
+        ("kubectl exec deploy/cavvy -- cavvy ps", ["ps"]),
+    ],
+)
+def test_commands_of_scripts_are_found(script: str, commands: list[str]) -> None:
+    assert [" ".join(words) for words in list_commands(script)] == commands
+
+
+def test_scripts_of_pages_call_commands_as_they_are() -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}:{block.line}: cavvy {shlex.join(words)}: {fault}"
+        for path in PAGES
+        for block in read_blocks(path)
+        for script in list_scripts(block)
+        for words in list_commands(script)
+        if (fault := find_fault_of(words, whole=True))
     ]
     assert faults == []
