@@ -1,6 +1,8 @@
-"""`cavvy wait`: its exit codes, and when it returns."""
+"""`cavvy wait`: its exit codes, and when it returns; and why a job waits that is not followed."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -8,7 +10,9 @@ from tests.unit.cli_client import FakeClient, client, make_job
 
 from cavvy.cli import wait
 from cavvy.cli.main import cli
-from cavvy.client import wire
+from cavvy.cli.reach import waiting
+from cavvy.cli.reach.waiting import find_wait
+from cavvy.client import ApiError, wire
 
 __all__ = ["client"]
 
@@ -34,6 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(wait, "time", found)
+    monkeypatch.setattr(waiting, "time", found)
     return found
 
 
@@ -82,3 +87,35 @@ def test_a_wait_says_each_reason_once(
     monkeypatch.setattr(client, "job", job)
     done = run("now")
     assert (done.exit_code, done.stderr) == (0, "now: queued, a\nnow: queued, b\n")
+
+
+def test_a_command_that_does_not_follow_says_why_the_job_waits(
+    client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = iter(["submitted", "submitted", "waits for free capacity at local/here"])
+    queued = wire.EventView(
+        id=1, at=datetime.now(UTC), attempt=0, rank=None, kind="queued", text="submitted"
+    )
+    page = wire.EventPage(events=[queued], last=1, over=False)
+    monkeypatch.setattr(client, "events", lambda project, name: page, raising=False)
+    monkeypatch.setattr(
+        client, "job", lambda project, name: make_job("now", "queued", reason=next(reasons))
+    )
+    found = find_wait(cast(Any, client), "default", "now")
+    assert found == "waits for free capacity at local/here"
+
+
+def test_a_job_that_starts_or_cannot_be_asked_about_waits_for_nothing(
+    client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = wire.EventPage(events=[], last=0, over=False)
+    monkeypatch.setattr(client, "events", lambda project, name: page, raising=False)
+    monkeypatch.setattr(client, "job", lambda project, name: make_job("now", "starting"))
+    assert find_wait(cast(Any, client), "default", "now") == ""
+
+    def fail(project: str, name: str) -> None:
+        raise ApiError("no-server", "the server has ended")
+
+    monkeypatch.setattr(client, "events", fail, raising=False)
+    assert find_wait(cast(Any, client), "default", "now") == ""
+    assert clock.now == 0

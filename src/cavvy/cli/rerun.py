@@ -21,6 +21,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     import msgspec
 
     from cavvy.cli.reach.follow import follow
+    from cavvy.cli.reach.waiting import find_wait
     from cavvy.cli.task.submission import submit
     from cavvy.client import ApiError
     from cavvy.domain.jobs import RunOrigin
@@ -61,7 +62,8 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             known = ", ".join(task.params) or "none"
             hint = f"the task of {name} cannot be changed; the task's parameters: {known}"
             raise CommandFailure(error.message, hint) from error
-        click.echo(f"{new.name}: queued, a rerun of {old.name}")
+        why = find_wait(client, project, new.id) if detach else ""
+        click.echo(f"{new.name}: queued, a rerun of {old.name}{why and f'; {why}'}")
         click.echo(f"compare the jobs: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)

@@ -74,7 +74,7 @@ def command(
             return
         job = submit_loaded(client, loaded, file, params, project, name, yes)
         if detach:
-            _print(job, output)
+            _print(client, job, output)
             if loaded.task.machine is not None and output != "json":
                 click.echo(say_machine(client.machine(job.project, loaded.task.machine)))
         else:
@@ -193,12 +193,15 @@ def submit_loaded(
         raise CommandFailure(error.message, suggest_offer(task, file, is_file=is_file)) from error
 
 
-def _print(job: "Submitted", output: str) -> None:
+def _print(client: "ApiClient", job: "Submitted", output: str) -> None:
     if output == "json":
         from cavvy.cli.view.output import json_out
 
         json_out({"id": job.id, "name": job.name, "project": job.project, "phase": job.phase})
         return
-    click.echo(f"{job.name} ({job.id}): {job.phase}")
+    from cavvy.cli.reach.waiting import find_wait
+
+    why = find_wait(client, job.project, job.id)
+    click.echo(f"{job.name} ({job.id}): {job.phase}{why and f', {why}'}")
     there = named(job.project, job.name)
     click.echo(f"follow it: cavvy logs -f {there}    stop it: cavvy stop {there}")
