@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
+    RestServer,
     RestStandIn,
     one_of,
     text,
@@ -12,15 +14,17 @@ from cavvy.providers.contract.rest_stand_in import (
 )
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
-PLANS = {  # id: GPU, GPUs, GiB of each, USD an hour
-    "small": (None, 0, 0, "0.03"),
-    "one-t4": ("NVIDIA T4", 1, 16, "0.40"),
-    "next": ("NVIDIA Z9000", 1, 999, "9.99"),
+PLANS = {  # id: GPU, GPUs, GiB of each, USD an hour, CPUs, GiB of memory
+    "small": (None, 0, 0, "0.03", 4, 16),
+    "one-t4": ("NVIDIA T4", 1, 16, "0.40", 4, 16),
+    "eight-h100": ("NVIDIA H100", 8, 80, "23.20", 192, 2048),
+    "next": ("NVIDIA Z9000", 1, 999, "9.99", 4, 16),
 }
+REGIONS = {"north": (*PLANS,), "south": ("small", "one-t4")}  # and the plans of each
 _FIELDS = {
     "name": text(60),
     "plan": one_of(PLANS),
-    "region": one_of(("north",)),
+    "region": one_of(REGIONS),
     "script": text(65536),
     "ranch": text(40),
 }
@@ -42,6 +46,20 @@ class PrairieStandIn(RestStandIn):
     denied = CloudFault(401, "key", "the key is not valid")
     faults = _FAULTS
     states = _STATES
+    # what the Prairie sells, as its price page states it; the suite compares the offers with it
+    sells = """
+    # type      places       accelerators  CPUs  memory  disk   price  spot
+    small       north,south  -             4     16GiB   80GiB  0.03   -
+    one-t4      north,south  1xT4/16GiB    4     16GiB   80GiB  0.40   -
+    eight-h100  north        8xH100/80GiB  192   2TiB    80GiB  23.20  -
+    """
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
+        super().__init__(cloud, server)
+        self.disks: set[str] = set()  # by the id of the server; billed until they are deleted
+
+    def remains(self) -> Sequence[str]:
+        return [f"the disk of {each}" for each in sorted(self.disks)]
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "text": fault.message}
@@ -49,7 +67,8 @@ class PrairieStandIn(RestStandIn):
     def answer(self, request: RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[1:]:
             case "GET", ["plans"]:
-                return 200, self._page("plans", [_plan(each) for each in PLANS], request)
+                plans = [_plan(each, region) for region in REGIONS for each in REGIONS[region]]
+                return 200, self._page("plans", plans, request)
             case "GET", ["servers"]:
                 shown = [self._show(each) for each in self.machines()]
                 return 200, self._page("servers", [*shown, *self.others], request)
@@ -57,11 +76,14 @@ class PrairieStandIn(RestStandIn):
                 if wrong := wrong_field(request.body, _FIELDS, ("name", "plan", "region")):
                     raise CloudFault(400, "invalid", wrong)
                 new = self.start(request.body["name"], request.body["script"])
+                self.disks.add(new)
                 return 201, {"server": {"id": new}}
             case "GET", ["servers", machine]:
                 return 200, {"server": self._show(self.machine(machine))}
             case "DELETE", ["servers", machine]:
                 self.end(machine)
+                if request.query.get("disk") == "delete":
+                    self.disks.discard(machine)
                 return 204, None
         raise CloudFault(404, "unknown", request.path)
 
@@ -83,16 +105,16 @@ class PrairieStandIn(RestStandIn):
         }
 
 
-def _plan(plan: str) -> dict[str, Any]:
-    gpu, gpus, gpu_gib, usd = PLANS[plan]
+def _plan(plan: str, region: str) -> dict[str, Any]:
+    gpu, gpus, gpu_gib, usd, cpus, memory = PLANS[plan]
     return {
         "id": plan,
         "gpu": gpu,
         "gpus": gpus,
         "gpu_gib": gpu_gib,
         "usd_an_hour": usd,
-        "cpus": 4,
-        "memory_gib": 16,
+        "cpus": cpus,
+        "memory_gib": memory,
         "disk_gib": 80,
-        "region": "north",
+        "region": region,
     }

@@ -54,6 +54,13 @@ class BatchJob:
 class AzureBatchStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                places      accelerators  CPUs  memory  disk  price  spot
+    Standard_D4s_v3       westeurope  -             4     16GiB   -     0.24   -
+    Standard_NC4as_T4_v3  westeurope  1xT4/16GiB    4     28GiB   -     0.658  0.11
+    """
+
     key = "eyJ0.batch.token"
     denied = CloudFault(401, "AuthenticationFailed", "Server failed to authenticate the request.")
     faults: Mapping[str, CloudFault] = {

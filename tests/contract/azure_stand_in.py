@@ -81,6 +81,18 @@ EXTRAS = (
 class AzureStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                      places  accelerators     CPUs  memory   disk  price  spot
+    Standard_D2s_v5             eastus  -                2     8GiB     -     0.096  0.019
+    Standard_NC4as_T4_v3        eastus  1xT4/16GiB       4     28GiB    -     0.526  0.11
+    Standard_ND96isr_H100_v5    eastus  8xH100/80GiB     96    1900GiB  -     98.32  40.1
+    Standard_ND96isr_MI300X_v5  eastus  8xMI300X/192GiB  96    1850GiB  -     48     -
+    Standard_NP10s              eastus  1xU250/64GiB     10    168GiB   -     1.65   -
+    Standard_NV36ads_A10_v5     eastus  1xA10/24GiB      36    440GiB   -     3.2    0.64
+    Standard_NV6ads_A10_v5      eastus  1/6xA10/4GiB     6     55GiB    -     0.454  0.09
+    """
+
     key = "eyJ0.test.token"
     denied = CloudFault(401, "InvalidAuthenticationToken", "The access token is invalid.")
     faults = _FAULTS

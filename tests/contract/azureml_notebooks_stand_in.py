@@ -101,6 +101,13 @@ COMPUTE = {
 class ComputeInstancesStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                places  accelerators  CPUs  memory  disk  price  spot
+    Standard_DS3_v2       eastus  -             4     14GiB   -     0.293  -
+    Standard_NC4as_T4_v3  eastus  1xT4/16GiB    4     28GiB   -     0.526  -
+    """
+
     settings = SETTINGS
     key = AzureMlStandIn.key
     denied = AzureMlStandIn.denied

@@ -59,6 +59,15 @@ class CommandJob:
 class AzureMlStandIn(RestStandIn):
     """The APIs in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                places          accelerators  CPUs  memory  disk  price  spot
+    Standard_DS3_v2       eastus/cpu      -             4     14GiB   -     0.293  -
+    Standard_NC4as_T4_v3  eastus/gpu-low  1xT4/16GiB    4     28GiB   -     -      0.1052
+    Standard_NC4as_T4_v3  eastus/gpu      1xT4/16GiB    4     28GiB   -     0.526  -
+    Standard_DS5_v2       eastus/tiny     -             16    56GiB   -     1.17   -
+    """
+
     key = "eyJ0.test.token"
     denied = CloudFault(401, "InvalidAuthenticationToken", "The access token is invalid.")
     faults: Mapping[str, CloudFault] = {

@@ -70,6 +70,13 @@ _SETTINGS = {"prices": "L40S=1.5, A100=1.95 H100=3.9", "ssh_key": "ssh-ed25519 A
 class CrusoeStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type               places              accelerators  CPUs  memory  disk     price  spot
+    a100-80gb-sxm-ib.8x  us-northcentral1-a  8xA100/80GiB  96    960GiB  7600GiB  15.6   -
+    l40s-48gb.1x         us-northcentral1-a  1xL40S/48GiB  8     147GiB  -        1.5    -
+    """
+
     root = "/v1alpha5"
     key = "HrbZ3VTUb2YNAq53Md1EsA"  # the examples of the description
     key_id = "R7p5XctCQMuGlpVBmVdqzA"

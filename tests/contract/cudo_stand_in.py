@@ -71,6 +71,21 @@ _STATES = {
 class CudoStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                         places                        accelerators   CPUs  memory  disk    price    spot
+    1x12x120.sapphire-rapids-h100  gb-bournemouth-1,no-luster-1  1xH100/80GiB   12    120GiB  100GiB  2.8469   -
+    1x8x32.cascade-lake-v100       gb-bournemouth-1,no-luster-1  1xV100/16GiB   8     32GiB   100GiB  0.5401   -
+    1x8x32.epyc-milan-rtx-a6000    gb-bournemouth-1,no-luster-1  1xA6000/48GiB  8     32GiB   100GiB  0.6001   -
+    2x16x64.cascade-lake-v100      gb-bournemouth-1,no-luster-1  2xV100/16GiB   16    64GiB   100GiB  1.0653   -
+    2x16x64.epyc-milan-rtx-a6000   gb-bournemouth-1,no-luster-1  2xA6000/48GiB  16    64GiB   100GiB  1.1853   -
+    2x24x240.sapphire-rapids-h100  gb-bournemouth-1,no-luster-1  2xH100/80GiB   24    240GiB  100GiB  5.6789   -
+    4x32x128.cascade-lake-v100     gb-bournemouth-1,no-luster-1  4xV100/16GiB   32    128GiB  100GiB  2.1157   -
+    4x32x128.epyc-milan-rtx-a6000  gb-bournemouth-1,no-luster-1  4xA6000/48GiB  32    128GiB  100GiB  2.3557   -
+    4x48x480.sapphire-rapids-h100  gb-bournemouth-1,no-luster-1  4xH100/80GiB   48    480GiB  100GiB  11.3429  -
+    8x96x960.sapphire-rapids-h100  gb-bournemouth-1,no-luster-1  8xH100/80GiB   96    960GiB  100GiB  22.6709  -
+    """
+
     root = "/v1"
     key = "CUDO-TEST-KEY"
     denied = CloudFault(401, "16", "unauthenticated")

@@ -64,6 +64,15 @@ _STATES = {
 class DigitalOceanStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type             places     accelerators     CPUs  memory   disk     price    spot
+    gpu-h100x1-80gb    nyc2,tor1  1xH100/80GiB     20    240GiB   720GiB   3.39     -
+    gpu-h100x8-640gb   nyc2,tor1  8xH100/80GiB     160   1920GiB  2048GiB  23.92    -
+    gpu-mi300x1-192gb  nyc2,tor1  1xMI300X/192GiB  20    240GiB   720GiB   1.99     -
+    s-4vcpu-8gb        nyc2,tor1  -                4     8GiB     160GiB   0.07143  -
+    """
+
     root = "/v2"
     key = "dop_v1_test"
     key_file = "context: default\naccess-token: {key}\n"

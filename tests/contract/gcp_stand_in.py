@@ -130,6 +130,22 @@ class GoogleStandIn(RestStandIn):
 class GcpStandIn(GoogleStandIn):
     """The API, Google's token service and its list of prices, in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type              places                                               accelerators     CPUs  memory   disk  price       spot
+    a2-highgpu-1g       europe-west4/europe-west4-a                          1xA100/40GiB     12    85GiB    -     3.747972    1.692835
+    a3-highgpu-8g       europe-west4/europe-west4-a                          8xH100/80GiB     208   1872GiB  -     112.540479  44.118779
+    e2-standard-4       europe-west4/europe-west4-a                          -                4     16GiB    -     0.147544    0.070528
+    g2-standard-4       europe-west4/europe-west4-a                          1xL4/24GiB       4     16GiB    -     0.742916    0.38986
+    tpu-v6e-8           europe-west4/europe-west4-a                          8xTPU-v6e/32GiB  180   1440GiB  -     23.76       8.29984
+    a2-highgpu-1g       us-central1/us-central1-a,us-central1/us-central1-b  1xA100/40GiB     12    85GiB    -     3.673385    1.92802
+    a3-highgpu-8g       us-central1/us-central1-a,us-central1/us-central1-b  8xH100/80GiB     208   1872GiB  -     88.49       50.609541
+    e2-standard-4       us-central1/us-central1-a,us-central1/us-central1-b  -                4     16GiB    -     0.134023    0.080424
+    g2-standard-4       us-central1/us-central1-a,us-central1/us-central1-b  1xL4/24GiB       4     16GiB    -     0.706832    0.397336
+    n1-standard-8-t4x1  us-central1/us-central1-a                            1xT4/16GiB       8     30GiB    -     0.729998    0.30902
+    tpu-v6e-8           us-central1/us-central1-a,us-central1/us-central1-b  8xTPU-v6e/32GiB  180   1440GiB  -     21.6        4.5828
+    """
+
     root = "/compute/v1"
     faults: Mapping[str, CloudFault] = {
         "not-found": CloudFault(404, "notFound", "The resource was not found"),

@@ -82,6 +82,14 @@ _STATES = {
 class HyperstackStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type               places    accelerators       CPUs  memory   disk    price  spot
+    n3-H100x8-NVLink     CANADA-1  8xH100-PCIe/80GiB  252   1440GiB  100GiB  15.6   -
+    n3-RTX-A6000x1-spot  CANADA-1  1xA6000/48GiB      28    58GiB    100GiB  -      0.4
+    n1-RTX-A4000x1       NORWAY-1  1xA4000/16GiB      6     24GiB    100GiB  0.15   -
+    """
+
     root = "/v1"
     key = "f1e2d3c4-test"
     key_file = "api_key: {key}\n"

@@ -55,6 +55,13 @@ _REQUIRED = ("initialization", "primary_network_interface", "profile", "zone")
 class IbmMetalStandIn(IbmStandIn):
     """An account whose settings name bare metal profiles only."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type            places               accelerators  CPUs  memory  disk    price  spot
+    bx2-metal-96x384  us-south/us-south-1  -             96    384GiB  894GiB  5.2    -
+    mx3-metal-16x128  us-south/us-south-1  -             16    128GiB  447GiB  1.95   -
+    """
+
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         super().__init__(cloud, server)
         named = "bx2-metal-96x384, mx3-metal-16x128, cx3-metal-48x128"

@@ -121,6 +121,19 @@ _QUERIES = {  # besides the common ones
 class IbmStandIn(RestStandIn):
     """The VPC API of all regions, IAM and the Global Catalog in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                 places                                   accelerators     CPUs  memory   disk  price   spot
+    bx2-8x32               us-south/us-south-1,us-south/us-south-2  -                8     32GiB    -     0.384   -
+    bx3d-8x40              us-south/us-south-1,us-south/us-south-2  -                8     40GiB    -     0.4968  -
+    bxf-2x8                us-south/us-south-1,us-south/us-south-2  -                2     8GiB     -     0.1     0.04
+    gx2-8x64x1v100         us-south/us-south-1                      1xV100/16GiB     8     64GiB    -     2.497   -
+    gx3-16x80x1l4          us-south/us-south-1                      1xL4/24GiB       16    80GiB    -     1.0752  0.4301
+    gx3-24x120x1l40s       us-south/us-south-1                      1xL40S/48GiB     24    120GiB   -     2.21    -
+    gx3d-160x1792x8h100    us-south/us-south-1                      8xH100/80GiB     160   1792GiB  -     85      24.8965
+    gx3d-208x1792x8mi300x  us-south/us-south-1                      8xMI300X/192GiB  208   1792GiB  -     40      -
+    """
+
     root = "/{region}/v1"
     key = "the-api-key-of-the-crew"
     key_file = "iam_api_key: {key}\n"

@@ -92,6 +92,18 @@ _FAULTS = {
 class JarvislabsStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type        places            accelerators  CPUs  memory  disk    price  spot
+    1x_H100       europe-01         1xH100/80GiB  16    200GiB  100GiB  2.99   -
+    1x_A100-80GB  india-chennai-01  1xA100/80GiB  14    112GiB  100GiB  1.49   -
+    2x_A100-80GB  india-chennai-01  2xA100/80GiB  28    224GiB  100GiB  2.98   -
+    1x_L4         india-noida-01    1xL4/24GiB    6     32GiB   100GiB  0.44   0.29
+    2x_L4         india-noida-01    2xL4/24GiB    12    64GiB   100GiB  0.88   0.58
+    4x_L4         india-noida-01    4xL4/24GiB    24    128GiB  100GiB  1.76   -
+    8x_L4         india-noida-01    8xL4/24GiB    48    256GiB  100GiB  3.52   -
+    """
+
     key = "jl-test-token"
     key_file = '[auth]\ntoken = "{key}"\n'
     denied = CloudFault(401, "", "Invalid token")

@@ -46,6 +46,18 @@ _STATES = {
 class LambdaStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                 places               accelerators       CPUs  memory   disk      price  spot
+    cpu_4x_general         us-east-1,us-west-1  -                  4     16GiB    512GiB    0.2    -
+    gpu_1x_a10             us-east-1,us-west-1  1xA10/24GiB        30    200GiB   1400GiB   1.29   -
+    gpu_1x_gh200           us-east-1,us-west-1  1xGH200/96GiB      64    432GiB   4096GiB   2.29   -
+    gpu_1x_h100_pcie       us-east-1,us-west-1  1xH100-PCIe/80GiB  26    200GiB   1024GiB   3.29   -
+    gpu_8x_a100            us-east-1,us-west-1  8xA100/40GiB       124   1800GiB  6144GiB   15.92  -
+    gpu_8x_a100_80gb_sxm4  us-east-1,us-west-1  8xA100/80GiB       240   1800GiB  19456GiB  22.32  -
+    gpu_8x_h100_sxm5       us-east-1,us-west-1  8xH100/80GiB       208   1800GiB  22528GiB  31.92  -
+    """
+
     root = "/api/v1"
     key = "secret_lambda_1.test"
     key_file = "api_key = {key}\n"

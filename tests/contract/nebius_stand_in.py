@@ -94,6 +94,7 @@ _CODES = {
     409: "ALREADY_EXISTS",
     429: "RESOURCE_EXHAUSTED",
     500: "INTERNAL",
+    501: "UNIMPLEMENTED",
     503: "UNAVAILABLE",
 }
 _VIOLATION = {"message": "not enough", "requested": "1"}
@@ -137,6 +138,17 @@ def message(name: str) -> Any:
 
 class NebiusStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
+
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                            places     accelerators  CPUs  memory   disk  price   spot
+    cpu-d3_4vcpu-16gb                 eu-north1  -             4     16GiB    -     0.0992  -
+    cpu-e2_2vcpu-8gb                  eu-north1  -             2     8GiB     -     0.0496  -
+    cpu-e2_4vcpu-16gb                 eu-north1  -             4     16GiB    -     0.0992  -
+    gpu-h100-sxm_1gpu-16vcpu-200gb    eu-north1  1xH100/80GiB  16    200GiB   -     2.95    1.25
+    gpu-h100-sxm_8gpu-128vcpu-1600gb  eu-north1  8xH100/80GiB  128   1600GiB  -     23.6    10
+    gpu-l40s-a_1gpu-8vcpu-32gb        eu-north1  1xL40S/48GiB  8     32GiB    -     1.5484  -
+    """
 
     key = "ne1the-secret-of-nebius"
     settings = _SETTINGS

@@ -168,6 +168,21 @@ _QUERIES = {  # the parameters of a list, required ones first
 class OciStandIn(RestStandIn):
     """The Core Services, Identity and Limits APIs of all regions in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                       places                                                 accelerators     CPUs  memory   disk  price  spot
+    BM.GPU.H100.8                us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  8xH100/80GiB     224   2048GiB  -     80     -
+    BM.GPU.MI300X.8              us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  8xMI300X/192GiB  224   2048GiB  -     48     -
+    VM.GPU.A10.1                 us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  1xA10/24GiB      30    240GiB   -     2      -
+    VM.GPU3.1                    us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  1xV100/16GiB     12    90GiB    -     2.95   1.475
+    VM.Standard.E5.Flex$_16_64   us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                16    64GiB    -     0.368  0.184
+    VM.Standard.E5.Flex$_2_8     us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                2     8GiB     -     0.046  0.023
+    VM.Standard.E5.Flex$_32_128  us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                32    128GiB   -     0.736  0.368
+    VM.Standard.E5.Flex$_4_16    us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                4     16GiB    -     0.092  0.046
+    VM.Standard.E5.Flex$_64_256  us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                64    256GiB   -     1.472  0.736
+    VM.Standard.E5.Flex$_8_32    us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                8     32GiB    -     0.184  0.092
+    """
+
     root = "/{service}/{region}/20160918"
     key = "the-pass-phrase-of-the-key"
     denied = CloudFault(401, "NotAuthenticated", "The required information is incorrect")

@@ -82,6 +82,21 @@ _SCRIPT_FIELDS = {"name": text(1000, r".+"), "script": text(16384), "isRunOnce":
 class PaperspaceStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type    places  accelerators   CPUs  memory   disk   price  spot
+    A100-80G  us-ny2  1xA100/80GiB   12    80GiB    93GiB  3.18   -
+    A4000     us-ny2  1xA4000/16GiB  8     32GiB    93GiB  0.76   -
+    C5        us-ny2  -              4     8796MiB  93GiB  0.08   -
+    C9        us-ny2  -              24    129GiB   93GiB  0.9    -
+    GPU+      us-ny2  1xM4000/8GiB   8     32GiB    93GiB  0.45   -
+    H100      us-ny2  1xH100/80GiB   15    80GiB    93GiB  5.95   -
+    H100x8    us-ny2  8xH100/80GiB   128   640GiB   93GiB  47.6   -
+    P4000     us-ny2  1xP4000/8GiB   8     32GiB    93GiB  0.51   -
+    P4000x2   us-ny2  2xP4000/8GiB   16    64GiB    93GiB  1.02   -
+    V100      us-ny2  1xV100/16GiB   8     32GiB    93GiB  2.29   -
+    """
+
     root = "/v1"
     key = "key-of-paperspace"
     denied = CloudFault(401, "UNAUTHORIZED", "Unauthorized.")

@@ -120,6 +120,14 @@ _STATES = {
 class PrimeIntellectStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                   places    accelerators  CPUs  memory  disk    price   spot
+    hyperstack.n3-H100x1     CANADA-1  1xH100/80GiB  180   180GiB  100GiB  1.9     -
+    hyperstack.n3-H100x8     CANADA-1  8xH100/80GiB  180   180GiB  100GiB  15.2    -
+    runpod.NVIDIA_H100_PCIe  US-KS-2   1xH100/80GiB  180   180GiB  80GiB   2.7012  -
+    """
+
     root = "/api/v1"
     key = "pit_TEST"
     key_file = '{{\n  "api_key": "{key}",\n  "team_id": null\n}}\n'

@@ -96,6 +96,22 @@ _STATES = {
 class RunpodStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                      places           accelerators     CPUs  memory  disk   price  spot
+    1x_NVIDIA_A40               EU-RO-1,US-TX-3  1xA40/48GiB      4     16GiB   50GiB  0.35   -
+    1x_NVIDIA_GeForce_RTX_4090  EU-RO-1,US-TX-3  1xRTX4090/24GiB  4     16GiB   50GiB  0.69   -
+    1x_NVIDIA_H100_80GB_HBM3    EU-RO-1,US-TX-3  1xH100/80GiB     4     16GiB   50GiB  2.69   -
+    2x_NVIDIA_A40               EU-RO-1,US-TX-3  2xA40/48GiB      8     32GiB   50GiB  0.7    -
+    2x_NVIDIA_GeForce_RTX_4090  EU-RO-1,US-TX-3  2xRTX4090/24GiB  8     32GiB   50GiB  1.38   -
+    2x_NVIDIA_H100_80GB_HBM3    EU-RO-1,US-TX-3  2xH100/80GiB     8     32GiB   50GiB  5.38   -
+    4x_NVIDIA_A40               EU-RO-1,US-TX-3  4xA40/48GiB      16    64GiB   50GiB  1.4    -
+    4x_NVIDIA_GeForce_RTX_4090  EU-RO-1,US-TX-3  4xRTX4090/24GiB  16    64GiB   50GiB  2.76   -
+    4x_NVIDIA_H100_80GB_HBM3    EU-RO-1,US-TX-3  4xH100/80GiB     16    64GiB   50GiB  10.76  -
+    8x_NVIDIA_A40               EU-RO-1,US-TX-3  8xA40/48GiB      32    128GiB  50GiB  2.8    -
+    8x_NVIDIA_H100_80GB_HBM3    EU-RO-1,US-TX-3  8xH100/80GiB     32    128GiB  50GiB  21.52  -
+    """
+
     root = "/v2"
     key = "rpa_TEST"
     key_file = 'apikey = "{key}"\n'

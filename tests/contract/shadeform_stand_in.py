@@ -68,6 +68,15 @@ _STATES = {
 class ShadeformStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                    places        accelerators   CPUs  memory   disk     price  spot
+    massedcompute.A6000_plus  canada-1      1xA6000/48GiB  12    64GiB    256GiB   0.57   -
+    hyperstack.A100_80Gx8     us-central-1  8xA100/80GiB   252   1920GiB  850GiB   10.8   -
+    lambdalabs.GH200          us-central-1  1xGH200/96GiB  64    432GiB   4096GiB  1.49   -
+    massedcompute.A6000_plus  us-central-1  1xA6000/48GiB  12    64GiB    256GiB   0.57   0.3
+    """
+
     root = "/v1"
     key = "SHADEFORM-TEST-KEY"
     denied = CloudFault(401, "unauthorized", "The API key is invalid.")

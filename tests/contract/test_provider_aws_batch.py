@@ -72,6 +72,7 @@ class BatchPlace(ManagedPlace):
 
 class TestAwsBatch(VmContract):
     traits = TRAITS
+    has_others = False
 
     @pytest.fixture
     def account(self, front: Front, tmp_path: Path) -> Iterator[BatchPlace]:

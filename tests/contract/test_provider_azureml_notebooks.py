@@ -80,6 +80,7 @@ class ComputeInstancesPlace(RestPlace):
 
 class TestComputeInstances(RestContract):
     package, traits, stand_in = azureml_notebooks, TRAITS, ComputeInstancesStandIn
+    has_others = False
 
     @pytest.fixture
     def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:

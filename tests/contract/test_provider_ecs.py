@@ -86,6 +86,7 @@ class EcsPlace(ManagedPlace):
 
 class TestEcs(VmContract):
     traits = TRAITS
+    has_others = False
 
     @pytest.fixture
     def account(self, front: Front, tmp_path: Path) -> Iterator[EcsPlace]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "provider"
 # of each group of checks some, since the layer itself is tested elsewhere
-SOME = "TestPrairie and (refused or key or replayed or pages or node_or_none or nodes_or_none)"
+SOME = "TestPrairie and (refused or key or replayed or pages or sells or bills or node_or_none)"
 
 
 def test_the_example_passes_the_suite_where_it_was_copied_to(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class SageMakerPlace(ManagedPlace):
 
 class TestSageMaker(VmContract):
     traits = TRAITS
+    has_others = False
 
     @pytest.fixture
     def account(self, front: Front, tmp_path: Path) -> Iterator[SageMakerPlace]:

@@ -86,6 +86,7 @@ class EndpointsPlace(ManagedPlace):
 
 class TestSageMakerEndpoints(VmContract):
     traits = TRAITS
+    has_others = False
 
     @pytest.fixture
     def account(self, front: Front, tmp_path: Path) -> Iterator[EndpointsPlace]:

@@ -77,6 +77,7 @@ class NotebooksPlace(ManagedPlace):
 
 class TestSageMakerNotebooks(VmContract):
     traits = TRAITS
+    has_others = False
 
     @pytest.fixture
     def account(self, front: Front, tmp_path: Path) -> Iterator[NotebooksPlace]:

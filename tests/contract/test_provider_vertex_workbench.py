@@ -55,6 +55,7 @@ class WorkbenchPlace(RestPlace):
 
 class TestVertexWorkbench(RestContract):
     package, traits, stand_in = vertex_workbench, TRAITS, WorkbenchStandIn
+    has_others = False
 
     @pytest.fixture
     def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:

@@ -47,6 +47,21 @@ class Slice:
 class TpuStandIn(GoogleStandIn):
     """The API, and Google's token service, in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type            places                                               accelerators     CPUs  memory  disk    price  spot
+    tpu-v5litepod-16  europe-west4/europe-west4-b                          4xTPU-v5e/16GiB  112   192GiB  100GiB  6.24   1.61812
+    tpu-v5litepod-1   europe-west4/europe-west4-b                          1xTPU-v5e/16GiB  24    48GiB   100GiB  1.56   0.40453
+    tpu-v5litepod-4   europe-west4/europe-west4-b                          4xTPU-v5e/16GiB  112   192GiB  100GiB  6.24   1.61812
+    tpu-v5litepod-8   europe-west4/europe-west4-b                          8xTPU-v5e/16GiB  224   384GiB  100GiB  12.48  3.23624
+    tpu-v5p-16        europe-west4/europe-west4-b                          4xTPU-v5p/95GiB  208   448GiB  100GiB  17.01  5.394
+    tpu-v5litepod-16  us-central1/us-central1-a,us-central1/us-central1-b  4xTPU-v5e/16GiB  112   192GiB  100GiB  4.8    0.97972
+    tpu-v5litepod-1   us-central1/us-central1-a,us-central1/us-central1-b  1xTPU-v5e/16GiB  24    48GiB   100GiB  1.2    0.24493
+    tpu-v5litepod-4   us-central1/us-central1-a,us-central1/us-central1-b  4xTPU-v5e/16GiB  112   192GiB  100GiB  4.8    0.97972
+    tpu-v5litepod-8   us-central1/us-central1-a,us-central1/us-central1-b  8xTPU-v5e/16GiB  224   384GiB  100GiB  9.6    1.95944
+    tpu-v5p-16        us-central1/us-central1-a,us-central1/us-central1-b  4xTPU-v5p/95GiB  208   448GiB  100GiB  16.8   3.714208
+    """
+
     denied = CloudFault(401, "UNAUTHENTICATED", "Invalid Credentials")
     faults: Mapping[str, CloudFault] = {
         "not-found": CloudFault(404, "NOT_FOUND", "Resource not found"),

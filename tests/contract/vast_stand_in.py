@@ -134,6 +134,14 @@ _FAULTS = {
 class VastStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type             places  accelerators     CPUs  memory  disk   price  spot
+    1x_RTX_4090_24GB   US      1xRTX4090/24GiB  32    64GiB   50GiB  0.45   0.1723
+    2x_A100_PCIE_40GB  US      2xA100/40GiB     32    64GiB   50GiB  1.05   0.1723
+    2x_A100_PCIE_80GB  US      2xA100/80GiB     32    64GiB   50GiB  2.05   0.1723
+    """
+
     root = "/api"
     key = "vast-test-key"
     denied = CloudFault(401, "auth_error", "Invalid user key")

@@ -58,6 +58,17 @@ _STATES = {
 class VerdaStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type          places         accelerators   CPUs  memory   disk    price   spot
+    1B300.30V       FIN-01,ICE-01  1xB300/288GiB  30    275GiB   100GiB  4.95    -
+    1V100.6V        FIN-01,ICE-01  1xV100/16GiB   6     23GiB    100GiB  0.1381  -
+    8H100.80S.176V  FIN-01         8xH100/80GiB   176   1480GiB  100GiB  18.32   6.41
+    CPU.4V.16G      FIN-01         -              4     16GiB    100GiB  0.0279  0.0119
+    8H100.80S.176V  ICE-01         8xH100/80GiB   176   1480GiB  100GiB  18.32   -
+    CPU.4V.16G      ICE-01         -              4     16GiB    100GiB  0.0279  -
+    """
+
     root = "/v1"
     key = "secret-of-verda"
     key_file = "client_secret = {key}\n"

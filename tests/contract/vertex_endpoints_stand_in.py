@@ -37,6 +37,19 @@ class Kept:
 class VertexEndpointsStandIn(GoogleStandIn):
     """The API, and Google's token service, in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type              places        accelerators  CPUs  memory   disk  price       spot
+    a3-highgpu-8g       europe-west4  8xH100/80GiB  208   1872GiB  -     129.421551  -
+    e2-standard-4       europe-west4  -             4     16GiB    -     0.169676    -
+    g2-standard-4       europe-west4  1xL4/24GiB    4     16GiB    -     0.854353    -
+    n1-standard-8-t4x1  europe-west4  1xT4/16GiB    8     30GiB    -     0.903711    -
+    a3-highgpu-8g       us-central1   8xH100/80GiB  208   1872GiB  -     101.7635    -
+    e2-standard-4       us-central1   -             4     16GiB    -     0.154126    -
+    g2-standard-4       us-central1   1xL4/24GiB    4     16GiB    -     0.812857    -
+    n1-standard-8-t4x1  us-central1   1xT4/16GiB    8     30GiB    -     0.839498    -
+    """
+
     faults: Mapping[str, CloudFault] = {
         **VertexStandIn.faults,
         "insufficient-capacity": CloudFault(

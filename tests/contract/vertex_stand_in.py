@@ -43,6 +43,21 @@ class CustomJob:
 class VertexStandIn(GoogleStandIn):
     """The API, and Google's token service, in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type              places        accelerators  CPUs  memory   disk  price       spot
+    a3-highgpu-1g       europe-west4  1xH100/80GiB  26    234GiB   -     -           7.624981
+    a3-highgpu-8g       europe-west4  8xH100/80GiB  208   1872GiB  -     129.421551  60.999851
+    e2-standard-4       europe-west4  -             4     16GiB    -     0.169676    0.09266
+    g2-standard-4       europe-west4  1xL4/24GiB    4     16GiB    -     0.854353    0.501297
+    n1-standard-8-t4x1  europe-west4  1xT4/16GiB    8     30GiB    -     0.903711    0.535935
+    a3-highgpu-1g       us-central1   1xH100/80GiB  26    234GiB   -     -           7.985381
+    a3-highgpu-8g       us-central1   8xH100/80GiB  208   1872GiB  -     101.7635    63.883041
+    e2-standard-4       us-central1   -             4     16GiB    -     0.154126    0.100527
+    g2-standard-4       us-central1   1xL4/24GiB    4     16GiB    -     0.812857    0.503361
+    n1-standard-8-t4x1  us-central1   1xT4/16GiB    8     30GiB    -     0.839498    0.41852
+    """
+
     faults: Mapping[str, CloudFault] = {
         "not-found": CloudFault(400, "FAILED_PRECONDITION", "The job is in a final state"),
         "too-many-requests": CloudFault(

@@ -74,6 +74,16 @@ _STATES = {
 class VultrStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type                       places       accelerators  CPUs  memory   disk     price  spot
+    vc2-2c-4gb                   ams,ewr      -             2     4GiB     80GiB    0.03   -
+    vcg-a100-12c-120g-80vram     ams,ewr,sao  1xA100/80GiB  12    120GiB   1400GiB  2.397  -
+    vcg-a40-24c-120g-48vram      ams,ewr,sao  1xA40/48GiB   24    120GiB   1400GiB  1.71   -
+    vcg-l40s-128c-1500g-384vram  ams,ewr,sao  8xL40S/48GiB  128   1500GiB  5600GiB  13.37  -
+    vc2-2c-4gb                   sao          -             2     4GiB     80GiB    0.045  -
+    """
+
     root = "/v2"
     key = "VULTR-TEST-KEY"
     key_file = "api-key: {key}\n"

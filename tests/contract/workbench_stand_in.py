@@ -28,6 +28,15 @@ _WITH_GPU = re.compile(r"(a2|a3|a4|g2|g4)-")
 class WorkbenchStandIn(GoogleStandIn):
     """The API, and Google's token service, in front of a cloud in memory."""
 
+    # what the cloud sells, as its prices and types state it
+    sells = """
+    # type              places                                               accelerators  CPUs  memory  disk  price     spot
+    e2-standard-4       europe-west4/europe-west4-a                          -             4     16GiB   -     0.187544  -
+    n1-standard-8-t4x1  europe-west4/europe-west4-a                          1xT4/16GiB    8     30GiB   -     1.365836  -
+    e2-standard-4       us-central1/us-central1-a,us-central1/us-central1-b  -             4     16GiB   -     0.174023  -
+    n1-standard-8-t4x1  us-central1/us-central1-a,us-central1/us-central1-b  1xT4/16GiB    8     30GiB   -     1.309998  -
+    """
+
     root = "/v2"
     settings: Mapping[str, Scalar] = {
         "zones": ", ".join(ZONES),

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from cavvy.catalog.accelerators import identify
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.units import parse_rate
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     CloudFault,
@@ -69,7 +68,8 @@ class PrairieCloud:
         return _read((await self._api.get(f"/servers/{machine}"))["server"])
 
     async def delete(self, machine: str) -> None:
-        await self._api.send("DELETE", f"/servers/{machine}")
+        # without `disk`, the disk stays and is billed
+        await self._api.send("DELETE", f"/servers/{machine}?disk=delete")
 
     def is_full(self, fault: CloudFault) -> bool:
         return fault.code == "sold_out"
@@ -90,7 +90,7 @@ class PrairieCloud:
             vcpus=plan["cpus"],
             memory_mib=plan["memory_gib"] * 1024,
             disk_gib=plan["disk_gib"],
-            rate=parse_rate(plan["usd_an_hour"]),
+            rate=self.account.rate(plan["usd_an_hour"]),
             architecture="x86_64",
             source="the Prairie's API",
             as_of=self.account.now().date(),

@@ -1,6 +1,13 @@
 """Settings that several providers share. The module imports no module that opens connections."""
 
+from collections.abc import Mapping
+from decimal import Decimal
+
+from cavvy.catalog.currencies import SOURCE, find_rate
+from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderSetting, SettingKind
+
+_EXCHANGE = "usd_per_"  # the start of the name of the setting with the exchange rate
 
 _CONSENT = "If the price is above 0, a job needs consent to costs, as for any paid offer."
 
@@ -37,6 +44,28 @@ def number(
         minimum=minimum,
         consequence=consequence,
     )
+
+
+def exchange_rate(currency: str) -> ProviderSetting:
+    """Return the setting for the exchange rate of a provider whose prices are in `currency`."""
+    known = find_rate(currency)
+    return number(
+        f"{_EXCHANGE}{currency.lower()}",
+        f"The price of one {currency} in USD, with which prices are converted. The default is the "
+        f"rate of the {SOURCE} on {known.as_of}; set the rate at which you are billed.",
+        unit="USD",
+        default=float(known.usd),
+        minimum=1e-6,
+    )
+
+
+def read_exchange_rate(settings: Mapping[str, Scalar]) -> tuple[str, Decimal]:
+    """Return the currency of the provider's prices and the price of one unit in USD. Without the
+    setting of `exchange_rate`, prices are in USD."""
+    for name, value in settings.items():
+        if name.startswith(_EXCHANGE) and value is not None:
+            return name.removeprefix(_EXCHANGE).upper(), Decimal(str(value))
+    return "USD", Decimal(1)
 
 
 def login_node() -> tuple[ProviderSetting, ...]:

@@ -5,6 +5,7 @@ These tests need infrastructure that can fail (`FaultyPlace`). The tests are for
 start a gang with several requests.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 
@@ -33,10 +34,28 @@ _POLL = timedelta(minutes=1)
 _LATE = 45  # number of polls: together they take longer than an incomplete launch may exist
 
 
-async def _launch_until_it_fails(harness: ContractHarness, gang: GangSpec) -> ProviderError:
-    """Repeat the launch, as the control plane does, until the fault has happened. Return the error
+# What the control plane must do after a fault: only after NoCapacity does it try another offer at
+# once, and it shows only Refused to the user as an error that a person must mend.
+_ERRORS: Mapping[LaunchFault, type[ProviderError]] = {
+    LaunchFault.FULL: NoCapacity,
+    LaunchFault.REFUSED: Refused,
+}
+
+
+async def _launch_until_it_fails(
+    harness: ContractHarness, gang: GangSpec, fault: LaunchFault
+) -> None:
+    """Repeat the launch, as the control plane does, until the fault has happened. Check the error
     of the launch that failed.
     """
+    error, right = await _find_error(harness, gang), _ERRORS.get(fault, TryAgain)
+    assert isinstance(error, right), (
+        f"a request that fails with {fault.value!r} must raise {right.__name__}, not "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+async def _find_error(harness: ContractHarness, gang: GangSpec) -> ProviderError:
     for _ in range(LAUNCH_TRIES):
         try:
             await harness.ours.launch(gang)
@@ -78,7 +97,7 @@ class FaultTests(ScenarioSuite):
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part", nodes=_NODES)
         place.fail(number, fault)
-        await _launch_until_it_fails(harness, gang)
+        await _launch_until_it_fails(harness, gang, fault)
         harness.restart()
         if fault in (LaunchFault.FULL, LaunchFault.REFUSED):
             await _poll(harness)
@@ -104,7 +123,7 @@ class FaultTests(ScenarioSuite):
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-removed", nodes=_NODES)
         place.fail(1, fault)
-        await _launch_until_it_fails(harness, gang)
+        await _launch_until_it_fails(harness, gang, fault)
         await _check_removed(harness, gang.name)
 
     @pytest.mark.parametrize("fault", list(LaunchFault))
@@ -119,7 +138,7 @@ class FaultTests(ScenarioSuite):
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-forgotten", nodes=_NODES)
         place.fail(1, fault)
-        await _launch_until_it_fails(harness, gang)
+        await _launch_until_it_fails(harness, gang, fault)
         harness.restart()
         await _poll(harness, _LATE)
         seen = await harness.ours.gangs(gang.name)
@@ -132,11 +151,12 @@ class FaultTests(ScenarioSuite):
         place, gang = harness.faulty(), await harness.spec("part-stuck", nodes=_NODES)
         place.fail(_NODES - 1, LaunchFault.FULL)
         place.fail_deletions(True)
-        assert isinstance(await _launch_until_it_fails(harness, gang), NoCapacity)
+        await _launch_until_it_fails(harness, gang, LaunchFault.FULL)
         harness.restart()
         await _poll(harness)
         assert await harness.ours.gangs() == []
-        assert place.billed() < _NODES
+        # the node that failed may exist too, in a cloud that creates a node before it starts it
+        assert place.billed() <= _NODES
         place.fail_deletions(False)
         await _poll(harness)
         assert place.billed() == 0
@@ -184,7 +204,7 @@ class FaultTests(ScenarioSuite):
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-unrecorded", nodes=_NODES)
         place.fail(1, LaunchFault.BROKEN)
-        await _launch_until_it_fails(harness, gang)
+        await _launch_until_it_fails(harness, gang, LaunchFault.BROKEN)
         place.lose_records()
         harness.restart()
         await _poll(harness)

@@ -14,7 +14,14 @@ from pathlib import Path
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.base import Feature, Manifest, NodeEndpoint, ProviderContext
+from cavvy.providers.base import (
+    Feature,
+    GangSpec,
+    Manifest,
+    NodeEndpoint,
+    Provider,
+    ProviderContext,
+)
 from cavvy.providers.contract.harness import LaunchFault
 from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.providers.vm.abilities import ABILITIES
@@ -114,6 +121,30 @@ class MemoryCloud:
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         await asyncio.sleep(0)
+        fault, traits = self._admit(request), self.traits
+        if traits.tokens and request.token in self._tokens:
+            return self._tokens[request.token]
+        if len(self.billed()) + len(request.names) > self.left:
+            raise _FAULTS[LaunchFault.FULL]
+        ids = [self.add(name, dict(request.tags) if traits.tags else {}) for name in request.names]
+        self._tokens[request.token] = ids
+        await asyncio.sleep(0)
+        if fault is not None:
+            raise _FAULTS[fault]
+        return ids
+
+    async def turn_on(self, machine: str, request: MachineRequest) -> None:
+        """Start a machine that was added as switched off, with the faults of `create`."""
+        fault = self._admit(request)
+        if len(self.billed()) > self.left:
+            raise _FAULTS[LaunchFault.FULL]
+        self.change(machine, off=False)
+        if fault is not None:
+            raise _FAULTS[fault]
+
+    def _admit(self, request: MachineRequest) -> LaunchFault | None:
+        """Check a request for machines. Raise the request's fault, or return the fault that occurs
+        after the request has taken effect."""
         self.requests.append(request)
         self._check(request)
         traits, now = self.traits, self.time
@@ -125,16 +156,7 @@ class MemoryCloud:
         fault = self._take_fault(len(request.names))
         if fault is not None and fault not in _AFTER:
             raise _FAULTS[fault]
-        if traits.tokens and request.token in self._tokens:
-            return self._tokens[request.token]
-        if len(self.billed()) + len(request.names) > self.left:
-            raise _FAULTS[LaunchFault.FULL]
-        ids = [self.add(name, dict(request.tags) if traits.tags else {}) for name in request.names]
-        self._tokens[request.token] = ids
-        await asyncio.sleep(0)
-        if fault is not None:
-            raise _FAULTS[fault]
-        return ids
+        return fault
 
     def _check(self, request: MachineRequest) -> None:
         """Fail the test if the request from `providers.vm` does not conform to the contract of
@@ -148,9 +170,9 @@ class MemoryCloud:
             assert re.fullmatch(r"ssh-ed25519 \S+ cavvy", request.public_key)
             assert all(request.public_key in text for text in request.user_data)
 
-    def add(self, name: str, tags: dict[str, str]) -> str:
+    def add(self, name: str, tags: dict[str, str], *, off: bool = False) -> str:
         new = f"vm-{next(self._ids):06d}"
-        self.machines.append(Rented(id=new, name=name, at=self.time, tags=tags))
+        self.machines.append(Rented(id=new, name=name, at=self.time, tags=tags, off=off))
         return new
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -247,6 +269,19 @@ class MemoryPlace:
                 self.cloud.change(each.id, off=True)
             else:
                 self.cloud.change(each.id, ended=self.cloud.time)
+
+    def remains(self) -> Sequence[str] | None:
+        """Return what Cavvy created in the account besides machines, and what still exists. Returns
+        None if the account can contain only machines."""
+        return None
+
+    async def user_data(self, provider: Provider, gang: GangSpec) -> str | None:
+        """Return the script that the layer made for the gang's first node, or None if the service
+        starts the agent itself."""
+        if self.cloud.traits.reach is not Reach.USER_DATA:
+            return None
+        assert isinstance(provider, VmProvider)
+        return await provider.make_user_data(gang, 0)
 
     def fail(self, number: int, fault: LaunchFault) -> None:
         self.cloud.fault = (number, fault)

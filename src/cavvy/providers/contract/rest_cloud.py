@@ -7,7 +7,7 @@ with Cavvy, so that providers in other Python packages can use it.
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -23,16 +23,20 @@ from cavvy.providers.base import (
     GangSpec,
     GangState,
     Manifest,
+    NoCapacity,
     Provider,
     ProviderContext,
+    ProviderError,
     QuotaTooSmall,
     Refused,
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.harness import OURS
 from cavvy.providers.contract.memory_cloud import MemoryPlace, make_node_endpoint
 from cavvy.providers.contract.replay import ReplayedRest
 from cavvy.providers.contract.rest_stand_in import RestServer, RestStandIn
+from cavvy.providers.contract.sold import compare, read_table
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
@@ -40,6 +44,7 @@ from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState, Reac
 from cavvy.providers.vm.provider import VmProvider
 
 _LIST_LAG = timedelta(seconds=20)
+_MOST_COMPARED = 8  # offers whose requests are compared
 _ENDED_LISTED = timedelta(minutes=2)  # for APIs with a state of ended machines
 
 
@@ -98,6 +103,9 @@ class RestPlace(MemoryPlace):
         self._providers.append(made)
         return made
 
+    def remains(self) -> Sequence[str] | None:
+        return self.api.remains()
+
     def harness(self) -> ContractHarness:
         """Return a contract-suite harness for tests that concern only one cloud."""
         return ContractHarness(self, VmContract().lose_reply)
@@ -115,8 +123,8 @@ class RestPlace(MemoryPlace):
         """Close the connections. Fails if the stand-in failed or if machines still exist."""
         for each in self._providers:
             asyncio.run(each.close())
-        assert self.api.bugs == []
-        assert self.cloud.billed() == []
+        assert self.api.bugs == [], "the stand-in itself failed"
+        assert self.cloud.billed() == [], "these machines are still billed"
 
 
 class RestContract(VmContract):
@@ -124,6 +132,10 @@ class RestContract(VmContract):
 
     package: RestPackage
     stand_in: type[RestStandIn]
+    # False if every launch takes another machine of a market, whose id is in the request
+    compares_requests = True
+    # the errors of this API's launches that differ from those of other APIs, by status
+    errors: Mapping[int, type[ProviderError]] = {}
     replays = False  # False if a recording lacks calls, such as an earlier login
 
     @pytest.fixture(scope="class")
@@ -149,11 +161,71 @@ class RestContract(VmContract):
             asyncio.run(account.provider("ours").offers())
 
     def test_a_quota_is_reported_as_one(self, account: RestPlace) -> None:
-        if not self.traits.quota_codes:
+        if not self.traits.quota_codes and "quota-exceeded" not in self.stand_in.faults:
             pytest.skip("the API describes no error for quotas")
         account.api.quota = 0
         with pytest.raises(QuotaTooSmall, match="request a higher quota"):
             account.launch()
+
+    def test_offers_are_what_the_cloud_sells(self, account: RestPlace) -> None:
+        """The stand-in's table `sells` states the machines, their sizes and prices in the words of
+        the cloud's own pages."""
+        assert self.stand_in.sells, f"state in {self.stand_in.__name__}.sells what the cloud sells"
+        offers = asyncio.run(account.provider("ours").offers())
+        assert compare(read_table(self.stand_in.sells), offers) == []
+
+    def test_offers_are_only_in_the_regions_of_the_settings(self, account: RestPlace) -> None:
+        if "regions" not in {each.name for each in self.package.MANIFEST.settings}:
+            pytest.skip("the provider has no setting `regions`")
+        everywhere = asyncio.run(account.provider("ours").offers())
+        for region in sorted({offer.region for offer in everywhere})[:2]:
+            offers = asyncio.run(account.provider("ours", regions=region).offers())
+            wanted = {each.key for each in everywhere if each.region == region}
+            assert {each.key for each in offers} == wanted
+
+    def test_each_offer_is_requested_as_itself(self, account: RestPlace) -> None:
+        """The requests for two offers differ, and not only in what differs between two requests for
+        the same offer, such as names and tokens."""
+        if not self.compares_requests:
+            pytest.skip("every launch takes another machine of a market")
+        asyncio.run(_compare_requests(account))
+
+    @pytest.mark.parametrize("status", [400, 403, 404, 429, 500, 501, 503])
+    def test_a_failed_request_raises_the_error_of_its_class(
+        self, account: RestPlace, status: int
+    ) -> None:
+        """TryAgain is only for faults that pass by themselves, and NoCapacity only for missing
+        capacity."""
+
+        async def scenario() -> type[Exception]:
+            harness = account.harness()
+            gang = await harness.spec("failed")
+            fault = CloudFault(status, "contract-fault", "the contract suite lets this call fail")
+            account.api.fail = lambda request: (fault, False) if request.method != "GET" else None
+            try:
+                await harness.ours.launch(gang)
+            except (NoCapacity, Refused, TryAgain) as error:
+                found = type(error)
+            else:
+                pytest.fail(f"the launch succeeded although its requests failed with {status}")
+            finally:
+                account.api.fail = lambda _: None
+            await harness.clear()
+            return found
+
+        usual = TryAgain if status in (429, 500, 503) else Refused
+        assert asyncio.run(scenario()) is self.errors.get(status, usual)
+        assert account.cloud.billed() == []
+
+    @pytest.mark.parametrize(("status", "error"), [(403, Refused), (503, TryAgain)])
+    def test_a_list_that_fails_is_not_an_empty_list(
+        self, account: RestPlace, status: int, error: type[Exception]
+    ) -> None:
+        fault = CloudFault(status, "contract-fault", "the contract suite lets this call fail")
+        account.api.fail = lambda _: (fault, False)
+        for read in ("offers", "gangs"):
+            with pytest.raises(error):
+                asyncio.run(getattr(account.provider("ours"), read)())
 
     def test_other_machines_of_the_account_may_have_an_unusual_form(
         self, account: RestPlace
@@ -248,6 +320,58 @@ class RestContract(VmContract):
         facts = asyncio.run(account.provider("ours").whoami())
         assert ("API key", str(account.file)) in facts
         assert self.stand_in.key not in str(facts)
+
+
+async def _compare_requests(account: RestPlace) -> None:
+    """Launch several offers, and the first offer twice. Fail if two different offers are requested
+    alike."""
+    offers = [each for each in await account.provider(OURS).offers() if each.capacity != 0]
+    offers.sort(key=lambda each: (each.instance_type, each.region, each.zone or "", each.purchase))
+    chosen = offers[:: max(1, len(offers) // _MOST_COMPARED)]
+    # the first launch of all may create things that later launches find, such as a key
+    words = ("warm-up", "first", "again")
+    _, first, again = [await _record(account, chosen[0], word) for word in words]
+    noise = {part for part, _ in first ^ again}  # the parts of requests that always differ
+    seen: dict[frozenset[tuple[str, str]], Offer] = {}
+    for number, offer in enumerate(chosen):
+        found = await _record(account, offer, f"number-{number}")
+        key = frozenset(each for each in found if each[0] not in noise)
+        same = seen.setdefault(key, offer) if found else offer
+        assert same == offer, f"{offer.key} is requested in the same way as {same.key}"
+
+
+async def _record(account: RestPlace, offer: Offer, word: str) -> set[tuple[str, str]]:
+    """Launch an offer, remove the gang, and return the parts of all requests that write, or nothing
+    if the offer cannot be launched."""
+    harness, before = account.harness(), len(account.api.writes)
+    gang = replace(await harness.spec(word), offer=offer)
+    try:
+        await harness.launch(gang)
+        requests = account.api.writes[before:]
+        await account.settle()
+    except (NoCapacity, Refused):
+        requests = []
+    await harness.clear()
+    return {
+        part
+        for number, each in enumerate(requests)
+        for what in (each.target.split("?")[0].split("/")[2:], each.query, each.body)
+        for part in _flatten(f"{number}", what)
+    }
+
+
+def _flatten(path: str, value: object) -> Iterator[tuple[str, str]]:
+    """Return the texts and numbers in a parsed JSON value, each with its place in the value."""
+    match value:
+        case Mapping():
+            items: Iterable[tuple[object, object]] = value.items()
+        case list():
+            items = enumerate(value)
+        case _:
+            yield path, str(value)
+            return
+    for name, each in items:
+        yield from _flatten(f"{path}.{name}", each)
 
 
 async def _play(

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
 
 T = TypeVar("T")
@@ -130,6 +130,7 @@ class RestStandIn(ABC):
     # unchanged.
     faults: Mapping[str, CloudFault] = {}
     states: Mapping[MachineState, str]  # the API's names of states
+    sells = ""  # what the cloud sells, as a table in the form of `contract.sold`
 
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         self.cloud = cloud
@@ -142,6 +143,7 @@ class RestStandIn(ABC):
         # returns the fault of a request, and whether the request takes effect before it fails
         self.fail: Callable[[RestRequest], tuple[CloudFault, bool] | None] = lambda _: None
         self.bugs: list[Exception] = []  # errors of the stand-in itself
+        self.writes: list[RestRequest] = []  # all requests but those with the method GET
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -176,6 +178,8 @@ class RestStandIn(ABC):
                     headers=headers,
                     body=_read_body(f"{method} {target}", headers, content),
                 )
+                if method != "GET":
+                    self.writes.append(request)
                 self.authorize(request)
                 if method == "GET" and self.read_faults:
                     raise self.read_faults.pop(0)
@@ -193,6 +197,13 @@ class RestStandIn(ABC):
                 self.bugs.append(bug)
                 return None
 
+    def remains(self) -> Sequence[str] | None:
+        """Return what Cavvy created besides machines, and what exists now: disks, addresses, keys,
+        security groups; each as text, such as "disk d-1". Subclasses override this method if the
+        cloud has such things and does not delete them with their machine.
+        """
+        return None
+
     def start(
         self,
         name: str,
@@ -201,18 +212,27 @@ class RestStandIn(ABC):
         public_key: str = "",
     ) -> str:
         """Start a machine. Returns the machine's id in the in-memory cloud. Raises CloudFault."""
+        self._check_quota()
+        request = _make_request(name, user_data, tags or {}, public_key)
+        return finish(self.cloud.create(request))[0]
+
+    def prepare(self, name: str, tags: Mapping[str, str] | None = None) -> str:
+        """Create a machine that is off, for APIs that start machines in several calls; `power_on`
+        starts the machine. Returns the machine's id. Raises CloudFault.
+        """
+        self._check_quota()
+        return self.cloud.add(name, dict(tags or {}), off=True)
+
+    def power_on(self, machine: str, user_data: str, public_key: str = "") -> None:
+        """Start a machine that `prepare` created, even if lists do not contain it yet. Raises
+        CloudFault."""
+        found = self.new(machine)
+        request = _make_request(found.name, user_data, found.tags, public_key)
+        finish(self.cloud.turn_on(machine, request))
+
+    def _check_quota(self) -> None:
         if len(self.cloud.billed()) >= self.quota:
             raise CloudFault(400, "quota-exceeded", "Quota exceeded.")
-        request = MachineRequest(
-            gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
-            offer=_OFFER,
-            names=[name],
-            user_data=[user_data],
-            tags=tags or {},
-            token=name,
-            public_key=public_key,
-        )
-        return finish(self.cloud.create(request))[0]
 
     def machines(self) -> Sequence[CloudMachine]:
         """Return the machines that the API lists now."""
@@ -225,6 +245,13 @@ class RestStandIn(ABC):
             raise CloudFault(404, "not-found", "no such machine")
         return found
 
+    def new(self, machine: str) -> Rented:
+        """Return a billed machine, even if `machine` does not return it yet. Raises CloudFault."""
+        for each in self.cloud.billed():
+            if each.id == machine:
+                return each
+        raise CloudFault(404, "not-found", "no such machine")
+
     def end(self, machine: str) -> None:
         """Delete a machine. Raises CloudFault."""
         finish(self.cloud.delete(machine))
@@ -235,6 +262,20 @@ class RestStandIn(ABC):
         """
         size = min(self.page if len(items) <= _SHORT else _LONG_PAGE, size)
         return items[(number - 1) * size : number * size], number * size < len(items)
+
+
+def _make_request(
+    name: str, user_data: str, tags: Mapping[str, str], public_key: str
+) -> MachineRequest:
+    return MachineRequest(
+        gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
+        offer=_OFFER,
+        names=[name],
+        user_data=[user_data],
+        tags=tags,
+        token=name,
+        public_key=public_key,
+    )
 
 
 def _read_body(what: str, headers: Mapping[str, str], content: bytes) -> Any:

@@ -15,12 +15,13 @@ from cavvy.providers.contract import (
     ProviderContract,
     ProviderUnderTest,
 )
+from cavvy.providers.contract.accounts import AccountTests
 from cavvy.providers.contract.harness import in_scenario
 from cavvy.providers.contract.memory_cloud import MemoryPlace
 from cavvy.providers.vm.cloud import CloudTraits
 
 
-class VmContract(ProviderContract, FaultTests):
+class VmContract(ProviderContract, FaultTests, AccountTests):
     """After a scenario, no resource that is billed may remain."""
 
     traits: CloudTraits

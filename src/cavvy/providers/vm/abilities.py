@@ -5,9 +5,15 @@ that calls a cloud, so that manifests can import it.
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
-from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, RELAYS_AGENTS, WHO_AM_I
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    HAS_PARTS,
+    RELAYS_AGENTS,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest, ProviderSetting
-from cavvy.providers.settings import flag, text
+from cavvy.providers.settings import exchange_rate, flag, text
 
 ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
 
@@ -25,6 +31,8 @@ def make_manifest(
     endpoint_consequence: str = "The address of the API.",
     of_projects: Collection[str] = (),
     docs: str = "",
+    currency: str = "USD",
+    zoned: bool = False,
 ) -> Manifest:
     """Return the manifest of a cloud that has a REST API at `endpoint` and deletes a machine's
     disks with the machine. `machine` is the cloud's word for a machine, with an article, such as
@@ -33,8 +41,11 @@ def make_manifest(
     lists the settings that a project can set in order to use its own account
     (`Manifest.project_settings`). Among the settings for a project's own account, only `key_file`
     is a credential; this file contains only keys. If `of_projects` is (), projects cannot have
-    their own accounts.
+    their own accounts. `currency` is the currency of the API's prices. If it is not USD, the
+    manifest gets the setting `usd_per_CURRENCY`, and `RestAccount.rate` converts prices. `zoned`
+    is True if the cloud asks several zones with `RestAccount.ask_zones`.
     """
+    converts = [] if currency == "USD" else [exchange_rate(currency)]
     results = (
         f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "
         "the work ends, the results are stored in the bucket in `checkpoint.storage` or "
@@ -45,11 +56,11 @@ def make_manifest(
         name=name,
         title=title,
         docs=docs or f"docs/guides/{name}.md",
-        abilities=ABILITIES,
+        abilities=(*ABILITIES, HAS_PARTS) if zoned else ABILITIES,
         visibility_delay=timedelta(minutes=1),
         rights=rights,
         unsupported={**unsupported, Feature.RESULTS: results},
-        settings=(*settings, text("endpoint", endpoint_consequence, endpoint)),
+        settings=(*settings, *converts, text("endpoint", endpoint_consequence, endpoint)),
         project_settings=tuple(of_projects),
     )
 

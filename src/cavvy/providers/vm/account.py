@@ -2,16 +2,23 @@
 function that creates the provider.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from decimal import Decimal, InvalidOperation
+from typing import Protocol, TypeVar
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate, UnitError, parse_rate
+from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Manifest, ProviderContext
+from cavvy.providers.settings import read_exchange_rate
 from cavvy.providers.vm.cloud import NAME_PREFIX, Cloud
 from cavvy.providers.vm.keys import ApiKeySource, list_setting
 from cavvy.providers.vm.provider import VmProvider
+from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json, ReadError, RestClient, Sign
+
+_T = TypeVar("_T")
 
 
 class RestAccount:
@@ -35,6 +42,8 @@ class RestAccount:
         self.settings, self.now = settings, now
         self._keys, self._others = keys, others
         self._unknown: Sequence[str] = ()
+        self.silent: Sequence[str] = ()  # the zones that did not answer, each with the reason
+        self._currency, self._usd = read_exchange_rate(settings)
         read = read_key or (lambda: keys.read(settings))
         self.api = RestClient(
             str(settings["endpoint"]), read, read_error, key_header=key_header, sign=sign
@@ -48,7 +57,21 @@ class RestAccount:
         """Return facts for `cavvy check`. The caller must first call `Cloud.offers`, which finds
         the unknown accelerators.
         """
-        return self._keys.facts(self.settings, self._unknown)
+        known = list(self._keys.facts(self.settings, self._unknown))
+        if self._currency == "USD":
+            return known
+        name = f"usd_per_{self._currency.lower()}"
+        return [*known, ("prices", f"in {self._currency}, at ${self._usd:f} each (`{name}`)")]
+
+    def rate(self, price: str | float | Decimal, hours: float | Decimal = 1) -> HourlyRate:
+        """Convert a price for `hours` hours, in the currency that the manifest states, into a rate
+        in USD. For example, `hours` is 1 / Decimal(60) for a price per minute. Raises UnitError.
+        """
+        try:
+            amount = Decimal(str(price))
+        except InvalidOperation:
+            raise UnitError(f"expected a price such as 3.60, not {price!r}") from None
+        return parse_rate(amount * self._usd / Decimal(str(hours)))
 
     def note_unknown(self, names: Iterable[str]) -> Sequence[str]:
         """Store the names of accelerators that are not in the catalog; the method `identity` later
@@ -60,6 +83,17 @@ class RestAccount:
     def names(self, setting: str) -> Sequence[str]:
         """Return the values of a setting that contains a comma-separated list."""
         return list_setting(self.settings, setting)
+
+    async def ask_zones(
+        self, zones: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
+    ) -> list[_T]:
+        """Ask all zones at the same time, and return the answers together. `cavvy check` reports
+        the zones that do not answer; if none answers, the first fault is raised. Use this for
+        offers. For lists of machines, use `regions.list_regions`, so that a machine in a zone that
+        does not answer does not count as ended.
+        """
+        found, self.silent = await ask_regions(zones, ask)
+        return found
 
     def allows(self, region: str) -> bool:
         """Return whether the setting `regions` contains the region, or is unset."""
@@ -80,8 +114,27 @@ def make_provider(
 ) -> VmProvider:
     """Create the provider of a cloud. `cloud` creates the cloud from the settings and the clock."""
     made = cloud(context.settings, context.now)
-    account = made.account
-    return VmProvider(manifest, context, made, identity=account.identity, close=account.close)
+    account, zoned = made.account, HAS_PARTS in manifest.abilities
+    return VmProvider(
+        manifest,
+        context,
+        made,
+        identity=account.identity,
+        silent=(lambda: account.silent) if zoned else None,
+        close=account.close,
+    )
+
+
+def join_id(zone: str, machine: str) -> str:
+    """Return the id under which the layer knows a machine whose API needs the zone in every call.
+    `CloudMachine.id` and the ids from `Cloud.create` then have this form."""
+    return f"{zone}/{machine}"
+
+
+def split_id(joined: str) -> tuple[str, str]:
+    """Return the zone and the API's own id of a machine."""
+    zone, _, machine = joined.partition("/")
+    return zone, machine
 
 
 def keep_ours(told: Sequence[Json], name: str = "name") -> Sequence[Json]:

@@ -84,6 +84,9 @@ class CloudTraits(Struct, frozen=True, kw_only=True):
     tokens: bool = False
     # one request starts all machines of a gang or none, each with its own name and user data
     atomic_count: bool = False
+    # `create` needs several calls, and a machine is off (`STOPPED`) until the last of them: a
+    # machine of an unfinished launch that is off was never started, and is replaced
+    created_off: bool = False
     # `list` and `get` may not return machines that are younger than this
     list_lag: timedelta = timedelta(minutes=2)
     # how long `list` or `get` returns an ended machine; 0 if the machine disappears at once

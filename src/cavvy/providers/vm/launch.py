@@ -75,7 +75,7 @@ class VmLauncher:
         self._called[gang.name] = self._now()
         record, shown = self._ledger.get(gang.name), await self._machines.list()
         if record is None:
-            record = recall(gang.name, shown.of(gang.name), self._now())
+            record = recall(gang.name, shown.begun(gang.name), self._now())
         if record is not None and record.started:
             return await self._ledger.put(record)
         # without the region's machines, an existing node could look missing
@@ -238,9 +238,10 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
     may already be running.
     """
     found: dict[str, list[str]] = {}
+    unfit = (*_NOT_YET_OR_ENDED, *([MachineState.STOPPED] if machines.traits.created_off else []))
     others = {*record.leftovers, *(node.id for node in record.rolled_back)}
     for _, machine in shown.of(record.name):
-        if machine.state not in _NOT_YET_OR_ENDED and machine.id not in others:
+        if machine.state not in unfit and machine.id not in others:
             found.setdefault(machine.name, []).append(machine.id)
     nodes = []
     for node in record.nodes:

@@ -46,14 +46,25 @@ class GangMachines:
         found: Sequence[tuple[MachineName, CloudMachine]],
         at: datetime,
         silent: Mapping[str, ProviderError],
+        *,
+        created_off: bool = False,
     ) -> None:
-        self._names = names
+        self._names, self._created_off = names, created_off
         self.found, self.at, self.silent = found, at, silent
         self.by_id = {machine.id: machine for _, machine in found}
 
     def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
         """Return the gang's machines, each with the parts of its name."""
         return [each for each in self.found if self._names.same(each[0].gang, gang)]
+
+    def begun(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
+        """Return the gang's machines without those that `create` has never switched on. If all are
+        off, return all, since the gang may have run.
+        """
+        found = self.of(gang)
+        if not self._created_off:
+            return found
+        return [each for each in found if each[1].state is not MachineState.STOPPED] or found
 
     def alive(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
         """Return the gang's machines that have not ended."""
@@ -107,7 +118,8 @@ class VmMachines:
     async def _list(self, at: datetime) -> GangMachines:
         machines, silent = await self.ask_all(self._list_regions(), "the list of machines")
         found = [(part, each) for each in machines if (part := self.names.read(each)) is not None]
-        return GangMachines(self.names, found, at, silent)
+        off = self.traits.created_off
+        return GangMachines(self.names, found, at, silent, created_off=off)
 
     async def _list_regions(
         self,

@@ -73,8 +73,9 @@ class VmProvider:
         if silent:  # only then does the provider have the ability HAS_PARTS
             self.silent = silent
         self._ledger = LaunchLedger(context.state, VmGangRecord)
-        make_data = make_script or self._user_data
-        self._launcher = VmLauncher(self._machines, self._ledger, make_data, context.now)
+        # returns the user data of one node of a gang
+        self.make_user_data: MakeUserData = make_script or self._user_data
+        self._launcher = VmLauncher(self._machines, self._ledger, self.make_user_data, context.now)
         self._status = VmStatus(self._machines, self._ledger, self._launcher, context.now)
         self._reach = self._make_reach(cloud, make_link)
 

@@ -10,7 +10,7 @@ are missing. If a gang's name is too long for the cloud, GANG is a hash of the n
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from cavvy.domain.gangs import NodeExtra
@@ -247,7 +247,7 @@ def end_node(node: VmNode, end: datetime | None, now: datetime) -> VmNode:
     """Mark the node as ended at the time `end`. If `end` is None, the node ended at an unknown time
     before `now`."""
     ended = max(node.started_at, end or now) if node.started_at else end or now
-    return replace(node, ended_at=ended, unseen=end is None)
+    return replace(node, ended_at=ended.astimezone(UTC), unseen=end is None)
 
 
 def _is_taken(node: VmNode, machine: CloudMachine) -> bool:
@@ -283,7 +283,7 @@ def begin(
     created, running = (machine.created_at, machine.running_at) if machine else (None, None)
     exact = running if boots_free else created
     if exact is not None:
-        return replace(node, started_at=min(exact, now))
+        return replace(node, started_at=min(exact, now).astimezone(UTC))
     known = [each for each in (node.booting_at, created) if each is not None]
     first = min(max(known) if known else node.asked_at or now, now)
     last = now if boots_free or node.made_at is None else min(now, node.made_at)

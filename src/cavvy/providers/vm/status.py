@@ -131,7 +131,7 @@ class VmStatus:
         record.
         """
         shown = await self._machines.list()
-        record = known or recall(name, shown.of(name), self._now())
+        record = known or recall(name, shown.begun(name), self._now())
         if record is None:
             shown.require("")
             return None
@@ -183,7 +183,7 @@ class VmStatus:
         for each in names:
             if self._ledger.get(each) is not None or self._ledger.lock(each).locked():
                 continue
-            record = recall(each, shown.of(each), self._now())
+            record = recall(each, shown.begun(each), self._now())
             if record is not None:
                 await self._ledger.put(record)
                 hashed = {part.gang for part, _ in shown.of(each)} - {each}
