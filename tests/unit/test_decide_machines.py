@@ -167,10 +167,12 @@ def test_a_purchase_changes_the_request_and_a_takeover_does_not() -> None:
 
 
 def test_the_task_that_starts_a_machine_has_its_setup_and_no_work() -> None:
-    request = replace(REQUEST, setup="make", outputs=(), secrets=("A",))
+    kept = replace(REQUEST, setup="make", secrets=("A",), tags={"team": "vision"})
+    request = replace(
+        kept, priority=5, encrypt=True, session=True, limits=JobLimits(budget=Money(1)), name="x"
+    )
     found = make_start(replace(MACHINE, task=request))
-    assert (found.name, found.run, found.machine) == ("dev-start", "true", "dev")
-    assert (found.setup, found.resources, found.secrets) == ("make", GPU, ("A",))
+    assert found == replace(kept, name="dev-start", run="true", project="p")
 
 
 @pytest.mark.parametrize("leaving", [False, True])

@@ -12,14 +12,10 @@ from cavvy.domain.jobs import GOING, Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy
-from cavvy.domain.tasks import DEFAULT_CPUS, ResourceSpec, TaskSpec
+from cavvy.domain.tasks import DEFAULT_CPUS, JobLimits, ResourceSpec, RetryPolicy, TaskSpec
 from cavvy.domain.units import Money, format_duration
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.policies import explain_policy
-
-# the fields whose values come from the machine unless the job's task sets them
-_OF_IMAGE = ("image", "image_build", "image_login", "image_signers")
-_INHERITED = (*_OF_IMAGE, "volumes")
 
 
 class MachineIsFree(Struct, frozen=True, kw_only=True):
@@ -97,15 +93,16 @@ def complete_task(task: TaskSpec, machine: NamedMachine | None) -> TaskSpec:
     if machine is None:
         return replace(task, keep=task.keep or USUAL_KEEP)
     request = machine.task
-    found = replace(
-        task,
-        keep=task.keep or request.keep,
-        **{name: getattr(request, name) for name in _INHERITED if not getattr(task, name)},
-    )
-    if task.image or task.image_build:
+    found = replace(task, keep=task.keep or request.keep, volumes=task.volumes or request.volumes)
+    if not task.image and not task.image_build:
         # a login is for one registry, so it belongs to its image
-        own = {name: getattr(task, name) for name in _OF_IMAGE}
-        found = replace(found, **own)
+        found = replace(
+            found,
+            image=request.image,
+            image_build=request.image_build,
+            image_login=task.image_login or request.image_login,
+            image_signers=task.image_signers or request.image_signers,
+        )
     if task.resources == ResourceSpec() and task.nodes == 1:
         found = replace(found, resources=request.resources, nodes=request.nodes)
     return found
@@ -205,28 +202,26 @@ def extend_machine(
 
 def make_start(machine: NamedMachine) -> TaskSpec:
     """Return the task that starts a stopped machine: it runs the machine's setup, and no work."""
-    request = machine.task
     return replace(
-        TaskSpec(name=f"{machine.name}-start", run="true"),
+        machine.task,
+        name=f"{machine.name}-start",
+        run="true",
         project=machine.project,
         machine=machine.name,
-        **{
-            name: getattr(request, name)
-            for name in (
-                *_INHERITED,
-                "setup",
-                "setup_uses",
-                "tags",
-                "params",
-                "resources",
-                "nodes",
-                "workdir",
-                "env",
-                "secrets",
-                "grace",
-                "keep",
-            )
-        },
+        # what belongs to the work instead of the machine
+        priority=0,
+        encrypt=False,
+        inputs=(),
+        outputs=(),
+        checkpoint=None,
+        limits=JobLimits(),
+        retry=RetryPolicy(),
+        schedule=None,
+        window=None,
+        work=None,
+        webhooks=(),
+        session=False,
+        service=None,
     )
 
 
