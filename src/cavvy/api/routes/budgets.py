@@ -21,7 +21,7 @@ from cavvy.api.rules import (
     name_user,
     on_installation,
 )
-from cavvy.api.wire import done, read, reply
+from cavvy.api.wire import done, read, reply, view
 from cavvy.client import budget_wire as wire
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
@@ -73,18 +73,12 @@ async def put(request: Request, name: NamePath) -> Response:
     app_state, ask = app_state_of(request), await read(request, wire.BudgetAsk)
     _check(ask)
     before = await _find(app_state, name)
-    budget = SpendingBudget(
+    budget = view(
+        SpendingBudget,
+        ask,
         name=name,
         limit=Money(ask.limit_micros),
-        project=ask.project,
-        user=ask.user,
-        tag=ask.tag,
-        service=ask.service,
         alerts=tuple(sorted(set(ask.alerts))),
-        soft_percent=ask.soft_percent,
-        hard_percent=ask.hard_percent,
-        carry_over=ask.carry_over,
-        webhook=ask.webhook,
         since=app_state.now() if before is None else before.since,
     )
     return await _store(request, before, budget.replacing(before, app_state.now()))
@@ -257,12 +251,9 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
     last = await sum_budget(store, budget, parents, month_of(month_of(now) - timedelta(days=1)))
     forecast = forecast_month(spent, await _read_days(app_state, budget, parents), now)
     asked = budget.request
-    return wire.BudgetView(
-        name=budget.name,
-        project=budget.project,
-        user=budget.user,
-        tag=budget.tag,
-        service=budget.service,
+    return view(
+        wire.BudgetView,
+        budget,
         limit_micros=budget.limit.micros,
         month_limit_micros=month_limit(budget, last, now).micros,
         spent_micros=spent.micros,
@@ -270,14 +261,7 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
         low_micros=None if forecast is None else forecast.low.micros,
         high_micros=None if forecast is None else forecast.high.micros,
         alerts=list(budget.alerts),
-        soft_percent=budget.soft_percent,
-        hard_percent=budget.hard_percent,
-        carry_over=budget.carry_over,
-        request=None
-        if asked is None
-        else wire.BudgetRequestView(
-            limit_micros=asked.limit.micros, reason=asked.reason, account=asked.account, at=asked.at
-        ),
+        request=asked and view(wire.BudgetRequestView, asked, limit_micros=asked.limit.micros),
     )
 
 

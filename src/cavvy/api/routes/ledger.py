@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from msgspec.structs import asdict
 from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.rules import filter_projects, in_query
-from cavvy.api.wire import reply
+from cavvy.api.wire import reply, view
 from cavvy.client import ledger_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.ledger import LedgerLine
@@ -102,37 +103,12 @@ async def entries(
 def _view(line: LedgerLine) -> wire.LedgerEntryView:
     entry, subject = line.entry, line.subject
     corrects = None if entry.corrects is None else f"{subject.id}/{entry.rank}/{entry.corrects}"
-    return wire.LedgerEntryView(
-        number=entry.number,
-        id=entry.id,
+    given = {**asdict(subject), "id": entry.id, "project": entry.project}
+    return view(
+        wire.LedgerEntryView,
+        entry,
+        **given,
         corrects=corrects,
-        project=entry.project,
-        user=subject.user,
-        job=subject.job,
-        job_id=subject.job_id,
-        machine=subject.machine,
-        service=subject.service,
-        attempt=subject.attempt,
-        rank=entry.rank,
-        kind=entry.kind,
-        line=entry.line,
-        line_since=entry.line_since,
-        since=entry.since,
-        until=entry.until,
-        quantity=entry.quantity,
-        unit=entry.unit,
         rate_micros_per_hour=entry.rate.micros_per_hour,
         amount_micros=entry.amount.micros,
-        source=entry.source,
-        provider=subject.provider,
-        account=subject.account,
-        region=subject.region,
-        zone=subject.zone,
-        instance_type=subject.instance_type,
-        accelerator=subject.accelerator,
-        accelerators=subject.accelerators,
-        purchase=subject.purchase,
-        tags=subject.tags,
-        volume=subject.volume,
-        key=subject.key,
     )

@@ -13,7 +13,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.rules import in_path, on_installation
-from cavvy.api.wire import done, read, reply
+from cavvy.api.wire import done, read, reply, view
 from cavvy.catalog.accelerators import is_known, suggest
 from cavvy.client import policy_wire as wire
 from cavvy.domain.accounts import INSTALLATION, Permission
@@ -173,7 +173,9 @@ def _read_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
     policy = bound.policy
-    return wire.ProjectPolicyView(
+    return view(
+        wire.ProjectPolicyView,
+        policy,
         project=bound.project,
         providers=list(policy.providers),
         regions=list(policy.regions),
@@ -182,7 +184,6 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
             None if policy.max_rate is None else policy.max_rate.micros_per_hour
         ),
         images=list(policy.images),
-        image_digests=policy.image_digests,
         signed_by=list(policy.signed_by),
     )
 

@@ -15,7 +15,7 @@ from cavvy.api.id_tokens import check_issuer
 from cavvy.api.openapi import document
 from cavvy.api.routes.accounts import ACCOUNT_NAME, PROJECT_NAME
 from cavvy.api.rules import on_installation
-from cavvy.api.wire import done, read, reply
+from cavvy.api.wire import done, read, reply, view
 from cavvy.client import sign_in_wire as wire
 from cavvy.domain.accounts import AccountKind, Permission, Role
 from cavvy.domain.trusts import (
@@ -155,44 +155,23 @@ def _check_limits(trust: IssuerTrust) -> None:
 
 
 def _make(ask: wire.TrustAsk) -> IssuerTrust:
-    return IssuerTrust(
-        name=ask.name,
-        issuer=ask.issuer,
-        audience=ask.audience,
-        claims=ask.claims,
-        account=ask.account,
-        account_claim=ask.account_claim,
+    return view(
+        IssuerTrust,
+        ask,
         accounts=AccountRule(ask.accounts),
-        groups_claim=ask.groups_claim,
-        groups=tuple(
-            GroupRole(group=each.group, project=each.project, role=Role(each.role))
-            for each in ask.groups
-        ),
+        groups=tuple(view(GroupRole, each, role=Role(each.role)) for each in ask.groups),
         scopes=tuple(sorted(set(ask.scopes))),
-        project=ask.project,
         lifetime=timedelta(seconds=ask.lifetime_s),
-        client_id=ask.client_id,
     )
 
 
 def _view(trust: IssuerTrust) -> wire.TrustView:
-    return wire.TrustView(
-        name=trust.name,
-        issuer=trust.issuer,
-        audience=trust.audience,
-        claims=dict(trust.claims),
-        account=trust.account,
-        account_claim=trust.account_claim,
-        accounts=trust.accounts,
-        groups_claim=trust.groups_claim,
-        groups=[
-            wire.GroupRoleView(group=each.group, project=each.project, role=each.role)
-            for each in trust.groups
-        ],
+    return view(
+        wire.TrustView,
+        trust,
+        groups=[view(wire.GroupRoleView, each) for each in trust.groups],
         scopes=list(trust.scopes),
-        project=trust.project,
         lifetime_s=int(trust.lifetime.total_seconds()),
-        client_id=trust.client_id,
     )
 
 

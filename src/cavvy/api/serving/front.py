@@ -19,6 +19,7 @@ from cavvy.api.serving.listener import ServiceListener
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.api.serving.shared_traffic import SharedTraffic
+from cavvy.api.wire import view
 from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.service import list_serving
 from cavvy.control.decide.traffic import ServiceTraffic
@@ -416,33 +417,17 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
     in_flight: dict[str, int] = {}
     for each in facts.replicas:  # a revision that was just promoted is listed twice
         in_flight[each.id] = in_flight.get(each.id, 0) + each.in_flight
-    return ServiceTraffic(
-        at_s=facts.at_s,
-        arrivals=facts.arrivals,
-        answered=facts.answered,
-        started=facts.started,
-        late=facts.late,
-        lost=facts.lost,
-        unserved=facts.unserved,
+    return view(
+        ServiceTraffic,
+        facts,
         timed=facts.answered,
-        slow=facts.slow,
-        service_s=facts.service_s,
         batches=0 if facts.batches is None else facts.batches.formed,
         joined=0 if facts.batches is None else facts.batches.joined,
-        in_flight=facts.in_flight,
-        in_flight_s=facts.in_flight_s,
-        backlog=facts.backlog,
         per_s=sum(recent) / len(recent) if recent else 0.0,
-        p50_s=facts.p50_s,
-        p95_s=facts.p95_s,
-        p99_s=facts.p99_s,
         replicas=in_flight,
-        keys_used=facts.keys_used,
         tried=None if facts.canary is None else _make_tried(facts.canary),
         work={facts.epoch: facts.work} if facts.work else {},
-        places=facts.places,
         batch=None if facts.batches is None else facts.batches.fit,
-        process=facts.process,
     )
 
 
