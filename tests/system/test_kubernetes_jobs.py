@@ -232,17 +232,57 @@ def test_no_token_is_in_a_pod(user: User, cluster: Cluster) -> None:
     user.ended("quiet")
 
 
+# Tasks whose parts an API server could refuse: names, values, volumes, devices, services.
+EXPORTED = (
+    "{name: out, nodes: 2, resources: {gpu: H100:4}, env: {A: b}, run: torchrun train.py}",
+    "{name: 3d-train, nodes: 3, resources: {gpu: H100:2, cpu: 8, memory: 64GB}, run: hostname}",
+    f"{{name: a{'-long' * 12}er, nodes: 12, run: hostname}}",
+    """{name: odd, env: {A: "x 'y' $(Z) $$", N: "007", Y: "yes", E: "", M: "a\\nb"}, run: 'echo "$A"'}""",
+    """{name: disks, run: ls, volumes: [{name: data, path: /data, size: 10GiB},
+    {host: /tmp, path: /scratch}, {nfs: 'files:/export', path: /files}]}""",
+    """{name: private, secrets: [HF_TOKEN], resources: {gpu: 'A100:80GB:1..4'},
+    limits: {duration: 90m}, retry: {exit: 2}, run: ls}""",
+    "{name: chips, resources: {gpu: TPU-v5e:8}, run: ls}",
+    """{name: amd, resources: {gpu: MI300X:8, memory: 500GiB, disk: 200GB}, params: {lr: 0.1},
+    inputs: [{source: 's3://b/x', target: data}], checkpoint: c, run: 'echo ${{ params.lr }}'}""",
+    """{name: choice, resources: {any_of: [{gpu: 'H100:8'}, {gpu: 'A100:8'}]}, setup: ls,
+    tags: {team: "Vision & Co"}, run: ls}""",
+    "{name: part, resources: {gpu: 'A10:0.5', memory: 1.5GiB, cpu: 2.5}, run: ls}",
+    """{name: 2web, service: {port: 80, replicas: 2, probe: {path: /up}},
+    image: 'r.example:5000/a/b@sha256:DIGEST', run: ls}""".replace("DIGEST", "0" * 64),
+)
+
+
 def test_what_is_exported_is_taken_by_the_api_server(user: User, cluster: Cluster) -> None:
-    task = user.task(
-        "{name: out, nodes: 2, resources: {gpu: H100:4}, env: {A: b}, run: torchrun train.py}"
+    texts = [user.cli("export", "kubernetes", user.task(task), "--blind") for task in EXPORTED]
+    together = "---\n".join(texts)
+    said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=together).splitlines()
+    assert [line for line in said if not line.endswith(" created (server dry run)")] == []
+    names = [line.split()[0] for line in said]
+    assert names[:3] == ["service/out", "pod/out-0", "pod/out-1"]
+    assert sum(name.startswith("pod/a-long") for name in names) == 12
+    assert {"service/job-3d-train", "persistentvolumeclaim/data", "pod/part"} < {*names}
+    assert {"deployment.apps/job-2web", "service/job-2web"} < {*names}
+
+
+def test_an_exported_task_runs_without_cavvy(user: User, cluster: Cluster) -> None:
+    text = user.cli(
+        "export",
+        "kubernetes",
+        user.task(
+            f"""{{name: alone, nodes: 2, {SMALL}, params: {{note: "it's $HOME $(x)"}},
+            env: {{GREETING: "hello 'you' $(HOSTNAME) $$"}}, setup: echo ready > file, run: 'cat
+            file; echo "$GREETING, $CAVVY_PARAM_NOTE"; echo "$NODE_RANK of $NNODES"; exit
+            $NODE_RANK'}}"""
+        ),
     )
-    text = user.cli("export", "kubernetes", task)
-    said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
-    assert [line.split()[0] for line in said.splitlines()] == [
-        "service/out",
-        "pod/out-0",
-        "pod/out-1",
-    ]
+    cluster.kubectl("apply", "-f", "-", stdin=text)
+    path = "/api/v1/namespaces/default/pods/alone-"
+    for rank, phase in enumerate(("Succeeded", "Failed")):
+        wait_until(lambda: cluster.api(f"{path}{rank}")["status"]["phase"] == phase)  # noqa: B023
+        logged = cluster.kubectl("logs", f"alone-{rank}")
+        assert logged == f"ready\nhello 'you' $(HOSTNAME) $$, it's $HOME $(x)\n{rank} of 2\n"
+    cluster.kubectl("delete", "--wait=false", "-f", "-", stdin=text)
 
 
 def test_the_policy_is_enough(user: User, cluster: Cluster) -> None:
