@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from cavvy.sdk.job import Job
-    from cavvy.sdk.keys import (
+    from cavvy.sdk.status import CostItem, JobCost, JobEvent, JobStatus, NodeStatus
+    from cavvy.sdk.task import Task
+    from cavvy.spec.keys import (
         Accelerator,
         Checkpoint,
         Disk,
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
         Webhook,
         Work,
     )
-    from cavvy.sdk.status import CostItem, JobCost, JobEvent, JobStatus, NodeStatus
-    from cavvy.sdk.task import Task
 
 __version__ = "0.1.0"
 
@@ -120,7 +120,8 @@ if not TYPE_CHECKING:  # a type checker would accept every name of a module with
             raise AttributeError(f"module 'cavvy' has no attribute {name!r}")
         from importlib import import_module
 
-        found = getattr(import_module(f"cavvy.sdk.{_MODULES.get(name, 'keys')}"), name)
+        module = f"sdk.{_MODULES[name]}" if name in _MODULES else "spec.keys"
+        found = getattr(import_module(f"cavvy.{module}"), name)
         globals()[name] = found
         return found
 

@@ -14,15 +14,15 @@ import pytest
 
 import cavvy
 from cavvy import InvalidTask, Resources, Task
-from cavvy.sdk import keys
 from cavvy.sdk.values import to_plain, write_text
+from cavvy.spec import keys
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.kinds import FieldSpec
-from cavvy.spec.fields.task import TASK
+from cavvy.spec.fields.task import TASK, TaskKeys
 
 # The typed table of each section of a task file.
 TABLES: dict[str, Any] = {
-    "": keys.TaskKeys,
+    "": TaskKeys,
     "params.NAME": keys.Param,
     "resources": keys.Resources,
     "resources.gpu": keys.Accelerator,
@@ -69,7 +69,7 @@ def test_the_typed_tables_have_the_keys_of_the_task_file() -> None:
     assert found[""].pop("run").required  # the first argument of `Task`
     for path, fields in found.items():
         table = TABLES[path]
-        assert fields.keys() == get_type_hints(table).keys(), path
+        assert fields.keys() == table.__annotations__.keys(), path
         required = {name for name, each in fields.items() if each.required}
         assert required == table.__required_keys__, path
 
@@ -77,7 +77,7 @@ def test_the_typed_tables_have_the_keys_of_the_task_file() -> None:
 def test_the_typed_tables_have_the_words_of_the_task_file() -> None:
     compared = 0
     for section in sections(TASK):
-        hints = get_type_hints(TABLES[section.path])
+        hints = get_type_hints(TABLES[section.path], localns=vars(keys))
         for each in section.fields:
             if each.name in hints and (words := list_words(hints[each.name])):
                 assert words == list_enums(each), f"{section.path}.{each.name}"

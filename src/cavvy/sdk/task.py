@@ -14,7 +14,7 @@ from cavvy.sdk.values import to_plain, to_scalar, write_text
 if TYPE_CHECKING:
     from cavvy.domain.tasks import Scalar
     from cavvy.importers import LoadedTask
-    from cavvy.sdk.keys import TaskKeys
+    from cavvy.spec.fields.task import TaskKeys
 
 _SHOWN = "Task"  # the name of a task in error messages, if the task was not read from a file
 

@@ -591,6 +591,11 @@ def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) ->
     )
 
 
+def list_kinds(keys: type) -> dict[str, ValueKind | FieldSpec]:
+    """Return the kinds in the annotations of a typed dictionary, `Annotated["type", kind]`."""
+    return {name: each.__metadata__[0] for name, each in keys.__annotations__.items()}
+
+
 def section(
     path: str, build: Callable[[SectionReader], Any], /, **fields: ValueKind | FieldSpec
 ) -> SectionSpec:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
 from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
@@ -18,6 +19,7 @@ from cavvy.spec.fields.kinds import (
     MapKind,
     SectionReader,
     WrongValue,
+    list_kinds,
     matching,
     named_texts,
     section,
@@ -41,6 +43,34 @@ from cavvy.spec.fields.windows import WINDOW
 from cavvy.spec.fields.work import WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
 from cavvy.spec.problems import shown, slug
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cavvy.spec.keys import (
+        Checkpoint,
+        GitWorkdir,
+        Image,
+        Input,
+        Label,
+        Length,
+        Limits,
+        LocalPath,
+        Moment,
+        Output,
+        Param,
+        Resources,
+        Retry,
+        Scalar,
+        Schedule,
+        Service,
+        Setup,
+        Switch,
+        VolumeMount,
+        Webhook,
+        Whole,
+        Work,
+    )
 
 _SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -228,50 +258,56 @@ def _check_start(table: SectionReader, deadline: datetime | None) -> None:
 
 
 _NAME = text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True)
-TASK = section(
-    "",
-    _build,
-    name=_NAME,
-    project=_NAME,
-    tags=MapKind(
-        "tag names, each with a string value",
-        matching(
-            r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?",
-            "cannot be a tag's name",
-            expected="letters, digits and . _ / -, at most 63",
-        ),
-        text_kind("a string", _check_tag_value, numbers=True),
+_TAGS = MapKind(
+    "tag names, each with a string value",
+    matching(
+        r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?",
+        "cannot be a tag's name",
+        expected="letters, digits and . _ / -, at most 63",
     ),
-    priority=whole(-100, 100),
-    params=FieldSpec(PARAMS, to=()),
-    resources=RESOURCES,
-    nodes=whole(1, 10_000),
-    encrypt=FLAG,
-    image=FieldSpec(IMAGE, to=("image", "image_build", "image_login")),
-    workdir=WORKDIR,
-    setup=FieldSpec(SETUP, to=("setup", "setup_uses")),
-    run=FieldSpec(COMMANDS, required=True),
-    env=named_texts(
-        "variable names, each with a string value",
-        check_variable,
-        {"pattern": f"^{_VARIABLE.pattern}$"},
-        missing="the variable has no value",
-        hint="write '' for an empty value, or list the name under `secrets`",
-    ),
-    secrets=ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True),
-    inputs=INPUTS,
-    outputs=OUTPUTS,
-    volumes=VOLUMES,
-    checkpoint=CHECKPOINT,
-    limits=LIMITS,
-    retry=RETRY,
-    schedule=SCHEDULE,
-    window=WINDOW,
-    work=WORK,
-    webhooks=WEBHOOKS,
-    service=SERVICE,
-    grace=length_kind(timedelta(0), timedelta(hours=1)),
-    keep=length_kind(timedelta(0), timedelta(hours=24)),
-    machine=_NAME,
-    session=FLAG,
+    text_kind("a string", _check_tag_value, numbers=True),
 )
+_ENV = named_texts(
+    "variable names, each with a string value",
+    check_variable,
+    {"pattern": f"^{_VARIABLE.pattern}$"},
+    missing="the variable has no value",
+    hint="write '' for an empty value, or list the name under `secrets`",
+)
+_SECRETS = ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True)
+
+
+class TaskKeys(TypedDict, total=False):
+    """All keys of a task except `run`: their types in Python, and how the parser reads them."""
+
+    name: Annotated["str", _NAME]
+    project: Annotated["str", _NAME]
+    tags: Annotated["Mapping[str, Label]", _TAGS]
+    priority: Annotated["Whole", whole(-100, 100)]
+    params: Annotated["Mapping[str, Scalar | Param]", FieldSpec(PARAMS, to=())]
+    resources: Annotated["Resources", RESOURCES]
+    nodes: Annotated["Whole", whole(1, 10_000)]
+    encrypt: Annotated["Switch", FLAG]
+    image: Annotated["str | Image", FieldSpec(IMAGE, to=("image", "image_build", "image_login"))]
+    workdir: Annotated["LocalPath | GitWorkdir", WORKDIR]
+    setup: Annotated["str | Setup", FieldSpec(SETUP, to=("setup", "setup_uses"))]
+    env: Annotated["Mapping[str, Scalar]", _ENV]
+    secrets: Annotated["str | Sequence[str]", _SECRETS]
+    inputs: Annotated["Sequence[Input]", INPUTS]
+    outputs: Annotated["Sequence[Output]", OUTPUTS]
+    volumes: Annotated["Sequence[str | VolumeMount]", VOLUMES]
+    checkpoint: Annotated["str | Checkpoint", CHECKPOINT]
+    limits: Annotated["Limits", LIMITS]
+    retry: Annotated["Retry", RETRY]
+    schedule: Annotated["Moment | Schedule", SCHEDULE]
+    window: Annotated["str", WINDOW]
+    work: Annotated["Work", WORK]
+    webhooks: Annotated["str | Webhook | Sequence[str | Webhook]", WEBHOOKS]
+    service: Annotated["Service", SERVICE]
+    grace: Annotated["Length", length_kind(timedelta(0), timedelta(hours=1))]
+    keep: Annotated["Length", length_kind(timedelta(0), timedelta(hours=24))]
+    machine: Annotated["str", _NAME]
+    session: Annotated["Switch", FLAG]
+
+
+TASK = section("", _build, run=FieldSpec(COMMANDS, required=True), **list_kinds(TaskKeys))

@@ -1,5 +1,5 @@
-"""The keys of a task as typed dictionaries, for editors and type checkers. A test compares the keys
-of the dictionaries with the fields that the parser accepts.
+"""The sections of a task as typed dictionaries, for editors and type checkers. A test compares
+their keys with the fields that the parser accepts. `spec/fields/task.py` has the keys of a task.
 
 Calling one of the types returns a dict: `Resources(gpu="A100:8")` equals `{"gpu": "A100:8"}`.
 Fields for numbers and switches also accept strings, because a string may contain an expression such
@@ -366,36 +366,3 @@ class Service(TypedDict):
     update: NotRequired[str | ServiceUpdateKeys]
     queue: NotRequired[ServiceQueueKeys]
     events: NotRequired[ServiceEvent | Sequence[ServiceEvent]]
-
-
-class TaskKeys(TypedDict, total=False):
-    """All keys of a task except `run`."""
-
-    name: str
-    project: str
-    tags: Mapping[str, Label]
-    priority: Whole
-    params: Mapping[str, Scalar | Param]
-    resources: Resources
-    nodes: Whole
-    encrypt: Switch
-    image: str | Image
-    workdir: LocalPath | GitWorkdir
-    setup: str | Setup
-    env: Mapping[str, Scalar]
-    secrets: str | Sequence[str]
-    inputs: Sequence[Input]
-    outputs: Sequence[Output]
-    volumes: Sequence[str | VolumeMount]
-    checkpoint: str | Checkpoint
-    limits: Limits
-    retry: Retry
-    schedule: Moment | Schedule
-    window: str
-    work: Work
-    webhooks: str | Webhook | Sequence[str | Webhook]
-    grace: Length
-    keep: Length
-    machine: str
-    session: Switch
-    service: Service
