@@ -1,14 +1,10 @@
-"""Writes docs/reference/task-file.md and docs/reference/task.schema.json from the parser's own
-table of fields.
-"""
+"""Writes docs/reference/task-file.md from the parser's own table of fields."""
 
-import json
 from pathlib import Path
 
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.kinds import FieldSpec, ListKind, MapKind, SectionSpec
 from cavvy.spec.fields.task import TASK
-from cavvy.spec.schema import make_schema
 from cavvy.spec.support import NOT_YET
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +15,7 @@ _START = """\
 
 A task file is one YAML document that states what to run and which resources it needs. `cavvy init` writes a commented starter,
 `cavvy validate FILE` explains the task or reports every mistake with line and column, and
-`cavvy validate --schema` prints the [JSON Schema](task.schema.json) for editors. In an editor with YAML support,
+`cavvy validate --schema > task.schema.json` writes the JSON Schema for editors. In an editor with YAML support,
 this first line enables completion:
 
 ```yaml
@@ -66,14 +62,9 @@ def make_page() -> str:
     return "".join(parts)
 
 
-def make_schema_text() -> str:
-    return json.dumps(make_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
 def pages() -> dict[Path, str]:
     """The path and the content of every generated file."""
-    folder = _ROOT / "docs" / "reference"
-    return {folder / "task-file.md": make_page(), folder / "task.schema.json": make_schema_text()}
+    return {_ROOT / "docs" / "reference" / "task-file.md": make_page()}
 
 
 def main() -> None:

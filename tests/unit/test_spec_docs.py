@@ -1,4 +1,4 @@
-"""The published schema and the reference page say what the parser does, and what lies in docs/
+"""The schema and the reference page say what the parser does, and what lies in docs/
 is up to date.
 """
 

@@ -159,6 +159,6 @@ def _schemas() -> dict[str, Any]:
     schemas["SubmitRequest"]["properties"]["task"] = {
         "type": "object",
         "description": "The task as an object with the keys of the task file; its schema is "
-        "published as task.schema.json.",
+        "printed by `cavvy validate --schema`.",
     }
     return schemas
