@@ -47,7 +47,6 @@ class HaproxyPlaneProcess(GatewayProcess):
         "an LF in a response": "HAProxy reads LF as the end of a line, and writes CRLF",
         "two equal lengths": "HAProxy reads two equal lengths as one",
         "a 204 with a length": "HAProxy uses the connection of a 204 with a length again",
-        "unused connections": "HAProxy sends POST on unused connections, which a replica may close",
         "reasons": "HAProxy does not say what is wrong with a response",
         "version 2": "HAProxy does not refuse a version that it does not know",
     }

@@ -1,5 +1,7 @@
 """What both data planes make of replicas that answer in unusual ways."""
 
+import itertools
+import select
 import socket
 import threading
 import time
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.haproxy_process import HaproxyPlaneProcess, need_haproxy
-from tests.contract.http_talk import Talk, ask
+from tests.contract.http_talk import Background, Talk, ask
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Answer = Callable[[socket.socket, int], None]  # gets the connection and the number of its request
@@ -90,11 +92,11 @@ def test_a_response_without_content_may_state_the_length_zero(
         else OK
     )
     with Talk(plane.port) as talk:
-        reply = talk.ask("POST", "/", b"x")
+        reply = talk.ask("GET", "/")
         assert reply.status == 204
         assert (reply.headers["x-a"], reply.headers["x-b"]) == ("1", "2")
         assert "content-length" not in reply.headers
-        assert talk.ask("POST", "/", b"x").body == b"ok", "the replica's connection is used again"
+        assert talk.ask("GET", "/").body == b"ok", "the replica's connection is used again"
 
 
 @pytest.mark.parametrize("field", [b"Content-Length: 50", b"Transfer-Encoding: chunked"])
@@ -167,7 +169,6 @@ def test_a_request_that_must_not_be_repeated_gets_no_connection_that_was_long_un
     plane: GatewayProcess, replica: RawReplica
 ) -> None:
     """Many servers close a connection after some seconds, perhaps while a request is on its way."""
-    skip_lacking(plane, "unused connections")
 
     def answer(connection: socket.socket, number: int) -> None:
         if number == 0:
@@ -181,6 +182,67 @@ def test_a_request_that_must_not_be_repeated_gets_no_connection_that_was_long_un
             assert talk.ask("POST", "/", b"x").status == 200
             time.sleep(1.1)
         assert talk.ask("GET", "/").status == 200, "it is repeated on a new connection"
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 0.004], ids=["at once", "after 4 ms"])
+def test_no_post_is_lost_if_its_replica_closes_connections_without_a_word(
+    plane: GatewayProcess, replica: RawReplica, idle_s: float
+) -> None:
+    """The close of a connection and the next request may cross."""
+
+    def answer(connection: socket.socket, number: int) -> None:
+        connection.sendall(OK)
+        if not idle_s or not select.select([connection], [], [], idle_s)[0]:
+            connection.close()
+
+    replica.answer = answer
+    times, count = itertools.cycle((0.0, 0.9 * idle_s, idle_s, 1.1 * idle_s)), 200
+
+    def call() -> list[int]:
+        found = []
+        with Talk(plane.port) as talk:
+            for _ in range(count):
+                time.sleep(next(times) if idle_s else 0)
+                found.append(talk.ask("POST", "/", b"x").status)
+        return found
+
+    callers = [Background(call) for _ in range(5)]
+    assert [each.result() for each in callers] == [[200] * count] * 5
+
+
+def test_a_post_that_a_replica_did_not_answer_is_not_repeated_and_says_why(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    skip_lacking(plane, "reasons")
+    got = []
+
+    def answer(connection: socket.socket, number: int) -> None:
+        got.append(number)
+        connection.close()
+
+    replica.answer = answer
+    reply = ask(plane.port, "POST", "/", b"x")
+    assert (reply.status, reply.json["error"]["code"]) == (502, "replica-lost")
+    said = "the replica closed the connection without an answer"
+    why = "; the request was not repeated, because it may have had an effect"
+    assert reply.json["error"]["message"] == said + why
+    assert ask(plane.port, "GET", "/").json["error"]["message"] == said
+    assert len(got) == 3, "only the GET is repeated"
+
+
+def test_a_post_uses_a_connection_again_if_the_replica_keeps_them_open(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    if isinstance(plane, HaproxyPlaneProcess):
+        pytest.skip("HAProxy opens a connection for each POST")
+    replica.answer = lambda connection, number: connection.sendall(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % min(number, 9)
+    )
+    with Talk(plane.port) as talk:
+        assert talk.ask("POST", "/", b"x").body == b"0"
+        time.sleep(2.1)
+        assert talk.ask("POST", "/", b"x").body == b"0", "the one before was unused for too long"
+        assert [talk.ask("POST", "/", b"x").body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
 def test_a_response_may_pause_for_longer_than_it_may_take_to_begin(

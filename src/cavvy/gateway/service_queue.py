@@ -231,9 +231,7 @@ class ServiceQueue:
             self.requeue(exchange, now)
         else:
             self.counters.lost += 1
-            exchange.sink.answer(
-                502, AnswerCode.LOST, "the replica ended in the middle of the request", None
-            )
+            exchange.sink.answer(502, AnswerCode.LOST, _explain_loss(exchange), None)
 
     def requeue_spoiled(self, batch: JoinedBatch) -> None:
         """Send the requests of a batch again, because the batch was answered with an error or its
@@ -584,6 +582,13 @@ class ServiceQueue:
             if self._is_early(exchange, self._replicas[position]):
                 continue
             self._start(self._take(exchange), self._replicas[position], now)
+
+
+def _explain_loss(exchange: Exchange) -> str:
+    text = "the replica closed the connection without an answer"
+    if exchange.head.idempotent:
+        return text
+    return f"{text}; the request was not repeated, because it may have had an effect"
 
 
 def _place(address: ReplicaAddress) -> ReplicaAddress:

@@ -19,9 +19,10 @@ _CONNECT_S = 5.0
 # first and longest delay before a replica that refused connections is tried again
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0
 _HEAD_MAX = 65_536
-# A replica may close a connection that was unused for this many seconds while a request is on its
-# way. Only a request that can be repeated is sent on such a connection.
-_FRESH_S = 1.0
+# A replica may close an unused connection while a request is on its way. A request that must not be
+# repeated is sent on a connection that was used before only if the connection was unused for less
+# than `_FRESH_S`, and the replica has kept a connection open that was unused for `_KEPT_S`.
+_FRESH_S, _KEPT_S = 1.0, 2.0
 PRICE_FIELD = b"Cavvy-Price-Micros"
 
 
@@ -117,6 +118,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish(exchange, reusable=False)
         else:
             self._exchange = exchange.upstream = None
+            if self.idle_at:
+                self.pool.hasty = True
             self.pool.lose(exchange)
 
     def pause_writing(self) -> None:
@@ -221,6 +224,9 @@ class ReplicaPool:
         self.in_flight = 0
         self.draining = False
         self.cooling = False
+        # whether the replica has kept a connection open that was long unused, and whether it has
+        # closed one that was not
+        self._patient = self.hasty = False
         self.position = -1  # in the service's list
         self._idle: list[UpstreamConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -237,19 +243,38 @@ class ReplicaPool:
     def start(self, exchange: Exchange) -> None:
         """Assign one of the replica's slots to the exchange."""
         self.in_flight += 1
-        idle = self._idle
+        if (connection := self._take_idle(exchange)) is not None:
+            connection.begin(exchange)
+            return
+        task = asyncio.get_running_loop().create_task(self._connect(exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    def _take_idle(self, exchange: Exchange) -> UpstreamConnection | None:
+        """Return an unused connection, or None if the exchange needs a new one: the second try of a
+        request, or a request that must not be repeated and could be lost on a used connection.
+        """
+        if exchange.attempts:
+            return None
+        idle, now, repeatable = self._idle, exchange.started_at, exchange.can_retry()
+        if not (repeatable or self._is_patient(now)):
+            return None
         while idle:
             connection = idle.pop()
             if connection.closed:
                 continue
-            fresh = exchange.started_at - connection.idle_at < _FRESH_S
-            if fresh or (not exchange.attempts and exchange.can_retry()):
-                connection.begin(exchange)
-                return
+            if repeatable or now - connection.idle_at < _FRESH_S:
+                return connection
             connection.transport.close()
-        task = asyncio.get_running_loop().create_task(self._connect(exchange))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        return None
+
+    def _is_patient(self, now: float) -> bool:
+        """Return whether the replica is known to keep connections open that are unused for some
+        time. The oldest unused connection shows it, because the newest ones are used first.
+        """
+        if not self._patient and self._idle:
+            self._patient = now - self._idle[0].idle_at >= _KEPT_S
+        return self._patient and not self.hasty
 
     async def _connect(self, exchange: Exchange) -> None:
         loop = asyncio.get_running_loop()
@@ -299,7 +324,7 @@ class ReplicaPool:
         self._served += 1
         now = monotonic()
         if connection is not None:
-            if self.draining:
+            if self.draining or len(self._idle) >= self.concurrency:
                 connection.transport.close()
             else:
                 connection.idle_at = now
@@ -319,6 +344,7 @@ class ReplicaPool:
         """Forget an idle connection that the replica has closed."""
         if connection in self._idle:
             self._idle.remove(connection)
+            self.hasty = self.hasty or monotonic() - connection.idle_at < _KEPT_S
 
     def lose(self, exchange: Exchange) -> None:
         """Handle a connection that ended before the response."""

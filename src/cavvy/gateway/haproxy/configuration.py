@@ -22,6 +22,8 @@ _TUNNEL_S = 3600.0
 _HOLD_S = 86_400.0
 _HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
+# the condition for requests that may be sent again
+_REPEATABLE = f"{{ method {_IDEMPOTENT} }} or {{ req.hdr(idempotency-key) -m found }}"
 _WITHOUT_BODY = "GET HEAD DELETE OPTIONS TRACE"
 # request fields that replicas do not get from clients, also with `_` in place of `-`
 _DROPPED = (
@@ -154,8 +156,7 @@ def _write_frontend(
         f"    maxconn {limits.connections}",
         "    option forwardfor",
         "    unique-id-header X-Request-Id",
-        f"    http-request disable-l7-retry unless {{ method {_IDEMPOTENT} }} or "
-        "{ req.hdr(idempotency-key) -m found }",
+        f"    http-request disable-l7-retry unless {_REPEATABLE}",
         *_write_own_rules(listener),
         *_write_rare_rules(limits),
         "    http-after-response set-header X-Request-Id %ID",
@@ -274,6 +275,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
 backend {name_backend(service.name)}
     {_write_limit(429, AnswerCode.QUEUE_FULL, full, f"queue ge {waiting}")}
     {_write_scheme(listener)}
+    http-request set-header Connection close unless {_REPEATABLE}
     {responses}
     {balance}
     use-server {HOLD} if {{ req.hdr_val(content-length) gt {service.body_max} }}
