@@ -31,6 +31,9 @@ pytestmark = pytest.mark.system
 TOURS = (
     "README.md",
     "docs/tutorials/first-job.md",
+    "docs/tutorials/first-service.md",
+    "docs/tutorials/a-team.md",
+    "docs/tutorials/money.md",
     "docs/tutorials/spot-that-survives.md",
     "docs/guides/serve.md",
 )
@@ -120,6 +123,7 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
     folder.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     for step in [*map(Step, prepared), *steps]:
         run_step(step, folder)

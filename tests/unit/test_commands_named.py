@@ -95,7 +95,9 @@ def find_wrong_words(
 
 def list_commands(script: str) -> Iterator[list[str]]:
     """The words of each `cavvy` command of a shell script."""
-    for line in script.replace("\\\n", " ").splitlines():
+    inner = re.compile(r"\$\(([^()]*)\)")  # commands whose output becomes a word
+    lines = script.replace("\\\n", " ").splitlines()
+    for line in [*inner.findall(script), *(inner.sub(HOLE, line) for line in lines)]:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words = ["", *(word.removeprefix("/opt/cavvy/bin/") for word in lexer)]
@@ -177,6 +179,7 @@ def test_pages_name_commands_that_can_be_called() -> None:
     [
         ("A=1 cavvy ps && cavvy stop x | cat", ["ps", "stop x"]),
         ("id=$(cavvy call a / -d - <b)   # cavvy rm", ["call a / -d -"]),
+        ("cavvy stop $(cavvy ps -o json | jq .)", ["ps -o json", "stop HOLE"]),
         ("for i in 1 2; do cavvy run $i; done", ["run $i"]),
         ("cavvy offers --gpu 'H100|A100' > out\nmake cavvy", ["offers --gpu H100|A100"]),
         ("docker compose exec server cavvy ps", ["ps"]),

@@ -161,3 +161,19 @@ def test_the_search_ranks_guides_before_decision_records(better: str, worse: str
         site.on_page_markdown("", page, None, None)  # type: ignore[arg-type]  # only what it reads
         boosts.append(page.meta["search"]["boost"])
     assert boosts[0] > boosts[1]
+
+
+def test_the_site_has_a_group_for_each_track_that_begins_with_its_tutorial() -> None:
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    groups = re.findall(r"^  - (\w[\w ]*):\n      - (\S+)$", config, re.MULTILINE)
+    assert groups == [
+        ("Run", "tutorials/first-job.md"),
+        ("Serve", "tutorials/first-service.md"),
+        ("Own hosts", "tutorials/own-hosts.md"),
+        ("Team", "tutorials/a-team.md"),
+        ("Money", "tutorials/money.md"),
+        ("Reference", "reference/task-file.md"),
+        ("About", "faq.md"),
+    ]
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    assert re.findall(r"^## (.+)$", index, re.MULTILINE) == [name for name, _ in groups]

@@ -122,6 +122,7 @@ OUTPUTS = {
 OTHERS = {
     ("guides/console.md", "server {"): "nginx",
     ("guides/install.md", "configMapGenerator"): "Kustomize",
+    ("guides/isolation.md", "# ~/.ssh/config"): "OpenSSH",
     ("guides/kubernetes.md", "- {name"): "the file of the setting `pools`",
     ("guides/postgresql.md", "[Service]"): "systemd",
     ("guides/sign-in.md", "jobs:"): "GitHub Actions",
@@ -149,6 +150,8 @@ def find_class(block: Block) -> str:
         return "another program's"
     if block.language == "console":
         return "runs" if f"docs/{block.page}" in (*TOURS, *GUIDES) else ""
+    if block.language == "python" and find_file_name(block.text) and f"docs/{block.page}" in TOURS:
+        return "runs"
     if block.language == "python":
         return "runs" if block.page in PROGRAMS else "compiled" if block.page in ELSEWHERE else ""
     if block.language == "sh":

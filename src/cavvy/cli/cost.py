@@ -270,7 +270,8 @@ def statement(project: str, month: datetime, file: Path) -> None:
         lines = make_statement(map(to_line, entries), since, until)
     _write_statement(file, f"Project {project}, {month:%B %Y}", (since, until), lines)
     show = formatting.make_money_format([total_of(lines).micros])
-    click.echo(f"{file}: {len(lines)} lines, total {show(total_of(lines).micros)}")
+    count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+    click.echo(f"{file}: {count}, total {show(total_of(lines).micros)}")
 
 
 _STATEMENTS = (".html", ".csv", ".parquet")
