@@ -2,13 +2,16 @@
 micro-dollar.
 """
 
+import re
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cavvy
 from cavvy.domain.units import (
     HourlyRate,
     Money,
@@ -17,6 +20,7 @@ from cavvy.domain.units import (
     format_duration,
     format_measure,
     format_memory,
+    format_price,
     format_rate,
     format_usd,
     parse_duration,
@@ -192,3 +196,25 @@ def test_values_of_nodes_are_shown_with_units(name: str, value: float | str, sho
 )
 def test_no_rate_above_zero_is_shown_as_zero(micros: int, shown: str) -> None:
     assert format_rate(HourlyRate(micros)) == f"${shown}/h"
+    assert format_price(micros / 1e6) == f"${shown}"
+
+
+def test_no_price_or_amount_is_shown_as_zero() -> None:
+    assert format_price(4e-9) == "<$0.000001"
+    assert format_price(1234.5) == "$1,234.50"
+    assert format_usd(Money(-500)) == ">-$0.01"
+    for micros in (10**digits * first for digits in range(10) for first in (1, 4, 9)):
+        for shown in (format_price(Money(micros).usd), format_usd(Money(micros))):
+            assert re.search(r"[1-9]", shown), micros
+
+
+def test_dollars_are_formatted_in_one_place() -> None:
+    """A fixed number of decimals shows a small price as $0.00."""
+    fixed = re.compile(r"\$\{[^{}]*:,?\.[1-5]f\}")
+    folder = Path(cavvy.__file__).parent
+    found = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if fixed.search(path.read_text("utf-8"))
+    }
+    assert found == set()

@@ -380,7 +380,13 @@ def _gib(mib: float) -> str:
 
 
 def _usd(value: float) -> str:
-    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
+    from cavvy.domain.units import format_price
+
+    return format_price(value)
+
+
+def _per_thousand(usd: float) -> str:
+    return f"{usd:.4f}" if usd >= 0.01 else _usd(usd).replace("$", "")
 
 
 def _length(seconds: float) -> str:
@@ -400,12 +406,8 @@ _COLUMNS = (
     TableColumn("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}"),
     TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", drop=5),
     TableColumn("mfu", "MFU", lambda share: f"{share:.0%}", drop=2),
-    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.{2 if usd >= 0.1 else 4}f}", drop=6),
-    TableColumn(
-        "usd_per_1000",
-        "$/1000",
-        lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}",
-    ),
+    TableColumn("usd_hr", "$/H", lambda usd: _usd(usd).removeprefix("$"), drop=6),
+    TableColumn("usd_per_1000", "$/1000", _per_thousand),
     TableColumn("time_s", "TIME", _length),
     TableColumn("usd", "COST", _usd),
     TableColumn("offer", "CHEAPEST", drop=1),

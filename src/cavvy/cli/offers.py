@@ -7,7 +7,7 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus, complete_regions, providers_option
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
-from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
+from cavvy.domain.units import UnitError, format_memory, format_price, parse_memory_mib, parse_rate
 from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
@@ -251,8 +251,8 @@ def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
 
 
 def _columns(reserved: bool = False, together: bool = False) -> "list[TableColumn]":
-    def dollars(value: object) -> str:
-        return f"{value:,.2f}" if isinstance(value, float) and value >= 0.1 else f"{value:,.4f}"
+    def dollars(usd: float) -> str:
+        return format_price(usd).removeprefix("$")
 
     return [
         TableColumn("provider"),

@@ -11,6 +11,7 @@ from cavvy.cli.task.load import param_option, read_any_task, read_params
 from cavvy.cli.task.load_options import load_options
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import show_dollars
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 from cavvy.domain.values import Struct, replace
@@ -277,12 +278,6 @@ def _size(text: str | None) -> int | None:
 # placements
 
 
-def _dollars(usd: float) -> str:
-    from cavvy.domain.units import Money, format_usd
-
-    return format_usd(Money(round(usd * 1e6)))
-
-
 def _rate(micros: int) -> str:
     from cavvy.domain.units import HourlyRate, format_rate
 
@@ -522,9 +517,9 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
         return
     columns = (
         TableColumn("kind", "SPOT"),
-        TableColumn("usd_mean", "EXPECTED", _dollars),
-        TableColumn("usd_p10", "P10", _dollars, drop=2),
-        TableColumn("usd_p90", "P90", _dollars, drop=3),
+        TableColumn("usd_mean", "EXPECTED", show_dollars),
+        TableColumn("usd_p10", "P10", show_dollars, drop=2),
+        TableColumn("usd_p90", "P90", show_dollars, drop=3),
         TableColumn("in_time", show=lambda share: f"{share:.0%}"),
         TableColumn("hours_p50", "HOURS (P50)", lambda hours: f"{hours:.1f}", drop=1),
     )

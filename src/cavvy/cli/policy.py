@@ -219,4 +219,6 @@ def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
     for key in policy.signed_by:
         yield "images", f"signed with the key {name_key(key)}"
     if policy.max_rate_micros_per_hour is not None:
-        yield "nodes", f"up to ${policy.max_rate_micros_per_hour / 1e6:,.2f} per hour"
+        from cavvy.domain.units import format_price
+
+        yield "nodes", f"up to {format_price(policy.max_rate_micros_per_hour / 1e6)} per hour"

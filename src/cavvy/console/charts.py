@@ -199,7 +199,8 @@ def _dollars(micros: float) -> str:
     dollars = micros / 1e6
     if dollars >= 10 or dollars == 0:
         return f"${dollars:,.0f}"
-    return f"${dollars:,.3f}".removesuffix("0")
+    whole, _, decimals = f"{dollars:,.6f}".partition(".")
+    return f"${whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 def _length(seconds: float) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from cavvy import __version__
 from cavvy.console.placements import read_placement
-from cavvy.domain.units import Money, format_duration, format_measure, format_usd
+from cavvy.domain.units import Money, format_duration, format_measure, format_price, format_usd
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -31,6 +31,7 @@ def _environment() -> Environment:
     environment.globals["version"] = __version__
     environment.filters.update(
         money=show_money,
+        price=show_price,
         moment=show_moment,
         ago=show_ago,
         span=show_span,
@@ -46,6 +47,11 @@ def _environment() -> Environment:
 
 def show_money(micros: int | None) -> str:
     return "–" if micros is None else format_usd(Money(micros))
+
+
+def show_price(micros: int | None) -> str:
+    """Return the price of an hour, which may be far below a cent."""
+    return "–" if micros is None else format_price(Money(micros).usd)
 
 
 def show_span(seconds: float | None) -> str:

@@ -148,9 +148,9 @@ def parse_memory_mib(text: str | int | float) -> int:
 
 def format_usd(money: Money, decimals: int = 2) -> str:
     """Format dollars for people: "$1.20" or "-$1.20". If `decimals` is 2, an amount below a cent
-    becomes "<$0.01"."""
-    if decimals == 2 and 0 < money.micros < 10_000:
-        return "<$0.01"
+    becomes "<$0.01" or ">-$0.01"."""
+    if decimals == 2 and 0 < abs(money.micros) < 10_000:
+        return "<$0.01" if money.micros > 0 else ">-$0.01"
     return f"{'-' if money.micros < 0 else ''}${abs(money.usd):,.{decimals}f}"
 
 
@@ -169,14 +169,19 @@ def count_decimals(amounts: Sequence[Money]) -> int:
     return 6
 
 
+def format_price(usd: Decimal | float) -> str:
+    """Format the price of one hour, one GB or another unit for people: "$1.20". Prices below $0.10
+    have more decimals, so that no price above 0 is printed as 0."""
+    if 0 < usd < 0.000001:
+        return "<$0.000001"
+    decimals = 6 if 0 < usd < 0.001 else 4 if 0 < usd < 0.1 else 2
+    text = f"{usd:,.{decimals}f}"
+    return f"${text.rstrip('0') if decimals == 6 else text}"
+
+
 def format_rate(rate: HourlyRate) -> str:
-    """Format a rate for people: "$1.20/h". Rates below $0.10 have more decimals, so that no rate
-    above 0 is printed as 0."""
-    micros = rate.micros_per_hour
-    decimals = 6 if 0 < micros < 1_000 else 4 if 0 < micros < 100_000 else 2
-    text = f"{rate.usd:,.{decimals}f}"
-    kept = text.rstrip("0") if decimals == 6 else text
-    return f"${kept}/h"
+    """Format a rate for people: "$1.20/h"."""
+    return f"{format_price(rate.usd)}/h"
 
 
 def format_duration(length: timedelta) -> str:

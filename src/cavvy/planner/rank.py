@@ -13,7 +13,14 @@ from operator import itemgetter
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
+from cavvy.domain.units import (
+    HourlyRate,
+    Money,
+    format_duration,
+    format_price,
+    format_rate,
+    format_usd,
+)
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import fit_stated, say_fit
 from cavvy.planner.limits import TaskLimiter
@@ -448,7 +455,7 @@ def _list_notes(task: TaskSpec, scored: _Scored, known: PlanningContext) -> list
     if known.output_mib is not None and scored.egress is None:
         notes.append("the egress price is unknown and not included in the total")
     elif known.output_mib is None and _has_unsized(task) and price:
-        notes.append(f"egress costs ${price.usd:.2f}/GB, which the total does not include")
+        notes.append(f"egress costs {format_price(price.usd)}/GB, which the total does not include")
     if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
         left = task.limits.budget - known.spent
         hours = timedelta(hours=max(0, left.micros) / scored.whole.micros_per_hour)

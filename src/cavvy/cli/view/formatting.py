@@ -34,6 +34,10 @@ def show_money(micros: int, decimals: int = 2) -> str:
     return format_usd(Money(micros), decimals)
 
 
+def show_dollars(usd: float) -> str:
+    return show_money(round(usd * 1e6))
+
+
 def make_money_format(amounts: Iterable[int]) -> Callable[[int], str]:
     """Return a function that formats these amounts of micro-dollars and their sum. The function
     uses enough decimals that the printed amounts add up to the printed sum.

@@ -5,6 +5,7 @@ from typing import assert_never
 
 from cavvy.costs.bills import USD, BadBillLine, BillFault
 from cavvy.costs.reconcile import Difference, DifferenceCause
+from cavvy.domain.units import Money, format_usd
 
 _SENTENCES = {
     DifferenceCause.NOT_IN_LEDGER: "Cavvy's ledger lacks this charge; another server may have "
@@ -46,7 +47,10 @@ def explain_difference(found: Difference) -> str:
 
 
 def _rate(amount: Decimal | None, hours: Decimal | None) -> str:
-    return f"${amount / hours:.4f}/h" if amount is not None and hours else "none"
+    if amount is None or not hours:
+        return "none"
+    usd = amount / hours
+    return f"{format_usd(Money(round(usd * 10**6)), 4 if usd >= 0.001 else 6)}/h"
 
 
 def _hours(hours: Decimal | None) -> str:

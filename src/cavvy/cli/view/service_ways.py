@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.view.formatting import show_dollars
 from cavvy.cli.view.output import TableColumn, json_out, rows_out
 from cavvy.domain.offers import Offer
-from cavvy.domain.units import Money, format_usd
+from cavvy.domain.units import format_rate
 from cavvy.domain.values import Struct, asdict
 from cavvy.sim.serving.comparison import ServingWay
 
@@ -32,13 +33,9 @@ class WayPrices(Struct, frozen=True, kw_only=True):
     serverless_usd_hr: float | None
 
 
-def _money(usd: float) -> str:
-    return format_usd(Money(round(usd * 1e6)))
-
-
 _COLUMNS = (
     TableColumn("way"),
-    TableColumn("usd_month", "$/MONTH", show=_money),
+    TableColumn("usd_month", "$/MONTH", show=show_dollars),
     TableColumn("on_time_percent", "ON TIME", show=lambda value: f"{value:.1f}%"),
     TableColumn("wait_p99_s", "WAIT P99", show=lambda value: f"{value:.1f}s", drop=1),
     TableColumn("most", "MOST REPLICAS", drop=2),
@@ -138,4 +135,4 @@ def _stated(usd_hr: float | None, option: str) -> tuple[str, str | None, object]
 
 def _offered(offer: Offer) -> tuple[str, str | None, object]:
     where = f"{offer.provider}/{offer.region} {offer.instance_type}"
-    return f"{_money(offer.rate.micros_per_hour / 1e6)}/h {where}", offer.source, offer.as_of
+    return f"{format_rate(offer.rate)} {where}", offer.source, offer.as_of

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.view.formatting import show_dollars
 from cavvy.cli.view.output import TableColumn, json_out, rows_out
 from cavvy.domain.values import asdict
 
@@ -21,7 +22,7 @@ _COLUMNS = (
     TableColumn("wait_p99_s", "P99", show=lambda value: f"{value:.1f}s"),
     TableColumn("replica_hours", "REPLICA-HOURS", show=lambda value: f"{value:.2f}"),
     TableColumn("over_bound", "OVER BOUND", show=lambda value: f"{value:.2f}"),
-    TableColumn("usd", "COST", show=lambda value: f"${value:.2f}"),
+    TableColumn("usd", "COST", show=show_dollars),
     TableColumn("launches", drop=5),
     TableColumn("most", "MOST REPLICAS", drop=6),
     TableColumn("lost", drop=7),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.cli.view.formatting import show_seconds
+from cavvy.cli.view.formatting import show_dollars, show_seconds
 from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ _COLUMNS = (
     TableColumn("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h", drop=1),
     TableColumn("cost_over_optimum_mean", "COST/OPTIMUM", show=lambda value: f"{value:.3f}"),
     TableColumn("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}", drop=3),
-    TableColumn("mean_usd", "MEAN COST", show=lambda value: f"${value:.2f}"),
-    TableColumn("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", drop=2),
+    TableColumn("mean_usd", "MEAN COST", show=show_dollars),
+    TableColumn("mean_optimum_usd", "OPTIMUM", show=show_dollars, drop=2),
     TableColumn("missed_deadlines", "MISSED"),
     TableColumn("runs"),
 )
 _JOB_COLUMNS = (
     TableColumn("job"),
     TableColumn("policy"),
-    TableColumn("usd", "COST", show=lambda value: f"${value:.2f}"),
-    TableColumn("optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}"),
+    TableColumn("usd", "COST", show=show_dollars),
+    TableColumn("optimum_usd", "OPTIMUM", show=show_dollars),
     TableColumn("end_hr", "ENDS", show=lambda value: f"{value:.1f}h"),
     TableColumn("missed", "MISSED"),
 )

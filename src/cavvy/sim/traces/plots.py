@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from cavvy.domain.units import Money, format_usd
 from cavvy.planner.spot.view import RunMode
 from cavvy.sim.traces.fleet import QueueStay
 from cavvy.sim.traces.trials import ResultTally, TrialResult
@@ -82,11 +83,12 @@ def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
                 edgecolor="white",
                 linewidth=0.3,
             )
-    panel.set_yticks(range(len(shown)), [f"{each.policy} ${each.run.usd:.2f}" for each in shown])
+    labels = [f"{each.policy} {_dollars(each.run.usd)}" for each in shown]
+    panel.set_yticks(range(len(shown)), labels)
     panel.invert_yaxis()
     panel.axvline(first.setting.deadline_s / _HOUR_S, color="black", linestyle="--")
     panel.set_xlabel("hours since the start; dashed: the deadline")
-    optimum = f", optimum ${first.optimum_usd:.2f}" if first.optimum_usd is not None else ""
+    optimum = f", optimum {_dollars(first.optimum_usd)}" if first.optimum_usd is not None else ""
     panel.set_title(f"{first.world}{optimum}")
     for mode, colour in _COLOURS.items():
         panel.barh(0, 0, color=colour, label=mode)
@@ -124,3 +126,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a plot to a file. Equal plots give identical files."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, dpi=120)
+
+
+def _dollars(usd: float) -> str:
+    return format_usd(Money(round(usd * 1e6)))
