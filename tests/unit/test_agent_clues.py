@@ -35,7 +35,7 @@ MISSING_FILES = [
 def test_a_missing_file_of_an_empty_folder(output: str) -> None:
     told = explain(output)
     assert "started in an empty folder" in told
-    assert "`workdir: .`" in told
+    assert "in a folder of their own, with `workdir: .`" in told
     assert "an empty folder" not in explain(output, workdir={"snapshot": "0"})
     assert explain(output, git={"url": "https://x/y", "commit": "0"}) == ""
 

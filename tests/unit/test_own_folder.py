@@ -8,7 +8,8 @@ import yaml
 
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer, Workdir
 from cavvy.importers import ReadOptions, load_file, load_task, parse_task
-from cavvy.spec.own_folder import explain_unfit, list_named
+from cavvy.spec import SpecError, own_folder
+from cavvy.spec.own_folder import choose_named, explain_unfit, list_named
 
 
 @pytest.fixture
@@ -191,3 +192,31 @@ def test_a_large_folder_is_not_submitted(project: Path, monkeypatch: pytest.Monk
     assert folder == ""
     assert "more than the limit of 3" in note
     assert "`workdir: .`" in note
+
+
+def test_advice_in_a_home_folder_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No advice names a folder that would be refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "sky.yaml").write_text("resources: {cpus: 1}\nrun: python train.py\n")
+    (tmp_path / "go.sh").write_text("#!/bin/bash\n")
+    told = " ".join(load_task("sky.yaml").source.notes)
+    with pytest.raises(SpecError) as caught:
+        load_task("go.sh")
+    for text in (told, str(caught.value)):
+        assert "your home folder; move the task file" in text
+        assert "--workdir ." not in text
+
+
+def test_a_folder_is_too_large_for_the_key_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("x" * 100)
+    monkeypatch.setattr(own_folder, "_MOST_BYTES", 10)
+    assert "`workdir: .`" in choose_named(tmp_path, [("train.py", "run")])[1]
+    with open(tmp_path / "data", "wb") as file:
+        file.truncate(11 << 30)
+    assert "`workdir: .`" not in choose_named(tmp_path, [("train.py", "run")])[1]

@@ -596,3 +596,10 @@ def test_idle_may_be_measured_on_the_gpu() -> None:
     for wrong in ("{for: 1s}", "{gpu: 100%}", "{gpu: 0, for: 30m}", "{gpu: low, for: 30m}"):
         with pytest.raises(SpecError):
             parse_task(f"name: t\nrun: a\nlimits: {{idle: {wrong}}}")
+
+
+@pytest.mark.parametrize("text", ["inputs: [./data]", "inputs: ./data", "inputs: [3]"])
+def test_the_error_of_a_section_shows_an_example(text: str) -> None:
+    said = one(text)
+    assert "`inputs: [{source: s3://bucket/images/, target: data/images}]`" in said
+    assert "belong to `workdir`" in said

@@ -333,7 +333,8 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     for path, words in (
         (tmp_path / "no", "does not exist"),
         (tmp_path / "file", "is a file"),
-        (Path("/"), "is not a folder"),
+        (Path("/"), "contains your home folder.* into a folder of their own"),
+        (Path.home(), "is your home folder.* into a folder of their own"),
     ):
         with pytest.raises(FreezeError, match=words):
             freeze(path)

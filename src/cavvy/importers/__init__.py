@@ -294,7 +294,7 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
     of the current folder above it, submit this folder, or note why it is not submitted: other tools
     submit nothing. A key `workdir` without a value means that no folder is submitted.
     """
-    from cavvy.spec.own_folder import choose_named, find_named
+    from cavvy.spec.own_folder import choose_named, explain_unfit, find_named
     from cavvy.spec.tree import MapNode
 
     task, root = found.task, documents[0] if documents else None
@@ -311,9 +311,11 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
     if found.kind in (Dialect.SKYPILOT, Dialect.DSTACK):
         own = "." if folder == Path.cwd() else quote(str(folder))
         name, key = named[0]
+        unfit = explain_unfit(folder)
+        how = f"{folder} cannot be one, because {unfit}" if unfit else f"--workdir {own} submits it"
         note = (
             f"`{key}` names {name}, but a {found.kind} file without a working folder starts in an "
-            f"empty one; --workdir {own} submits the folder"
+            f"empty one; {how}"
         )
         return replace(found, notes=(*found.notes, note))
     (name, key), unfit = choose_named(folder, named)

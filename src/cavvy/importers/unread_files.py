@@ -4,9 +4,10 @@ Docker Compose. The message names the kind of file, and the command or the file 
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from shlex import quote
 
+from cavvy.spec.own_folder import explain_unfit
 from cavvy.spec.problems import ProblemNotes, SourceMark
 from cavvy.spec.tree import MapNode, Node, compose_all
 
@@ -40,8 +41,12 @@ def _check_script(notes: ProblemNotes) -> None:
     found = _DIRECTIVE.search(notes.text)
     kind = f"a batch script of {_DIRECTIVES[found[1]]}" if found else "a script"
     path = PurePath("FILE" if notes.file == "-" else notes.file)
-    command = f"--workdir {quote(str(path.parent))} -- {program} {quote(path.name)}"
+    unfit = notes.file != "-" and explain_unfit(Path(notes.file).parent)
+    folder = "FOLDER" if unfit else quote(str(path.parent))
+    command = f"--workdir {folder} -- {program} {quote(path.name)}"
     hint = f"`cavvy run {command}` runs the script"
+    if unfit:
+        hint += f" from a folder, but not from {path.parent}, because {unfit}"
     if found:
         hint += f"; options such as --nodes and --gpu replace the lines of #{found[1]}"
     message = f"the file is {kind}, not a task file"

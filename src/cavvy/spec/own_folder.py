@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cavvy.domain.tasks import TaskSpec
-from cavvy.spec.workdir import FreezeError, list_folder
+from cavvy.spec.workdir import OWN_FOLDER, FreezeError, list_folder
 
 # Larger folders are submitted only if the task file has `workdir`.
 _MOST_BYTES = 1 << 30
@@ -72,12 +72,10 @@ def explain_unfit(folder: Path) -> str:
     folder, home = folder.resolve(), Path.home().resolve()
     shared = (Path(each).resolve() for each in (tempfile.gettempdir(), "/tmp", "/var/tmp"))
     if folder == home:
-        return "it is your home folder; move the task's files into a folder of their own"
+        return f"it is your home folder; {OWN_FOLDER}"
     own = folder.parent == home and folder.name in _COLLECTIONS
     if own or folder in home.parents or folder in shared:
-        return (
-            "it is not the folder of one project; move the task's files into a folder of their own"
-        )
+        return f"it is not the folder of one project; {OWN_FOLDER}"
     return ""
 
 
@@ -89,13 +87,23 @@ def choose_named(folder: Path, named: Sequence[tuple[str, str]]) -> tuple[tuple[
     try:
         found, _ = list_folder(folder, most_bytes=_MOST_BYTES, most_files=_MOST_FILES)
     except (FreezeError, OSError) as error:
-        return named[0], f"{error}; or write `workdir: .` to submit it"
+        return named[0], f"{error}{_say_key(folder)}"
     paths = [each.path for each, _ in found]
     for name, key in named:
         if any(path == name or path.startswith(f"{name}/") for path in paths):
             return (name, key), ""
     reason = f"an ignore file excludes {named[0][0]}; change .gitignore or .cavvyignore"
     return named[0], reason
+
+
+def _say_key(folder: Path) -> str:
+    """Return that `workdir` submits a large folder, or "" if the folder is also too large for
+    that."""
+    try:
+        list_folder(folder)
+    except (FreezeError, OSError):
+        return ""
+    return "; or write `workdir: .` to submit it"
 
 
 def _list_names(commands: str, folder: Path) -> Iterator[str]:

@@ -22,6 +22,7 @@ from cavvy.spec.ignore import OWN_FILE, list_files
 # listed in an ignore file.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
+OWN_FOLDER = "move the task file and the files that the work needs into a folder of their own"
 # A cached hash is used only if, when the cache was written, the file had not changed for this long.
 # A file with a more recent change may have changed again within the same clock tick.
 _SETTLE_NS = 2_000_000_000
@@ -197,9 +198,10 @@ def check_folder(folder: Path) -> None:
         raise FreezeError(
             f"the working folder {folder} is a file", "use the folder that contains the file"
         )
-    if folder in (Path("/"), Path.home()):
-        hint = "move the task file and its files into a separate folder"
-        raise FreezeError(f"{folder} is not a folder", hint)
+    real, home = folder.resolve(), Path.home().resolve()
+    if real == home or real in home.parents:
+        what = "is your home folder" if real == home else "contains your home folder"
+        raise FreezeError(f"{folder} {what}, which cannot be submitted", OWN_FOLDER)
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
@@ -301,7 +303,7 @@ def _ignore_hint(paths: Sequence[str]) -> str:
     top, count = max(counts.items(), key=lambda item: item[1])
     return (
         f"{count:,} of the files are in {top}; if the work does not need them, list {top} in "
-        f"{OWN_FILE}"
+        f"{OWN_FILE}, or {OWN_FOLDER}"
     )
 
 

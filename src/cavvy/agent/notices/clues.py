@@ -122,8 +122,9 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
         return outside
     if empty and _NO_FILE.search(end):
         return (
-            "the task started in an empty folder, because it has no `workdir`: `workdir: .` in the "
-            "task file, or --workdir ., submits the files next to it"
+            "the task started in an empty folder, because it has no `workdir`: keep the task file "
+            "and its files in a folder of their own, with `workdir: .` in the task file, or submit "
+            "a folder with --workdir FOLDER"
         )
     ignored = "" if work.workdir is None else _IGNORED
     if clue := _explain_file(end, folder):
@@ -186,7 +187,10 @@ def _explain_module(name: str, work: WorkConfig, path: str, empty: bool) -> str:
     text += ": `pip install PACKAGE` in `setup` installs one for the job"
     if work.path and not (work.image or work.setup):
         text += ", or submit the job from a shell in which the environment with it is active"
-    own = f"; if {name} is a file of yours, `workdir: .` submits the files next to the task file"
+    own = (
+        f"; if {name} is a file of yours: keep it in a folder with the task file, and write "
+        "`workdir: .`"
+    )
     return text + own * empty
 
 

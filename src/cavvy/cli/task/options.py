@@ -204,10 +204,9 @@ def _read_options(
                 "cavvy",
             )
             if "workdir" not in overrides and not _names_file(line):
-                note = (
-                    "note: the command starts in an empty folder; --workdir . submits this folder"
+                click.echo(
+                    f"note: the command starts in an empty folder; {_say_folder()}", err=True
                 )
-                click.echo(note, err=True)
         else:
             overrides["run"] = line
     context = click.get_current_context()
@@ -220,6 +219,15 @@ def _read_options(
         raise CommandFailure(f"{file}: the file does not exist", hint, exit_code=2)
     told = json.dumps(overrides) if overrides else ""
     return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
+
+
+def _say_folder() -> str:
+    """Return how to submit the folder with the command's files."""
+    from cavvy.spec.own_folder import explain_unfit
+
+    if not (unfit := explain_unfit(Path.cwd())):
+        return "--workdir . submits this folder"
+    return f"--workdir FOLDER submits a folder, but not {Path.cwd()}, because {unfit}"
 
 
 def _names_file(line: str) -> bool:

@@ -121,6 +121,8 @@ class ListKind(Struct, frozen=True):
                 return None
         else:
             suggestion = "write `- ` before the value" if isinstance(node, ScalarNode) else ""
+            if isinstance(self.item, SectionSpec):
+                suggestion = self.item.example
             message = f"{describe(node)} where a list was expected"
             notes.add(node.mark, message, expected=self.words, suggestion=suggestion)
             return None
@@ -212,6 +214,7 @@ class FieldDocs(TypedDict, total=False):
     help: str
     example: str
     default: str  # a description of the default value
+    instead: str  # what else may be meant; follows the example in an error
 
 
 class FieldSpec(Struct, frozen=True):
@@ -296,6 +299,14 @@ class SectionSpec(Struct, frozen=True):
         return f"a table with {listed((each.name for each in self.fields), 'and')}"
 
     @property
+    def example(self) -> str:
+        """Return how to write the section, with an example, or "" without one."""
+        above, _, name = self.path.rpartition(".")
+        docs = section_docs(above).get(name, {}) if name else {}
+        example, more = docs.get("example", ""), docs.get("instead", "")
+        return f"write, for example, `{name}: {example}`{more and f'; {more}'}" if example else ""
+
+    @property
     def schema(self) -> Schema:
         properties = {each.name: _describe_field(each) for each in self.fields}
         required = [each.name for each in self.fields if each.required]
@@ -312,7 +323,8 @@ class SectionSpec(Struct, frozen=True):
     def read(self, node: Node, notes: ProblemNotes) -> Any:
         if not isinstance(node, MapNode):
             name = f"`{self.path}` is" if self.path else "the file is"
-            notes.add(node.mark, f"{name} {describe(node)}", expected=self.words)
+            message = f"{name} {describe(node)}"
+            notes.add(node.mark, message, expected=self.words, suggestion=self.example)
             return None
         table = SectionReader(self, node, notes)
         table.check_keys()
