@@ -932,7 +932,7 @@ def test_a_statement_is_written_for_a_month(
     for name, begin in (("s.html", "<!doctype html>"), ("s.csv", "AvailabilityZone,BilledCost")):
         file = tmp_path / name
         told = run("cost", "statement", "--month", "2026-11", "-p", "vision", "-o", str(file))
-        assert told.stdout == f"{file}: 1 lines, total $1.50\n", told.output
+        assert told.stdout == f"{file}: 1 line, total $1.50\n", told.output
         assert file.read_text().startswith(begin)
     since, until = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
     assert asked[-1] == {"project": "vision", "since": since, "until": until}
