@@ -120,11 +120,13 @@ def test_machines_are_shown_with_hardware_and_price() -> None:
     key = "aws/us-east-1/us-east-1a/p5.48xlarge:8/spot"
     kept = machine(name="box", state="idle", placement=key, rate_micros_per_hour=9_000_000)
     stopped = machine(name="off", state="stopped", placement=None, rate_micros_per_hour=None)
+    cheap = machine(name="tiny", state="idle", placement=None, rate_micros_per_hour=300)
     answers = everything(
-        **{"/v1/machines": [kept, stopped], "/v1/nodes": [node_listing(placement=key)]}
+        **{"/v1/machines": [kept, stopped, cheap], "/v1/nodes": [node_listing(placement=key)]}
     )
     text = sign_in(CannedClient(answers)).get("/machines").text
     assert text.count("p5.48xlarge, 8 GPUs<br>") == 2
+    assert '<td class="number">$0.0003/h</td>' in text
     assert "$12.50/h" in text
     assert '<td class="number">$9.00/h</td>' in text
     assert '<td class="number">–</td>' in text

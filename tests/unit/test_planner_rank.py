@@ -326,6 +326,10 @@ def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
         task, [make_offer("a", 0)], now=NOW, situation=PlanningContext(egress={"p": Money(90_000)})
     )
     assert "egress costs $0.09/GB, which the total does not include" in placement.notes
+    (placement,) = rank(
+        task, [make_offer("a", 0)], now=NOW, situation=PlanningContext(egress={"p": Money(300)})
+    )
+    assert "egress costs $0.0003/GB, which the total does not include" in placement.notes
 
 
 offers = st.lists(

@@ -16,8 +16,8 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import (
     HourlyRate,
     Money,
+    count_decimals,
     format_duration,
-    format_price,
     format_rate,
     format_usd,
 )
@@ -455,7 +455,8 @@ def _list_notes(task: TaskSpec, scored: _Scored, known: PlanningContext) -> list
     if known.output_mib is not None and scored.egress is None:
         notes.append("the egress price is unknown and not included in the total")
     elif known.output_mib is None and _has_unsized(task) and price:
-        notes.append(f"egress costs {format_price(price.usd)}/GB, which the total does not include")
+        shown = format_usd(price, count_decimals([price]))
+        notes.append(f"egress costs {shown}/GB, which the total does not include")
     if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
         left = task.limits.budget - known.spent
         hours = timedelta(hours=max(0, left.micros) / scored.whole.micros_per_hour)
