@@ -13,6 +13,7 @@ from tests.unit.test_bucket_regions import Storages, storages
 from tests.unit.test_planner_transfers import Bucket
 
 from cavvy.client.ids import make_id, make_key
+from cavvy.control.retention import Retention
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.objects.locations import ObjectLocation
@@ -334,6 +335,50 @@ async def test_a_removal_that_was_interrupted_can_only_be_completed(api: Api) ->
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
     assert refused.json()["hint"] == "`cavvy rm j -p team` completes the removal"
     assert await until(lambda: _removed(api, base))
+
+
+async def test_a_job_that_is_no_longer_kept_says_so(api: Api) -> None:
+    await api.submit("{name: j, run: 'true'}", project="team")
+    base = "/v1/projects/team/jobs/j"
+    await api.http.post(base + "/stop")
+    await until(lambda: _phase(api, base, "stopped"))
+    app_state, plane = api.app_state, api.app_state.control_plane
+    job = await app_state.store.find_job("team", "j")
+    app_state.logs.append("team", job.id, 1, 0, 0, b"text")
+    old = datetime(2026, 1, 2, tzinfo=UTC)
+    await until(lambda: _age(api, job.id, old))
+    policy = await api.http.put("/v1/projects/team/policy", json={"keep_jobs_days": 30})
+    assert policy.status_code == 204
+    assert await until(lambda: _is_gone(api, base, plane.retention))
+    for answer in (
+        await api.http.get(base),
+        await api.http.get(base + "/logs"),
+        await api.http.get(base + "/events"),
+        await api.http.get(base + "/cost"),
+        await api.http.post(base + "/retry"),
+    ):
+        told = answer.json()
+        assert (answer.status_code, told["code"]) == (404, "job-not-found")
+        assert "job j of project team ended on 2026-01-02 and was removed on " in told["message"]
+        assert "are kept for 30 days (policy of project team)" in told["message"]
+        assert told["hint"] == "`cavvy cost --by job -p team` still shows its cost"
+    assert app_state.logs.read("team", job.id, 1, 0).data == b""
+
+
+async def _age(api: Api, job_id: str, ended_at: datetime) -> bool:
+    """Let the job have ended at this time, once the control plane no longer changes it."""
+    job = await api.app_state.store.job(job_id)
+    try:
+        await api.app_state.store.commit(AtomicWrite(jobs=[replace(job, ended_at=ended_at)]))
+    except StaleVersion:
+        return False
+    return True
+
+
+async def _is_gone(api: Api, base: str, retention: Retention) -> bool:
+    while await retention.reconcile() < timedelta(minutes=10):
+        pass
+    return (await api.http.get(base)).status_code == 404
 
 
 async def _removed(api: Api, base: str) -> object:

@@ -475,3 +475,20 @@ def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
             name for (name,) in session.run("SELECT name FROM pragma_table_info('jobs')").fetchall()
         }
     assert {*JOB_COLUMNS, "place", "spent", "removed"} == columns
+
+
+async def test_a_new_file_gets_smaller_after_rows_are_deleted(store: SqlStore, path: Path) -> None:
+    job = make_job("j1")
+    texts = [make_event(job, "x" * 100_000) for _ in range(30)]
+    await store.commit(AtomicWrite(jobs=[job], events=texts))
+
+    def count_pages() -> int:
+        with closing(sqlite3.connect(path)) as database:
+            return int(database.execute("PRAGMA page_count").fetchone()[0])
+
+    full = count_pages()
+    await run_on_writer(store, "DELETE FROM events")
+    assert count_pages() == full
+    for _ in range(5):
+        await store.retention.shrink(1)
+    assert count_pages() < full / 4

@@ -291,6 +291,7 @@ def _make_control_plane(
             front=parts.make_front(relays),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
+            keep_jobs_days=parts.settings.whole("retention.jobs_days"),
         ),
     )
     relays.notify = made.agents.notify

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cavvy.domain.ledger import LedgerLine
 
 _T = TypeVar("_T")
+_RECENT = 20  # jobs in a table, as in `cavvy ps`
 _DIMENSIONS = (
     "project",
     "user",
@@ -101,6 +102,13 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
 )
+@click.option(
+    "-a",
+    "--all",
+    "everything",
+    is_flag=True,
+    help="List all jobs; by default, tables contain only the newest ones.",
+)
 @output_option
 def show(
     name: str | None,
@@ -109,10 +117,11 @@ def show(
     until: datetime | None,
     by: list[str],
     audit: bool,
+    everything: bool,
     output: str,
 ) -> None:
     """Show spending. With NAME, show every charge of the job and its time by phase. Without NAME,
-    show the total of each job. --since, --until and --by add up the ledger.
+    show the newest jobs and the total of the project. --since, --until and --by add up the ledger.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider does
     not answer.
@@ -134,19 +143,24 @@ def show(
             job = _unless_refused(lambda: client.job(project, name))
             _job_out(job, client.cost(project, name), output)
             return
-        _jobs_out(client, project, output)
+        _jobs_out(client, project, output, everything=everything)
 
 
 command.params.extend(each for each in show.params if isinstance(each, click.Option))
 
 
-def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
-    found = _unless_refused(lambda: list_jobs(client, project))
+def _jobs_out(client: "ApiClient", project: str, output: str, *, everything: bool) -> None:
+    # programs get every job; a table of 100,000 jobs helps nobody
+    limit = None if everything or output != "table" else _RECENT
+    found = _unless_refused(lambda: list_jobs(client, project, limit=limit))
     if found is None:
         _sums_out(client, project, (None, None), ["job"], output)
         return
-    jobs, _ = found
-    show = formatting.make_money_format(job.spent_micros for job in jobs)
+    jobs, is_cut = found
+    total = sum(job.spent_micros for job in jobs)
+    if is_cut:
+        total = client.project_cost(project).total_micros
+    show = formatting.make_money_format([*(job.spent_micros for job in jobs), total])
     columns = [
         TableColumn("name"),
         TableColumn("id", hidden=True),
@@ -157,7 +171,11 @@ def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
     ]
     rows_out(columns, jobs, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and jobs:
-        click.echo(f"total {show(sum(job.spent_micros for job in jobs))}")
+        if is_cut:
+            click.echo("… show older jobs: cavvy cost --all")
+            click.echo(f"total {show(total)} for all jobs and volumes of project {project}")
+            return
+        click.echo(f"total {show(total)}")
 
 
 def _unless_refused(look: Callable[[], _T]) -> _T | None:

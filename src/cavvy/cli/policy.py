@@ -71,9 +71,16 @@ def show(project: str, all_projects: bool, output: str) -> None:
 @click.option(
     "--signed-by", metavar="FILES", help="Public keys, such as cosign.pub, that must sign images."
 )
+@click.option(
+    "--keep-jobs",
+    metavar="DAYS",
+    help="Days for which ended jobs are kept; 0 keeps them forever. Unlike the other options, this "
+    "one replaces the value of the parent project and of the server.",
+)
 def set_policy(
     project: str,
     all_projects: bool,
+    keep_jobs: str | None,
     max_price: str | None,
     image_digests: bool | None,
     signed_by: str | None,
@@ -98,6 +105,8 @@ def set_policy(
         changes["image_digests"] = image_digests
     if signed_by is not None:
         changes["signed_by"] = [_read_key(each) for each in _read_names("signed-by", signed_by)]
+    if keep_jobs is not None:
+        changes["keep_jobs_days"] = _read_days(keep_jobs)
     if not changes:
         raise CommandFailure(
             "no restriction is named",
@@ -203,6 +212,18 @@ def _read_price(text: str) -> int | None:
         raise CommandFailure(f"--max-price: {error}", hint, exit_code=2) from error
 
 
+def _read_days(text: str) -> int | None:
+    if text == _ANY:
+        return None
+    if not text.isdecimal():
+        raise CommandFailure(
+            f"--keep-jobs: {text!r} is not a whole number of days",
+            "for example --keep-jobs 30, or `any` to use the value of the server",
+            exit_code=2,
+        )
+    return int(text)
+
+
 def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
     from cavvy.domain.policies import name_key
 
@@ -222,3 +243,9 @@ def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
         from cavvy.domain.units import format_price
 
         yield "nodes", f"up to {format_price(policy.max_rate_micros_per_hour / 1e6)} per hour"
+    if policy.keep_jobs_days is not None:
+        yield "ended jobs", _say_days(policy.keep_jobs_days)
+
+
+def _say_days(days: int) -> str:
+    return f"kept for {days} days" if days else "kept forever"

@@ -11,7 +11,8 @@ from cavvy.client.wire import Answer, Ask
 class PolicyAsk(Ask, frozen=True, kw_only=True):
     """The resources that the jobs of a project may use. Empty lists and null permit everything.
     `max_rate_micros_per_hour` is the highest price of one node. `signed_by` contains public keys in
-    PEM form; each image must be signed with one of these keys.
+    PEM form; each image must be signed with one of these keys. `keep_jobs_days` is how long ended
+    jobs are kept, 0 for forever; with null, a parent project or the server decides.
     """
 
     providers: list[str] = field(default_factory=list)
@@ -21,6 +22,7 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     images: list[str] = field(default_factory=list)
     image_digests: bool = False
     signed_by: list[str] = field(default_factory=list)
+    keep_jobs_days: int | None = None
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):
@@ -34,6 +36,7 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
     images: list[str]
     image_digests: bool
     signed_by: list[str] = field(default_factory=list)
+    keep_jobs_days: int | None = None
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:

@@ -33,6 +33,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.provider_tasks import ProviderTasks
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import HOSTS, UPLOADS, JobReconciler, JobReconcilerDependencies
+from cavvy.control.retention import FIRST, RETENTION, Retention
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.serving.call_keys import is_calls_key
 from cavvy.control.serving.call_queue import CallQueue
@@ -94,6 +95,8 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
     discounts: Sequence[Discount] = ()
+    # how long ended jobs are kept; 0: forever; None: no policy can change that
+    keep_jobs_days: int | None = None
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
 
@@ -134,6 +137,7 @@ class ControlPlane:
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
         self.jobs = self._make_jobs(ids)
+        self.retention = Retention(store, clock, self.jobs, dependencies.keep_jobs_days or 0)
         self.machines = self._make_machines()
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
@@ -173,7 +177,11 @@ class ControlPlane:
         )
 
     async def _remove_files(self, job: JobRecord) -> RemovedCheckpoints:
-        """Delete an ended job's checkpoints, and the job's results in a bucket."""
+        """Delete an ended job's logs and checkpoints, and the job's results in a bucket. The job's
+        rows are deleted later, so that an interrupted removal can be repeated.
+        """
+        if self._outside.deposits is not None:
+            await asyncio.to_thread(self._outside.deposits.logs.remove, job.project, job.id)
         removed, left = await self.checkpoints.remove(job), await self.deposits.remove(job)
         return replace(removed, kept="; ".join(each for each in (removed.kept, left) if each))
 
@@ -397,6 +405,8 @@ class ControlPlane:
     async def _resume(self) -> None:
         """Add all work of this server to the worklist."""
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
+        if self._outside.keep_jobs_days is not None:
+            after[RETENTION] = FIRST
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += await self._serving.unfinished()
@@ -498,6 +508,8 @@ class ControlPlane:
             if self._outside.tidy is not None:
                 await self._outside.tidy(self._clock.now())
             return again
+        if key == RETENTION:
+            return await self.retention.reconcile()
         if key == BUDGETS:
             return await self.budgets.reconcile()
         if key == UPLOADS:

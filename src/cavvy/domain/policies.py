@@ -18,6 +18,8 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     contains names of container images in the form REGISTRY/REPOSITORY. In a name, `*` matches any
     characters. `image_digests` permits only images that are named by their digest. `signed_by`
     contains public keys in PEM form; an image must be signed with one of these keys.
+    `keep_jobs_days` is not a restriction: it is how long ended jobs are kept, 0 for forever, and
+    the nearest policy that sets it applies.
     """
 
     providers: tuple[str, ...] = ()
@@ -27,6 +29,7 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     images: tuple[str, ...] = ()
     image_digests: bool = False
     signed_by: tuple[str, ...] = ()
+    keep_jobs_days: int | None = None
 
 
 def name_key(pem: str) -> str:

@@ -61,6 +61,13 @@ DIMENSIONS = {
 }
 MONTH, TAGS = "month", "tags"  # dimensions that are not columns of their own
 _JOINED = "FROM ledger e JOIN ledger_subjects s ON s.id = e.subject"
+_AMOUNTS = (  # amount, discount, and the time that the entries other than discounts cover
+    "CAST(SUM(e.amount) AS BIGINT), "
+    f"CAST(SUM(CASE e.kind WHEN '{EntryKind.DISCOUNT}' THEN e.amount ELSE 0 END) AS BIGINT), "
+    f"MIN(CASE WHEN e.kind <> '{EntryKind.DISCOUNT}' THEN e.since END), "
+    f"MAX(CASE WHEN e.kind <> '{EntryKind.DISCOUNT}' THEN e.until END)"
+)
+TOTAL = "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM ledger WHERE project = ?"
 _LAST = "SELECT COALESCE(MAX(sequence), 0) FROM ledger WHERE subject = ? AND rank = ?"
 _CORRECTED = (
     "SELECT MAX(sequence) FROM ledger WHERE subject = ? AND rank = ? AND line = ? "
@@ -247,6 +254,8 @@ def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> 
     `by`, the largest sum first. Each item of `by` is a key of DIMENSIONS, the constant MONTH, the
     constant TAGS (all tags as JSON), or `tag:NAME` (one tag).
     """
+    if which.since is None and which.until is None and DIMENSIONS.keys() >= set(by):
+        return _add_up_whole(session, which, by)
     groups: dict[tuple[str, ...], _GroupTotal] = defaultdict(_GroupTotal)
     for month, window in _windows(session, which, by):
         for row in _read_sums(session, window, by):
@@ -263,7 +272,38 @@ def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> 
         )
         for key, group in groups.items()
     ]
-    return sorted(found, key=lambda each: (-each.amount.micros, [*each.groups.values()]))
+    return _sort(found)
+
+
+def _add_up_whole(
+    session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
+) -> Sequence[LedgerSum]:
+    """Do the same as `add_up` in the database, for sums of whole entries by columns."""
+    where, values = _conditions(session, which)
+    keys = [DIMENSIONS[name] for name in by]
+    columns = [*keys, f"{_AMOUNTS}, COUNT(DISTINCT NULLIF(s.job_id, ''))"]
+    sql = f"SELECT {', '.join(columns)} {_JOINED} WHERE {where}"
+    if keys:
+        sql += f" GROUP BY {', '.join(keys)}"
+    found = []
+    for *group, amount, discount, since, until, jobs in session.run(sql, values).fetchall():
+        if amount is None:
+            continue  # no entries
+        found.append(
+            LedgerSum(
+                groups=dict(zip(by, group, strict=True)),
+                amount=Money(amount),
+                discount=Money(discount),
+                jobs=jobs,
+                since=None if since is None else to_time(since),
+                until=None if until is None else to_time(until),
+            )
+        )
+    return _sort(found)
+
+
+def _sort(sums: Iterable[LedgerSum]) -> Sequence[LedgerSum]:
+    return sorted(sums, key=lambda each: (-each.amount.micros, [*each.groups.values()]))
 
 
 class _GroupTotal:
@@ -337,11 +377,8 @@ def _read_sums(
     where, values = _conditions(session, which)
     since, until = _bounds(which)
     sums = (
-        f"SELECT {keys}, CAST(SUM(e.amount) AS BIGINT), "
-        f"CAST(SUM(CASE e.kind WHEN '{EntryKind.DISCOUNT}' THEN e.amount ELSE 0 END) AS BIGINT), "
-        f"MIN(CASE WHEN e.kind <> '{EntryKind.DISCOUNT}' THEN e.since END), "
-        f"MAX(CASE WHEN e.kind <> '{EntryKind.DISCOUNT}' THEN e.until END) "
-        f"{_JOINED} WHERE {where} AND e.since >= ? AND e.until <= ? GROUP BY {keys}"
+        f"SELECT {keys}, {_AMOUNTS} {_JOINED} WHERE {where} "
+        f"AND e.since >= ? AND e.until <= ? GROUP BY {keys}"
     )
     for row in session.run(sums, (*values, since, until)).fetchall():
         yield _PartialSum(columns, row)

@@ -46,9 +46,11 @@ _NEXT_DIVISION = update_of(
     "divided_bills", ("moved", "document", "version"), ("attempt_id", "version")
 )
 _LATE = (
-    "SELECT DISTINCT a.job_id FROM ledger_subjects s JOIN attempts a ON a.id = s.id "
+    # the order of the tables is fixed: few subjects are replicas, and these have an index
+    "SELECT DISTINCT a.job_id FROM ledger_subjects s CROSS JOIN attempts a "
     "LEFT JOIN divided_bills d ON d.attempt_id = a.id "
-    f"WHERE s.service <> '' AND a.phase = '{AttemptPhase.ENDED}' AND COALESCE(d.moved, 0) <> "
+    f"WHERE s.service <> '' AND a.id = s.id AND a.phase = '{AttemptPhase.ENDED}' "
+    "AND COALESCE(d.moved, 0) <> "
     "(SELECT COALESCE(SUM(c.amount), 0) FROM charges c WHERE c.attempt_id = a.id)"
 )
 

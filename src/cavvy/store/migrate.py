@@ -99,6 +99,8 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
     with closing(driver.connect()) as session:
         if driver.is_sqlite:
             session.run(f"PRAGMA busy_timeout={_WAIT_MS}")
+            # only new databases change, so that `SqlRetention.shrink` can return their space
+            session.run("PRAGMA auto_vacuum=INCREMENTAL")
             driver = replace(driver, journal=_set_journal(session, driver.journal))
         bring_to_head(session, make_id)
     return driver

@@ -49,6 +49,7 @@ CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued
 CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
+CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
 
 -- Separate from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (
@@ -321,6 +322,7 @@ CREATE TABLE ledger_subjects (
     key_name TEXT DEFAULT '' NOT NULL,
     PRIMARY KEY (id)
 );
+CREATE INDEX ledger_subjects_service ON ledger_subjects (id) WHERE service <> '';
 {ledger_subjects_function};
 {ledger_subjects_no_change};
 {ledger_subjects_no_removal};
@@ -349,6 +351,8 @@ CREATE TABLE ledger (
     FOREIGN KEY(subject) REFERENCES ledger_subjects (id)
 );
 CREATE INDEX ledger_project ON ledger (project, since);
+-- the sums of projects are read from this index alone
+CREATE INDEX ledger_amounts ON ledger (project, since, until, kind, amount);
 CREATE INDEX ledger_discounts ON ledger (line_since) WHERE kind = 'discount';
 {ledger_function};
 {ledger_no_change};
@@ -488,3 +492,17 @@ CREATE TABLE queued_calls (
 );
 CREATE INDEX queued_calls_due ON queued_calls (project, service, due_at) WHERE state = 'waiting';
 CREATE INDEX queued_calls_expire ON queued_calls (expires_at) WHERE expires_at IS NOT NULL;
+
+-- Ended jobs that were removed because of their age. The entries of the ledger are left of them.
+CREATE TABLE removed_jobs (
+    job_id {id} NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    ended_at BIGINT NOT NULL,
+    removed_at BIGINT NOT NULL,
+    rule TEXT NOT NULL,  -- where the number of days is set
+    days BIGINT NOT NULL,
+    PRIMARY KEY (job_id)
+);
+CREATE INDEX removed_jobs_name ON removed_jobs (project, name, removed_at);
+CREATE INDEX removed_jobs_removed ON removed_jobs (removed_at);

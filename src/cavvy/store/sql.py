@@ -49,6 +49,7 @@ from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_drive
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.meters import SqlMeters
 from cavvy.store.queued_calls import SqlQueuedCalls
+from cavvy.store.retention import SqlRetention
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
@@ -85,9 +86,10 @@ _WAITING = (
     f" FROM jobs WHERE {_READY} AND machine IS NOT NULL) AS p2 WHERE turn <= ?)"
     " ORDER BY j.priority DESC, j.id"
 )
+# not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
-    f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
-    "WHERE phase <> 'ended' ORDER BY 1"
+    f"SELECT id FROM jobs WHERE phase IN ({_LIVE})",
+    "SELECT job_id FROM attempts WHERE phase <> 'ended'",
 )
 _SNAPSHOTS = " UNION ".join(
     f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
@@ -125,6 +127,7 @@ class Store:
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
+        self.retention = SqlRetention(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -283,8 +286,14 @@ class Store:
         found = [SUMMARIES.make(row) for row in await self._rows(sql, *values)]
         return make_page(found, limit)
 
-    async def count_jobs(self, project: ProjectFilter) -> dict[JobPhase, int]:
+    async def count_jobs(
+        self, project: ProjectFilter, phases: Collection[JobPhase] = ()
+    ) -> dict[JobPhase, int]:
+        """Return the number of jobs in each of these phases or, without `phases`, in all phases."""
         where, values = in_projects("project", project)
+        if phases:
+            where += f" AND phase IN ({', '.join('?' * len(phases))})"
+            values = (*values, *map(str, phases))
         counted = f"SELECT phase, COUNT(*) FROM jobs WHERE removed IS NULL AND {where}"
         counted += " GROUP BY phase"
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
@@ -334,7 +343,11 @@ class Store:
 
     async def unfinished(self) -> Sequence[str]:
         """Return the IDs of the jobs that have not ended or have an unfinished attempt."""
-        return [job_id for (job_id,) in await self._rows(_UNFINISHED)]
+
+        def read(session: DatabaseSession) -> set[str]:
+            return {row[0] for sql in _UNFINISHED for row in session.run(sql).fetchall()}
+
+        return sorted(await self._read(read))
 
     async def live_versions(self) -> dict[str, int]:
         """Return the version of each job that has not ended, by job ID."""
@@ -417,6 +430,8 @@ class Store:
         """Return the sum of the project's entries in the ledger. If `since` is given, only entries
         at `since` or later are counted.
         """
+        if since is None:
+            return Money(await self._value(ledger.TOTAL, project))
         sums = await self.sum_ledger(LedgerFilter(projects=project, since=since), ())
         return sums[0].amount if sums else Money()
 

@@ -1,6 +1,5 @@
 """Routes to submit, list, inspect, stop, retry and drill jobs."""
 
-from asyncio import to_thread
 from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -26,6 +25,7 @@ from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.problems import nearest
 from cavvy.store.base import ProjectFilter, RowNotFound
@@ -323,7 +323,6 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
         job = await app_state.store.find_job(project, name)
         hint = f"stop the job with `cavvy stop {named(job)}`, then remove the job"
         raise ApiProblem("job-not-ended", str(error), hint) from error
-    await to_thread(app_state.logs.remove, job.project, job.id)
     return reply(wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept))
 
 
@@ -340,6 +339,7 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
     app_state = app_state_of(request)
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
+    await find_job(app_state, project, name)  # says why a removed job is gone
     try:
         return await _row(app_state, await jobs.retry(project, name, account))
     except TooLate as error:
@@ -397,9 +397,13 @@ async def find_job(
 
 
 async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
-    """Return the problem for a job that does not exist. If the project has a service of this name
-    or a job with a similar name, the hint names it.
+    """Return the problem for a job that does not exist. If the job was removed because of its age,
+    the problem says so. If the project has a service of this name or a job with a similar name, the
+    hint names it.
     """
+    gone = await app_state.store.retention.find_removed(project, name)
+    if gone is not None:
+        return _describe_removed(gone)
     page = await app_state.store.list_jobs(project, limit=_COMPARED)
     with suppress(RowNotFound):
         await app_state.store.services.get(project, name)
@@ -411,6 +415,18 @@ async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
     close = nearest(name, (each.name for each in reversed(page.jobs)))
     hint = f"did you mean {close}? {CODES['job-not-found'].hint}" if close else ""
     return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)
+
+
+def _describe_removed(gone: RemovedJob) -> ApiProblem:
+    where = f"setting {gone.rule}" if gone.rule == JOBS_SETTING else gone.rule
+    place = "" if gone.project == _USUAL_PROJECT else f" -p {gone.project}"
+    return ApiProblem(
+        "job-not-found",
+        f"job {gone.name} of project {gone.project} ended on {gone.ended_at:%Y-%m-%d} and was "
+        f"removed on {gone.removed_at:%Y-%m-%d}, with its task, events, log and checkpoints: ended "
+        f"jobs are kept for {gone.days} days ({where})",
+        f"`cavvy cost --by job{place}` still shows its cost",
+    )
 
 
 def named(job: JobRecord) -> str:

@@ -24,6 +24,8 @@ from cavvy.providers.registry import list_known
 router = APIRouter(prefix="/v1", tags=["policies"])
 _LONGEST = 200  # maximum entries of a list, and maximum characters of an entry
 _MOST_KEYS = 20
+_MOST_DAYS = 36_500  # for which a policy can keep ended jobs
+_DAYS = "keep_jobs_days"
 
 
 @router.get(
@@ -143,6 +145,8 @@ async def _read(request: Request) -> ProjectPolicy:
             )
     if ask.max_rate_micros_per_hour is not None and ask.max_rate_micros_per_hour < 0:
         raise ApiProblem("invalid-request", "`max_rate_micros_per_hour` must not be negative")
+    if not 0 <= (ask.keep_jobs_days or 0) <= _MOST_DAYS:
+        raise ApiProblem("invalid-request", f"`keep_jobs_days` must be 0 to {_MOST_DAYS:,}")
     rate = ask.max_rate_micros_per_hour
     return ProjectPolicy(
         providers=tuple(ask.providers),
@@ -152,6 +156,7 @@ async def _read(request: Request) -> ProjectPolicy:
         images=tuple(ask.images),
         image_digests=ask.image_digests,
         signed_by=_read_keys(ask.signed_by),
+        keep_jobs_days=ask.keep_jobs_days,
     )
 
 
@@ -185,6 +190,7 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
         ),
         images=list(policy.images),
         signed_by=list(policy.signed_by),
+        keep_jobs_days=policy.keep_jobs_days,
     )
 
 
@@ -193,4 +199,8 @@ def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
     if policy is None:
         return None
     facts = asdict(_view(BoundPolicy(INSTALLATION, policy)))
-    return {name: value for name, value in facts.items() if value and name != "project"}
+    return {
+        name: value
+        for name, value in facts.items()
+        if name != "project" and (value or (name == _DAYS and value == 0))
+    }

@@ -17,7 +17,7 @@ from cavvy.client import API, REVISION, wire
 from cavvy.client.state import host_name
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import Verdict, decide, list_visible
-from cavvy.domain.jobs import JOB_ENDS
+from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.store.reserve import free_space
 
 AGENT_PROTOCOLS = (1,)
@@ -43,7 +43,8 @@ async def health(request: Request) -> Response:
 async def server(request: Request) -> Response:
     app_state = app_state_of(request)
     principal = principal_of(request)
-    counts = await app_state.store.count_jobs(list_visible(principal, Permission.VIEW))
+    visible = list_visible(principal, Permission.VIEW)
+    counts = await app_state.store.count_jobs(visible, set(JobPhase) - JOB_ENDS)
     inside = decide(principal, Permission.VIEW, INSTALLATION) is Verdict.ALLOWED
     return reply(
         wire.ServerView(
@@ -59,7 +60,7 @@ async def server(request: Request) -> Response:
             uptime_s=(app_state.now() - app_state.started_at).total_seconds(),
             idle_s=app_state.idle_s(),
             idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
-            unfinished=sum(count for phase, count in counts.items() if phase not in JOB_ENDS),
+            unfinished=sum(counts.values()),
             database=app_state.database,
             listen=app_state.listen if inside else None,
             node_endpoint=app_state.node_endpoint if inside else None,

@@ -1,0 +1,107 @@
+"""Removes ended jobs that are no longer kept: first what `cavvy rm` removes, then the remaining
+rows. Only the entries of the ledger stay.
+"""
+
+import logging
+from datetime import datetime, timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.job_service import JobService, TooLate
+from cavvy.domain.policies import PolicyBook
+from cavvy.domain.retention import JOBS_SETTING, EndedJob, RemovedJob, RetentionPeriod
+from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.sql import Store
+
+RETENTION = "retention"  # the worklist's key
+FIRST = timedelta(seconds=30)  # after the start of the server, which has more urgent work then
+_EVERY = timedelta(hours=1)
+# A step takes about 0.1 s of CPU time, so that the steps use at most a tenth of one CPU.
+_STEP, _PAUSE = 25, timedelta(seconds=1)
+_TOLD = timedelta(days=365)  # how long removed jobs are remembered
+_FORGOTTEN = 1000  # removed jobs that a pass forgets
+_SHRINK_MIB = 8
+_log = logging.getLogger(__name__)
+
+
+class RetentionRules:
+    """For how long the jobs of each project are kept."""
+
+    def __init__(self, days: int, book: PolicyBook) -> None:
+        self._days = days
+        self._book = book
+
+    def find(self, project: str) -> RetentionPeriod:
+        """Return the period of the nearest policy that sets one, or else of the setting."""
+        for bound in reversed(self._book.find(project)):
+            if bound.policy.keep_jobs_days is not None:
+                where = f"policy of {bound.owner}"
+                return RetentionPeriod(bound.policy.keep_jobs_days, where)
+        return RetentionPeriod(self._days, JOBS_SETTING)
+
+
+class Retention:
+    """Reconciles the key RETENTION in small steps: each pass removes some jobs of one project. If
+    the server is killed, the next server continues.
+    """
+
+    def __init__(self, store: Store, clock: ControlClock, jobs: JobService, days: int) -> None:
+        self._store, self._clock, self._jobs, self._days = store, clock, jobs, days
+        self._left: list[str] | None = None  # projects that this round has not finished
+        self._last: EndedJob | None = None  # the last job of the current project
+        self._removed = 0
+
+    async def rules(self) -> RetentionRules:
+        """Return the rules that apply now."""
+        return RetentionRules(self._days, await self._store.policies())
+
+    async def reconcile(self) -> timedelta:
+        """Make one step, and return the time until the next."""
+        if self._left is None:
+            self._left = sorted({each.name for each in await self._store.projects()})
+            now = self._clock.now()
+            await self._store.retention.forget_removed(now - _TOLD, _FORGOTTEN)
+        if not self._left:
+            if self._removed:
+                _log.info("removed ended jobs", extra={"jobs": self._removed})
+            self._left, self._removed = None, 0
+            await self._store.retention.shrink(_SHRINK_MIB)
+            return _EVERY
+        if not await self._step(self._left[0]):
+            self._left, self._last = self._left[1:], None
+            return timedelta(0)
+        await self._store.retention.shrink(_SHRINK_MIB)
+        return _PAUSE
+
+    async def _step(self, project: str) -> bool:
+        """Remove some jobs of a project. Return False if there are no more."""
+        period, now = (await self.rules()).find(project), self._clock.now()
+        before = period.before(now)
+        if before is None:
+            return False
+        found = await self._store.retention.list_ended(project, before, self._last, _STEP)
+        for each in found:
+            self._last = each  # first, so that a job whose removal fails does not stop the others
+            await self._remove(project, each, period, now)
+        return bool(found)
+
+    async def _remove(
+        self, project: str, job: EndedJob, period: RetentionPeriod, now: datetime
+    ) -> None:
+        name = ""
+        if not job.removed:
+            try:
+                name = (await self._store.job(job.id)).name
+                await self._jobs.remove(project, job.id)
+            except (RowNotFound, StaleVersion, TooLate):
+                return  # it was removed or retried meanwhile, or its nodes are not released
+        purged = RemovedJob(
+            job_id=job.id,
+            project=project,
+            name=name,
+            ended_at=job.ended_at,
+            removed_at=now,
+            rule=period.rule,
+            days=period.days,
+        )
+        if await self._store.retention.purge(purged):
+            self._removed += 1

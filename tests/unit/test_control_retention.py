@@ -1,0 +1,183 @@
+"""The steps in which ended jobs are removed, on virtual time."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+from tests.contract.store_suite import NOW, after, begin, make_attempt, make_charge, submit
+
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.deferred import Deferred
+from cavvy.control.job_service import JobIds, JobService
+from cavvy.control.retention import _STEP, Retention
+from cavvy.domain.accounts import Project
+from cavvy.domain.checkpoints import RemovedCheckpoints
+from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord
+from cavvy.domain.policies import ProjectPolicy
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite, LedgerFilter
+from cavvy.store.memory import MemoryStore
+
+DAY = 86_400
+
+
+class Crash(Exception):
+    pass
+
+
+class Rig:
+    """A store with jobs of two projects that ended, one each day, and the retention."""
+
+    def __init__(self, days: int) -> None:
+        self.store = MemoryStore()
+        self.clock = VirtualClock(NOW + timedelta(days=100))
+        self.freed: list[str] = []
+        self.crashes = 0
+        self.days = days
+        self.retention = self.restart()
+
+    def restart(self) -> Retention:
+        clock = self.clock
+        jobs = JobService(
+            Deferred(self.store),
+            clock,
+            JobIds(clock),
+            hint=lambda key: None,
+            arrived=lambda: None,
+            notify=lambda job_id, what: None,
+            remove_checkpoints=self.remove_files,
+        )
+        return Retention(self.store, clock, jobs, self.days)
+
+    async def remove_files(self, job: JobRecord) -> RemovedCheckpoints:
+        if self.crashes:
+            self.crashes -= 1
+            raise Crash
+        self.freed.append(job.id)
+        return RemovedCheckpoints()
+
+    async def end(self, number: int, project: str, *, phase: JobPhase = JobPhase.DONE) -> None:
+        job = await submit(self.store, f"j{number:03}", project=project, name=f"train-{number}")
+        attempt = await begin(self.store, job)
+        charge = make_charge(attempt, 1000 + number)
+        ended = replace(attempt, phase=AttemptPhase.ENDED, version=1)
+        await self.store.commit(AtomicWrite(attempts=[ended], charges=[charge]))
+        job = replace(await self.store.job(job.id), phase=phase)
+        at = after(number * DAY) if phase is not JobPhase.RUNNING else None
+        await self.store.commit(AtomicWrite(jobs=[replace(job, ended_at=at)]))
+
+    async def run(self) -> int:
+        """Make steps until the next round is an hour away; return the number of steps."""
+        for count in range(1, 1000):
+            if await self.retention.reconcile() >= timedelta(hours=1):
+                return count
+        raise AssertionError("the retention never ends")
+
+    async def left(self) -> list[str]:
+        page = await self.store.list_jobs(None, limit=500)
+        return sorted(each.id for each in page.jobs)
+
+
+def play(scenario: Callable[[Rig], Awaitable[None]], days: int = 90) -> None:
+    async def run() -> None:
+        await scenario(Rig(days))
+
+    run_virtual(run())
+
+
+def test_old_jobs_are_removed_in_steps_and_sums_stay() -> None:
+    async def scenario(rig: Rig) -> None:
+        for number in range(1, 41):
+            await rig.end(number, "p")
+        await rig.end(99, "q", phase=JobPhase.RUNNING)
+        before = await rig.store.sum_ledger(LedgerFilter(), ("project", "job"))
+        assert await rig.run() == 4  # p twice, q once, and the end of the round
+        assert await rig.left() == [f"j{number:03}" for number in (*range(10, 41), 99)]
+        assert rig.freed == [f"j{number:03}" for number in range(1, 10)]
+        assert await rig.store.sum_ledger(LedgerFilter(), ("project", "job")) == before
+        told = await rig.store.retention.find_removed("p", "train-3")
+        assert told is not None
+        assert (told.days, told.rule) == (90, "retention.jobs_days")
+        assert told.removed_at == rig.clock.now()
+
+    play(scenario)
+
+
+def test_a_step_is_small_and_the_next_one_waits() -> None:
+    async def scenario(rig: Rig) -> None:
+        for number in range(_STEP + 5):
+            await rig.end(number, "p")
+        assert await rig.retention.reconcile() > timedelta(0)
+        assert len(rig.freed) == _STEP
+        await rig.run()
+        assert len(rig.freed) == _STEP + 5
+        assert await rig.left() == []
+
+    play(scenario, days=60)
+
+
+def test_nothing_is_removed_without_a_number_of_days() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.end(1, "p")
+        await rig.run()
+        assert await rig.left() == ["j001"]
+
+    play(scenario, days=0)
+
+
+def test_the_nearest_policy_sets_the_days() -> None:
+    async def scenario(rig: Rig) -> None:
+        store = rig.store
+        for project, parent in (("team", None), ("a", "team"), ("b", "team")):
+            await store.add_project(Project(name=project, parent=parent), adopt=False)
+        await store.put_policy("team", ProjectPolicy(keep_jobs_days=20))
+        await store.put_policy("b", ProjectPolicy(keep_jobs_days=0))
+        for number, project in enumerate(("a", "b", "p"), 50):
+            await rig.end(number, project)
+        await rig.run()
+        assert await rig.left() == ["j051", "j052"]
+        told = await store.retention.find_removed("a", "train-50")
+        assert told is not None
+        assert (told.days, told.rule) == (20, "policy of project team")
+
+    play(scenario)
+
+
+def test_a_failed_removal_delays_no_other_and_is_repeated() -> None:
+    async def scenario(rig: Rig) -> None:
+        for number in (1, 2, 3):
+            await rig.end(number, "p")
+        rig.crashes = 1
+        with pytest.raises(Crash):
+            await rig.retention.reconcile()
+        await rig.run()
+        assert await rig.left() == ["j001"]
+        rig.retention = rig.restart()
+        await rig.run()
+        assert await rig.left() == []
+        assert rig.freed == ["j002", "j003", "j001"]
+
+    play(scenario)
+
+
+def test_what_users_removed_is_deleted_as_well() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.end(1, "p")
+        await rig.store.remove_job(await rig.store.job("j001"))
+        await rig.run()
+        assert await rig.store.attempts("j001") == []
+        assert rig.freed == []
+        assert (await rig.store.spent("p")).micros == 1001
+
+    play(scenario)
+
+
+def test_unfinished_work_is_never_removed() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.end(1, "p")
+        await rig.store.commit(AtomicWrite(attempts=[make_attempt(await rig.store.job("j001"), 2)]))
+        await rig.run()
+        assert await rig.left() == ["j001"]
+        assert rig.freed == []
+
+    play(scenario)
