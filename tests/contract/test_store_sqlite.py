@@ -477,7 +477,7 @@ def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
     assert {*JOB_COLUMNS, "place", "spent", "removed"} == columns
 
 
-async def test_a_new_file_gets_smaller_after_rows_are_deleted(store: SqlStore, path: Path) -> None:
+async def test_a_new_file_gets_smaller_after_rows_are_deleted(store: Store, path: Path) -> None:
     job = make_job("j1")
     texts = [make_event(job, "x" * 100_000) for _ in range(30)]
     await store.commit(AtomicWrite(jobs=[job], events=texts))

@@ -150,7 +150,7 @@ command.params.extend(each for each in show.params if isinstance(each, click.Opt
 
 
 def _jobs_out(client: "ApiClient", project: str, output: str, *, everything: bool) -> None:
-    # programs get every job; a table of 100,000 jobs helps nobody
+    # programs get every job; people need no table of 100,000 jobs
     limit = None if everything or output != "table" else _RECENT
     found = _unless_refused(lambda: list_jobs(client, project, limit=limit))
     if found is None:

@@ -15,8 +15,8 @@ from cavvy.store.sql import Store
 RETENTION = "retention"  # the worklist's key
 FIRST = timedelta(seconds=30)  # after the start of the server, which has more urgent work then
 _EVERY = timedelta(hours=1)
-# A step takes about 0.1 s of CPU time, so that the steps use at most a tenth of one CPU.
-_STEP, _PAUSE = 25, timedelta(seconds=1)
+# A step takes about 0.05 s of CPU time (`benchmarks/year.py`), so the steps use a fifth of one CPU.
+_STEP, _PAUSE = 25, timedelta(seconds=0.25)
 _TOLD = timedelta(days=365)  # how long removed jobs are remembered
 _FORGOTTEN = 1000  # removed jobs that a pass forgets
 _SHRINK_MIB = 8

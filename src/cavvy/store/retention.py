@@ -115,5 +115,5 @@ def _shrink(session: DatabaseSession, limit_mib: int) -> None:
     [[page_bytes]] = session.run("PRAGMA page_size").fetchall()
     [[unused]] = session.run("PRAGMA freelist_count").fetchall()
     for _ in range(min(unused, limit_mib * 2**20 // page_bytes)):
-        # Python's module ends this statement after one page, whatever its argument
+        # Python's module ends this statement after one page, also if the argument is larger
         session.run("PRAGMA incremental_vacuum(1)").fetchall()
