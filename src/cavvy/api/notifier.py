@@ -4,18 +4,10 @@ answered when its poll times out.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
+from cavvy.control.share import WorkShare
 from cavvy.store.channel import ServerSignal, SignalKind
-
-
-class SharesSignals(Protocol):
-    """Exchanges signals with the other servers."""
-
-    on_signal: Callable[[ServerSignal], None]
-
-    def send(self, kind: SignalKind, key: str = "") -> None: ...
 
 
 class ChangeNotifier:
@@ -26,9 +18,9 @@ class ChangeNotifier:
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.closed = False
-        self._others: SharesSignals | None = None
+        self._others: WorkShare | None = None
 
-    def share_with(self, others: SharesSignals) -> None:
+    def share_with(self, others: WorkShare) -> None:
         """Also wake requests on other servers, and wake this server's requests when another server
         signals a change.
         """

@@ -13,12 +13,14 @@ GROUP = 10
 
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
-    """The sums over a revision's answered requests. Only requests that did not fail have a latency;
-    `timed` is their number. For the `timed` requests, `logs` is the sum of the natural logarithms
-    of the latencies, and `squares` is the sum of the squared logarithms. Successive `timed`
-    requests are combined into groups of GROUP requests; `groups` is the number of these groups.
-    Each group has a mean logarithm; `means` is the sum of these means, and `mean_squares` is the
-    sum of their squares.
+    """The sums over a revision's answered requests, which only grow. Lost connections, and
+    responses with a status of 500 or more, are errors. Requests without an error, and requests that
+    the client aborted, have a latency, in seconds from the start of the request at the replica to
+    the last byte of the response; `timed` is their number. For them, `logs` is the sum of the
+    natural logarithms of the latencies, and `squares` is the sum of the squared logarithms.
+    Successive `timed` requests are combined into groups of GROUP requests; `groups` is the number
+    of these groups. Each group has a mean logarithm; `means` is the sum of these means, and
+    `mean_squares` is the sum of their squares. A gateway of an earlier version forms no groups.
     """
 
     requests: int = 0

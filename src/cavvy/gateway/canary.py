@@ -9,39 +9,11 @@ from collections.abc import Sequence
 from math import log
 from random import Random
 
-from cavvy.domain.service_updates import GROUP
-from cavvy.domain.values import Struct
+from cavvy.domain.service_updates import GROUP, RevisionSums, RevisionTraffic
 from cavvy.gateway.balancing import FULL
 from cavvy.gateway.config import CanaryShare
 
 _FASTEST_S = 1e-6
-
-
-class RevisionFacts(Struct, frozen=True, kw_only=True):
-    """Counters that only grow. Lost connections, and responses with a status of 500 or more, are
-    errors. `logs` and `squares` are the sums of x and of x squared, where x is the natural
-    logarithm of a request's latency in seconds. The latency is the time from the start of the
-    request at the replica to the last byte of the response. The sums cover the `timed` requests:
-    the requests without an error, and the requests that the client aborted. `groups` counts the
-    groups of GROUP successive timed requests. Each group has a mean logarithm; `means` is the sum
-    of these means, and `mean_squares` is the sum of the squared means. A gateway of an earlier
-    version forms no groups.
-    """
-
-    requests: int
-    errors: int
-    timed: int
-    logs: float
-    squares: float
-    groups: int = 0
-    means: float = 0.0
-    mean_squares: float = 0.0
-
-
-class CanaryFacts(Struct, frozen=True, kw_only=True):
-    revision: int
-    old: RevisionFacts
-    new: RevisionFacts
 
 
 class _Counters:
@@ -74,8 +46,8 @@ class _Counters:
             self.means += mean
             self.mean_squares += mean * mean
 
-    def describe(self) -> RevisionFacts:
-        return RevisionFacts(
+    def describe(self) -> RevisionSums:
+        return RevisionSums(
             requests=self.requests,
             errors=self.errors,
             timed=self.timed,
@@ -136,7 +108,7 @@ class CanarySplit:
             return
         counters.add(log(max(taken_s, _FASTEST_S)))
 
-    def describe(self) -> CanaryFacts:
-        return CanaryFacts(
+    def describe(self) -> RevisionTraffic:
+        return RevisionTraffic(
             revision=self.share.revision, old=self._old.describe(), new=self._new.describe()
         )

@@ -12,8 +12,8 @@ from secrets import token_hex
 from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.values import Struct, field
-from cavvy.gateway.canary import CanaryFacts
 
 PROCESS = token_hex(8)  # of this process, whose counters start at 0
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
@@ -91,7 +91,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     p99_s: float | None
     keys_used: dict[str, float]  # the last request of each key, in seconds since 1970
     replicas: tuple[ReplicaFacts, ...]
-    canary: CanaryFacts | None = None
+    canary: RevisionTraffic | None = None
     # by replica, including removed ones, and by client's key
     work: dict[str, dict[str, KeyWork]] = field(default_factory=dict)
     epoch: str = ""  # of `work`, which goes on when the gateway is restarted

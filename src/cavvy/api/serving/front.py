@@ -27,11 +27,9 @@ from cavvy.control.decide.update import as_revision
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.domain.request_bills import RequestWork
-from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.values import Struct, asdict, replace
-from cavvy.gateway.canary import CanaryFacts
+from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.control_socket import (
     AwaitCold,
@@ -425,12 +423,7 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         joined=0 if facts.batches is None else facts.batches.joined,
         per_s=sum(recent) / len(recent) if recent else 0.0,
         replicas=in_flight,
-        tried=None if facts.canary is None else _make_tried(facts.canary),
+        tried=facts.canary,
         work={facts.epoch: facts.work} if facts.work else {},
         batch=None if facts.batches is None else facts.batches.fit,
     )
-
-
-def _make_tried(facts: CanaryFacts) -> RevisionTraffic:
-    old, new = (RevisionSums(**asdict(each)) for each in (facts.old, facts.new))
-    return RevisionTraffic(revision=facts.revision, old=old, new=new)

@@ -3,8 +3,8 @@ write to the database."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Protocol
 
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import closing_charges
 from cavvy.control.decide.warm_pool import fits, hand_over, is_fresh, is_kept, list_kept
@@ -20,13 +20,6 @@ from cavvy.store.sql import Store
 _SHARED_AGE = timedelta(seconds=1)
 
 Allows = Callable[[Offer], bool]  # returns whether a job may run on an offer now
-
-
-class AgentWaits(Protocol):
-    """Reports whether the agents of a warm gang are waiting for work."""
-
-    def waits(self, attempt: Attempt) -> bool: ...
-    def forget(self, attempt: Attempt) -> None: ...
 
 
 class WarmGang(Struct, frozen=True, kw_only=True):
@@ -51,7 +44,7 @@ class WarmPool:
     """
 
     def __init__(
-        self, store: Store, clock: ControlClock, agents: AgentWaits, *, shared: bool = False
+        self, store: Store, clock: ControlClock, agents: AgentSessions, *, shared: bool = False
     ) -> None:
         self._store = store
         self._clock = clock
