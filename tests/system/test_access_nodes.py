@@ -108,6 +108,9 @@ def test_commands_have_input_errors_and_exit_codes_of_their_own(client: ApiClien
     assert (done.returncode, done.stdout, done.stderr) == (7, b"bay box\ngiven\n", b"bad\n")
     assert cavvy("ssh", "box:0", "kill -9 $$").returncode == 137
     assert cavvy("exec", "box:0", "--", "sh", "-c", "exit 3").returncode == 3
+    done = cavvy("exec", "box", "--", "cat", stdin=b"given\n")
+    assert (done.returncode, done.stdout, b"use `cavvy ssh box" in done.stderr) == (0, b"", True)
+    assert cavvy("exec", "box", "--", "cat").stderr == b""
     large = os.urandom(3 << 20)
     assert (
         cavvy("ssh", "box", "cat", stdin=large).stdout == large

@@ -34,6 +34,7 @@ from tests.unit.cli_client import (
 
 from cavvy.cli import down, logs
 from cavvy.cli.exec import command as exec_command
+from cavvy.cli.exec import has_input
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
@@ -1061,3 +1062,21 @@ def test_an_audit_exits_with_1_if_a_bill_differs(
     told["report"] = wire.AuditReport(bills=[row], problems=["p: no answer"])
     silent = run("cost", "--audit")
     assert (silent.exit_code, "not compared: p: no answer" in silent.stderr) == (1, True)
+
+
+def test_exec_sees_input_without_reading_it(client: FakeClient, tmp_path: Path) -> None:
+    assert run("exec", "now", "--", "cat").stderr == ""
+    reader, writer = os.pipe()
+    assert not has_input(reader)
+    os.write(writer, b"x")
+    assert has_input(reader)
+    assert os.read(reader, 9) == b"x"
+    os.close(writer)
+    assert not has_input(reader)
+    os.close(reader)
+    (tmp_path / "data").write_text("data")
+    with (tmp_path / "data").open("rb") as data, open(os.devnull, "rb") as nothing:
+        assert has_input(data.fileno())
+        assert data.read() == b"data"
+        assert not has_input(data.fileno())
+        assert not has_input(nothing.fileno())

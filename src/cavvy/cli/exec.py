@@ -1,6 +1,9 @@
 """`cavvy exec`: runs a command in the environment of a running job."""
 
+import os
 import shlex
+import stat
+import struct
 import sys
 from contextlib import closing
 
@@ -26,10 +29,10 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
     cavvy exec digits -- nvidia-smi
 
     A single word with characters of the shell, such as 'ls | wc', is a command line for the shell.
-    NAME:RANK selects a node; the default is the first node. Use `cavvy ssh` for a command that
-    needs input or a terminal.
+    NAME:RANK selects a node; the default is the first node. The command gets no input: use `cavvy
+    ssh` for a command that needs input or a terminal.
     """
-    exit_code = 0
+    exit_code, told = 0, _warn_of_input(name)
     name, wanted = read_target(name)
     rank = rank or wanted
     is_line = len(arguments) == 1 and shlex.quote(arguments[0]) != arguments[0]
@@ -44,4 +47,34 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
             sys.stdout.buffer.flush()
             if chunk.exit_code is not None:
                 exit_code = chunk.exit_code
+    if not told:
+        _warn_of_input(name)
     sys.exit(exit_code)
+
+
+def _warn_of_input(name: str) -> bool:
+    """If standard input has data, say that the command does not get it. Return whether it has."""
+    try:
+        found = has_input(sys.stdin.fileno())
+    except (AttributeError, OSError, ValueError):  # there is no such file
+        return False
+    if found:
+        text = "warning: the command does not get what is piped into `cavvy exec`"
+        click.echo(f"{text}; use `cavvy ssh {name} COMMAND`, which passes input on", err=True)
+    return found
+
+
+def has_input(file: int) -> bool:
+    """Return whether a pipe, socket or regular file has unread data. Nothing is read. Raises
+    OSError.
+    """
+    status = os.fstat(file)
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size > os.lseek(file, 0, os.SEEK_CUR)
+    if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+        return False
+    from fcntl import ioctl
+    from termios import FIONREAD
+
+    (count,) = struct.unpack("i", ioctl(file, FIONREAD, bytes(4)))
+    return bool(count > 0)
