@@ -18,6 +18,7 @@ PROOF = Proof("lambda", False, "a strict stand-in for Lambda's API")
 
 
 class TestLambda(RestContract):
+    has_off = False  # "unhealthy" is not off
     package, traits, stand_in = lambda_cloud, LambdaCloud.traits, LambdaStandIn
     replays = True
 

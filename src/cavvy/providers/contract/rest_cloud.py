@@ -134,6 +134,7 @@ class RestContract(VmContract):
     stand_in: type[RestStandIn]
     # False if every launch takes another machine of a market, whose id is in the request
     compares_requests = True
+    has_off = True  # the API has a state of machines that are off; such machines are deleted
     # the errors of this API's launches that differ from those of other APIs, by status
     errors: Mapping[int, type[ProviderError]] = {}
     replays = False  # False if a recording lacks calls, such as an earlier login
@@ -172,7 +173,44 @@ class RestContract(VmContract):
         the cloud's own pages."""
         assert self.stand_in.sells, f"state in {self.stand_in.__name__}.sells what the cloud sells"
         offers = asyncio.run(account.provider("ours").offers())
-        assert compare(read_table(self.stand_in.sells), offers) == []
+        differences = compare(read_table(self.stand_in.sells), offers)
+        assert not differences, "\n" + "\n".join(differences)
+
+    def test_a_machine_that_boots_is_not_running_yet(self, account: RestPlace) -> None:
+        names = self.stand_in.states
+        if len({names.get(MachineState.STARTING), names.get(MachineState.RUNNING), None}) < 3:
+            pytest.skip("the API has no state of machines that boot")
+
+        async def scenario() -> None:
+            harness = account.harness()
+            account.cloud.boot_time = timedelta(hours=1)
+            gang = await harness.spec("boots")
+            await harness.launch(gang)
+            await account.wait(timedelta(minutes=2))
+            await harness.expect(GangState.STARTING, gang)
+            account.cloud.boot_time = timedelta(0)
+            await harness.clear()
+
+        asyncio.run(scenario())
+
+    def test_a_machine_that_is_off_is_deleted(self, account: RestPlace) -> None:
+        if MachineState.STOPPED not in self.stand_in.states or not self.has_off:
+            pytest.skip("the API has no state of machines that are off")
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("off")
+            (machine,) = account.cloud.billed()
+            account.cloud.change(machine.id, off=True)
+            for _ in range(3):
+                await account.wait(timedelta(minutes=1))
+                await harness.ours.gangs()
+            assert account.cloud.billed() == [], "a machine that is off may be billed"
+            await account.settle()
+            await harness.expect(GangState.ENDED, gang)
+            await harness.clear()
+
+        asyncio.run(scenario())
 
     def test_offers_are_only_in_the_regions_of_the_settings(self, account: RestPlace) -> None:
         if "regions" not in {each.name for each in self.package.MANIFEST.settings}:
