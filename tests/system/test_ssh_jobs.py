@@ -2,6 +2,8 @@
 hosts and servers.
 """
 
+import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -9,8 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.pages import ROOT, read_blocks
 from tests.system.hosts import Lab, lab_at, worked
 from tests.system.packages import install_packages
+from tests.system.server_state import home_with_jobs
+from tests.system.test_tour import HOSTS, follow_page
 from tests.system.trust import User, user_at, wait_until
 
 pytestmark = pytest.mark.system
@@ -82,6 +87,24 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
     again = user.log(name, "--attempt", "2")
     assert "from 0" not in again
     assert "step 60" in again
+
+
+def test_the_tutorial_was_executed_as_written(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's settings are used as they stand; its names of hosts stand for those of the lab."""
+    (page,) = HOSTS
+    (settings,) = (each.text for each in read_blocks(ROOT / page) if each.language == "toml")
+    known = tmp_path / "ssh_config"
+    known.write_text(re.sub(r"^Host h", "Host gpu-", lab.ssh_config.read_text(), flags=re.M))
+    client = tmp_path / "bin/ssh"  # OpenSSH reads no other home folder than that of /etc/passwd
+    client.parent.mkdir()
+    client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {known} "$@"\n')
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+    (tmp_path / "settings.toml").write_text(f'{settings}ssh_config = "{known}"\n')
+    with home_with_jobs(tmp_path / "home"):
+        follow_page(page, tmp_path / "tour")
 
 
 def test_ranks_on_two_hosts_talk_to_each_other(user: User) -> None:

@@ -37,6 +37,8 @@ TOURS = (
     "docs/tutorials/spot-that-survives.md",
     "docs/guides/serve.md",
 )
+# On hosts, by tests/system/test_ssh_jobs.py.
+HOSTS = ("docs/tutorials/own-hosts.md",)
 # These share a server, and what is there before the page begins.
 GUIDES: Mapping[str, tuple[str, ...]] = {
     "docs/guides/access.md": (

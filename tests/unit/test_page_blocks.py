@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 import yaml
 from tests.pages import ROOT, Block, read_blocks
-from tests.system.test_tour import GUIDES, TOURS, find_file_name
+from tests.system.test_tour import GUIDES, HOSTS, TOURS, find_file_name
 
 from cavvy import settings
 from cavvy.importers import load_file
 from cavvy.providers import registry
 
+PAGES = (*TOURS, *GUIDES, *HOSTS)
 BLOCKS = [
     block
     for folder in ("guides", "tutorials")
@@ -92,7 +93,6 @@ NOT_RUN = {
     ("guides/train.md", "make setup"): "an installation",
     ("tutorials/a-cluster.md", ""): "a cluster",
     ("tutorials/first-job.md", "make setup"): "an installation, which CI has made",
-    ("tutorials/own-hosts.md", ""): "hosts",
     ("tutorials/training-with-resume.md", ""): "PyTorch; a test of the example runs it",
 }
 OUTPUTS = {
@@ -149,7 +149,7 @@ def find_class(block: Block) -> str:
     if find_reason(block, OTHERS):
         return "another program's"
     if block.language == "console":
-        return "runs" if f"docs/{block.page}" in (*TOURS, *GUIDES) else ""
+        return "runs" if f"docs/{block.page}" in PAGES else ""
     if block.language == "python" and find_file_name(block.text) and f"docs/{block.page}" in TOURS:
         return "runs"
     if block.language == "python":
@@ -177,7 +177,7 @@ def test_every_reason_is_needed() -> None:
                 f"no block of {page} begins with {start!r}"
             )
     for page in {f"docs/{block.page}" for block in BLOCKS if block.language == "console"}:
-        assert page in (*TOURS, *GUIDES)
+        assert page in PAGES
 
 
 def pick(*languages: str) -> Any:
