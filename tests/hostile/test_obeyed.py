@@ -1,6 +1,7 @@
 """A hostile job tries to change what the server, its machine and its user obey, and to end their
 processes: by default and with `isolation = "namespaces"`, as root and as another user, on the
-server's machine and on an SSH host. Nothing may succeed. Without protection, much does.
+server's machine, on an SSH host and on a joined machine. Nothing may succeed. Without protection,
+much does.
 """
 
 import json
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from tests.hostile.test_hostile_task import LOCAL, Nobody, nobody, submit
+from tests.hostile.test_hostile_task import LOCAL, Nobody, joined, nobody, submit
 from tests.system.hosts import lab_at, require_hosts
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
@@ -23,6 +24,15 @@ import cavvy
 
 pytestmark = pytest.mark.system
 
+# A user of the host's own, whose home is in the host's folder.
+WORKER = """
+cp /etc/passwd {folder}/passwd
+echo "worker:x:4242:4242::/home/worker:/bin/sh" >> {folder}/passwd
+mount --bind {folder}/passwd /etc/passwd
+mkdir -p {folder}/homes/worker/.ssh
+mount --bind {folder}/homes /home
+chown -R 4242:4242 /home/worker
+"""
 MARK = f"obeyed-{os.getpid()}"
 ATTACKS = Path(__file__).with_name("obeyed_task.py")
 LIMITS = "[providers.local]\ncpus = 4\n"
@@ -148,12 +158,25 @@ def test_a_job_of_root_changes_nothing(isolation: str) -> None:
         assert attack(user, Path(user.variables["HOME"])) == ([], [])
 
 
+@pytest.mark.parametrize("login", ["root", "worker"])
 @pytest.mark.parametrize("isolation", ["", "namespaces"])
-def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, tmp_path: Path) -> None:
+def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, login: str, tmp_path: Path) -> None:
+    if (isolation, login) == ("namespaces", "root"):
+        pytest.skip("jobs of root cannot be separated: this is the same as without namespaces")
     require_hosts()
     with lab_at(tmp_path / "lab") as lab:
-        host = lab.add()
-        make_home(host.home, 0)
+        there, home = "/root", lab.root / "h1/home"
+        if login == "root":
+            lab.add()
+            make_home(home, 0)
+        else:
+            there, home = "/home/worker", lab.root / "h1/homes/worker"
+            lab.add(script=WORKER.format(folder=lab.root / "h1", lab=lab.root))
+            lab.ssh_config.write_text(
+                lab.ssh_config.read_text().replace("User root", "User worker")
+            )
+            make_home(home, 4242)
+            (home / ".ssh/authorized_keys").write_text((lab.root / "id.pub").read_text())
         with lab.entered(), user_at(tmp_path / "user") as user:
             user.settings(
                 "[providers.local]\nenabled = false\n"
@@ -164,12 +187,12 @@ def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, tmp_path: Path) ->
                 pytest.skip("this system offers no namespaces")
             user.submit("{name: before, run: 'true'}")
             user.ended("before")
-            programs = [str(path) for path in host.file("~/.cavvy-agent").glob("*.pyz")]
+            programs = [str(path) for path in (home / ".cavvy-agent").glob("*.pyz")]
             assert programs
             hunt = {
                 "mark": MARK,
-                "home": "/root",
-                "paths": [each.replace(str(host.home), "/root") for each in programs],
+                "home": there,
+                "paths": [each.replace(str(home), there) for each in programs],
                 "sockets": ["/run/docker.sock", "/run/systemd/private"],
                 "pids": [],
                 "commands": ["sshd", "supervisor"],
@@ -185,11 +208,49 @@ def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, tmp_path: Path) ->
             log = user.cli("logs", "-p", "evil", "obeyed", code=None)
             found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
             assert len(found) > 200, log
-            planted = find_planted([host.home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
-            ours = (f"{host.home}/.cavvy-agent", f"{host.home}/.cache", f"{host.home}/data")
+            planted = find_planted([home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
+            ours = (f"{home}/.cavvy-agent", f"{home}/.cache", f"{home}/data")
             left = [path for path in planted if not path.startswith(ours)]
             assert ([each["attempt"] for each in found if each["done"]], left) == ([], [])
             assert not any(MARK.encode() in Path(each).read_bytes() for each in programs)
+            write = "mkdir ~/results; echo x > ~/results/x; echo x > ~/.netrc"
+            user.submit(f"{{name: good, run: '{write}'}}")
+            user.ended("good")
+            if not isolation:  # with namespaces, the job has a home folder of its own
+                assert (home / "results/x").read_text() == "x\n"
+                assert f"{there}/.cavvy-agent/" in user.cli("status", "good")
+            assert not (home / ".netrc").exists()
+
+
+def test_a_job_on_a_joined_machine_changes_nothing() -> None:
+    with joined("") as machine:
+        user, home = machine.user, machine.home
+        make_home(home, os.stat(home).st_uid)
+        submit(user, "default", "before", "print('ran')")
+        user.cli("wait", "before")
+        programs = [str(each) for each in machine.folder.rglob("*.pyz")]
+        assert programs
+        if "offers no user namespaces" in user.cli("logs", "before"):
+            pytest.skip("this system offers no namespaces")
+        hunt = {
+            "mark": MARK,
+            "home": str(home),
+            "paths": [*programs, f"{home}/dotfiles/zshrc"],
+            "sockets": ["/run/docker.sock", "/run/systemd/private"],
+            "pids": [],
+            "commands": ["cavvy join", "supervisor"],
+        }
+        user.cli("project", "create", "evil", code=None)
+        submit(user, "evil", "obeyed", ATTACKS.read_text(), HUNT=json.dumps(hunt))
+        user.cli("wait", "-p", "evil", "obeyed", code=None)
+        log = user.cli("logs", "-p", "evil", "obeyed", code=None)
+        found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
+        assert len(found) > 200, log
+        planted = find_planted([home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
+        ours = (f"{home}/.cavvy-agent", f"{home}/.cache", f"{home}/data")
+        left = [path for path in planted if not path.startswith(ours)]
+        assert ([each["attempt"] for each in found if each["done"]], left) == ([], [])
+        assert not any(MARK.encode() in Path(each).read_bytes() for each in programs)
 
 
 def test_the_user_s_own_files_stay_writable() -> None:
