@@ -6,10 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -93,17 +92,8 @@ def test_older_agents_ignore_no_field_silently() -> None:
     assert newest == PROTOCOL
 
 
-def list_records(kind: Any) -> set[type]:
-    """The record in an annotation, and the records in its fields."""
-    if isinstance(kind, UnionType) or get_args(kind):
-        return {each for part in get_args(kind) for each in list_records(part)}
-    if kind not in RECORDS.values():
-        return set()
-    return {kind}.union(*map(list_records, get_type_hints(kind).values()))
-
-
 def test_every_record_of_the_work_is_checked() -> None:
-    assert list_records(WorkConfig) == set(FIRST)
+    assert add_structs(WorkConfig, set()) == set(FIRST)
 
 
 class FieldReads(ast.NodeVisitor):
@@ -191,15 +181,37 @@ def test_the_agent_reads_every_field_of_the_work() -> None:
     assert not unread, "the agent ignores these fields"
 
 
+NO_READERS = {"spec", "sdk", "importers"}  # they make and describe tasks
+
+
 def test_someone_reads_every_field_of_a_task() -> None:
     readers = [each for each in SRC.rglob("*.py") if each.parts[len(SRC.parts)] not in NO_READERS]
     text = "\n".join(each.read_text() for each in readers)
     read = set(re.findall(r"\b(?:task|request|spec)\.(\w+)", text)) | set(assignments._AS_STATED)
     unread = set(TaskSpec.__struct_fields__) - read
     assert not unread, "no one reads these fields"
+    read = set(re.findall(r"\.(\w+)\b(?!\()", text))
+    sections = add_structs(TaskSpec, set())
+    assert len(sections) > 30
+    unread = {
+        f"{kind.__name__}.{name}"
+        for kind in sections
+        for name in get_type_hints(kind)
+        if name not in read
+    }
+    assert not unread, "no one reads these fields of sections"
 
 
-NO_READERS = {"spec", "sdk", "importers"}  # they make and describe tasks
+def add_structs(kind: Any, found: set[type]) -> set[type]:
+    """Add the structs and data classes in an annotation, and those in their fields."""
+    for part in get_args(kind):
+        add_structs(part, found)
+    is_record = isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, msgspec.Struct))
+    if is_record and kind not in found:
+        found.add(kind)
+        for inner in get_type_hints(kind).values():
+            add_structs(inner, found)
+    return found
 
 
 def test_every_field_of_the_work_is_set() -> None:
