@@ -46,10 +46,11 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/guides/team.md": ("cavvy user add ci --service",),
     "docs/guides/audit.md": ("cavvy project create vision || true",),
+    "docs/guides/aws.md": (),
     "docs/guides/backup.md": ("cavvy ps",),
     "docs/guides/completion.md": (),
     "docs/guides/console.md": (),
-    "docs/guides/costs.md": (),
+    "docs/guides/costs.md": ("printf 'Day,Total,Tag\\n2026-11-01,1.50,cv-1\\n' >bill.csv",),
     "docs/guides/estimate.md": ("cp examples/digits/train.py .",),
     "docs/guides/export.md": (),
     "docs/guides/formats.md": (
