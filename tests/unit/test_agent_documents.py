@@ -32,7 +32,7 @@ from cavvy.agent.documents import (
     WorkdirConfig,
 )
 from cavvy.control.agents import work as assignments
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import ImageBuild, TaskSpec, Volume
 
 SRC = Path(cavvy.__file__).parent
 RECORDS = {name: kind for name, kind in vars(documents).items() if name.endswith("Config")}
@@ -215,11 +215,18 @@ def add_structs(kind: Any, found: set[type]) -> set[type]:
 
 
 def test_every_field_of_the_work_is_set() -> None:
-    """A task that uses everything sets every field, except the one that the API sets."""
-    reasons = {"log_limit_mib"}
-    text = (SRC / "control" / "agents" / "work.py").read_text()
+    text = "\n".join(each.read_text() for each in (SRC / "control" / "agents").glob("*.py"))
     named = set(re.findall(r"\b(\w+)=", text)) | set(assignments._AS_STATED)
-    assert {each.name for each in fields(WorkConfig)} - named == reasons
+    converted = {BuildConfig: ImageBuild, VolumeConfig: Volume}
+    for record, source in converted.items():
+        assert {each.name for each in fields(record)} <= {each.name for each in fields(source)}
+    unset = {
+        f"{record.__name__}.{each.name}"
+        for record in FIRST.keys() - converted.keys()
+        for each in fields(record)
+        if each.name not in named
+    }
+    assert unset == {"WorkConfig.log_limit_mib"}, "the API sets only this one"
 
 
 def test_fields_as_stated_keep_their_values() -> None:
