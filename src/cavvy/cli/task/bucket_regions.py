@@ -27,12 +27,12 @@ def with_regions(
     warning about buckets whose region could not be found out. Raises CommandFailure if a bucket is
     outside the regions that the task allows.
     """
-    from cavvy.store.objects.locations import merge_keys
-    from cavvy.store.objects.regions import find_regions
-
     urls = list_unknown(task)
     if not urls:
         return task, warnings
+    from cavvy.store.objects.locations import merge_keys
+    from cavvy.store.objects.regions import find_regions
+
     keys = merge_keys(os.environ, {})
     found = find_regions(urls, keys, lambda: datetime.now(UTC), _PATIENCE_S)
     for outside in list_found_outside(task, found.regions):
