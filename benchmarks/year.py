@@ -48,6 +48,7 @@ from cavvy.domain.jobs import (
     attempt_id,
 )
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.retention import RetentionDays
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
@@ -383,7 +384,7 @@ async def settle(home: Path, days: int) -> None:
         notify=lambda job_id, what: None,
         remove_checkpoints=remove_files,
     )
-    retention, longest = Retention(store, clock, jobs, days), 0.0
+    retention, longest = Retention(store, clock, jobs, RetentionDays(jobs=days)), 0.0
     while True:
         began = time.process_time()
         if await retention.reconcile() >= timedelta(hours=1):

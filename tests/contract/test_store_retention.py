@@ -3,6 +3,7 @@
 import pytest
 from tests.contract.store_suite import after, begin, make_charge, make_job, make_node, submit
 
+from cavvy.domain.audit import AuditEntry, check_chain
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.ledger import LedgerSubject
 from cavvy.domain.retention import EndedJob, RemovedJob
@@ -156,4 +157,50 @@ async def test_shrinking_changes_no_rows(store: Store) -> None:
     job = make_job("j1")
     await store.commit(AtomicWrite(jobs=[job]))
     await store.retention.shrink(1)
+    assert 0 < await store.retention.size_mib() < 100
     assert (await store.job("j1")).id == "j1"
+
+
+async def test_old_audit_records_are_removed_and_the_chain_stays_intact(store: Store) -> None:
+    def make_entry(at: float) -> AuditEntry:
+        return AuditEntry(at=after(at), signed_in=True, action="PUT /v1/x", account="ada")
+
+    async def numbers() -> list[int]:
+        return [each.number for each in await store.audit_records()]
+
+    for number in range(1, 9):
+        await store.record(make_entry(number))
+    change = store._change
+    with pytest.raises(Exception, match="append-only"):
+        await change("DELETE FROM audit_log WHERE number = 1")
+    assert await store.retention.oldest_audit() == after(1)
+    cut = store.retention.cut_audit
+    assert not await cut(after(1), after(99), 365, 3)
+    assert await cut(after(6), after(99), 365, 3)
+    assert await numbers() == [4, 5, 6, 7, 8, 9]
+    assert await cut(after(6), after(99), 365, 3)
+    assert await numbers() == [6, 7, 8, 9, 10]
+    assert not await cut(after(6), after(99), 365, 3)
+    list(check_chain(await store.audit_records()))
+    for sql in (
+        "DELETE FROM audit_log WHERE number = 6",
+        "UPDATE audit_log SET account = 'x'",
+        "DELETE FROM audit_cuts",
+        "UPDATE audit_cuts SET number = 9",
+    ):
+        with pytest.raises(Exception, match=r"append-only|only added"):
+            await change(sql)
+    await store.record(make_entry(100))
+    assert (await numbers())[-1] == 11
+    list(check_chain(await store.audit_records()))
+    # the newest record stays at any age, so that the next one can follow it
+    while await cut(after(1000), after(2000), 365, 100):
+        if len(await numbers()) == 1:
+            break
+    list(check_chain(await store.audit_records()))
+
+
+async def test_nothing_is_cut_from_an_empty_log(store: Store) -> None:
+    assert await store.retention.oldest_audit() is None
+    assert not await store.retention.cut_audit(after(9), after(9), 365, 3)
+    assert await store.audit_records() == []

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.cli.main import cli
 from cavvy.domain.audit import (
     EMPTY,
     FIRST,
+    AuditCut,
     AuditEntry,
     AuditOutcome,
     ChainBroken,
@@ -112,6 +116,31 @@ def test_missing_added_and_swapped_records_are_found() -> None:
     assert broken(records[:2]) == 0  # a missing end needs a head that was kept
 
 
+def cut(records: Sequence[SealedRecord], number: int) -> list[SealedRecord]:
+    """Remove the records up to this number, as the retention does."""
+    removed, end = records[number - 1], records[-1]
+    told = AuditCut(
+        head=ChainHead(removed.number, removed.hash),
+        at=T0 + timedelta(days=400),
+        before=T0 + timedelta(days=35),
+        rule="retention.audit_days",
+        days=365,
+    )
+    return [*records[number:], seal(told.make_entry(), ChainHead(end.number, end.hash))]
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_chain_whose_old_records_were_removed_is_intact(number: int) -> None:
+    records = cut(chain(5), number)
+    assert broken(records) == 0
+    assert broken(cut(records, 1)) == 0  # also the second time
+    assert broken(records[:-1]) == 1  # without the record that says so
+    assert broken(records[1:]) == 1  # with one more record missing
+    assert broken([*records[:1], *records[2:]]) == 1
+    last = forge(records[-1], after={"removed_to": f"{number}:{'f' * 64}"})
+    assert broken([*records[:-1], last]) == 1
+
+
 def test_a_head_is_read_as_it_is_printed() -> None:
     head = ChainHead(12, "ab" * 32)
     assert read_head(f" {head}\n") == head
@@ -140,3 +169,27 @@ def test_a_flood_from_many_addresses_is_bounded_too() -> None:
     left_out = limiter.take_left_out(T0 + timedelta(minutes=1))
     assert sum(each.count for each in left_out) == sent - admitted
     assert len(left_out) <= IN_TOTAL + 1
+
+
+def test_the_command_checks_a_log_without_its_old_records(tmp_path: Path) -> None:
+    whole = chain(5)
+    file = tmp_path / "audit.jsonl"
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, cut(whole, 2))))
+    heads = [f"{each.number}:{each.hash}" for each in whole]
+
+    def verify(*heads: str) -> Result:
+        given = [word for head in heads for word in ("--head", head)]
+        return CliRunner().invoke(cli, ["audit", "verify", str(file), *given])
+
+    told = verify(*heads[1:])
+    assert told.exit_code == 0, told.output
+    assert "4 records are intact" in told.output
+    assert (
+        "the records up to 2 were removed on 2027-02-06, because they were older than 365 days"
+        in (told.output)
+    )
+    wrong = verify(heads[0])
+    assert wrong.exit_code == 1
+    assert "record 1 was removed because of its age" in wrong.output
+    other = verify(f"2:{'f' * 64}")
+    assert other.exit_code == 1

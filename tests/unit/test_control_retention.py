@@ -1,5 +1,6 @@
 """The steps in which ended jobs are removed, on virtual time."""
 
+import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -11,9 +12,11 @@ from cavvy.control.deferred import Deferred
 from cavvy.control.job_service import JobIds, JobService
 from cavvy.control.retention import _STEP, Retention
 from cavvy.domain.accounts import Project
+from cavvy.domain.audit import CUT, AuditEntry, check_chain
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.policies import ProjectPolicy
+from cavvy.domain.retention import RetentionDays
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter
 from cavvy.store.memory import MemoryStore
@@ -33,7 +36,7 @@ class Rig:
         self.clock = VirtualClock(NOW + timedelta(days=100))
         self.freed: list[str] = []
         self.crashes = 0
-        self.days = days
+        self.days = RetentionDays(jobs=days, audit=365)
         self.retention = self.restart()
 
     def restart(self) -> Retention:
@@ -179,5 +182,28 @@ def test_unfinished_work_is_never_removed() -> None:
         await rig.run()
         assert await rig.left() == ["j001"]
         assert rig.freed == []
+
+    play(scenario)
+
+
+def test_audit_records_are_cut_once_a_month() -> None:
+    async def scenario(rig: Rig) -> None:
+        async def record(days: int) -> None:
+            at = rig.clock.now() - timedelta(days=days)
+            await rig.store.record(AuditEntry(at=at, signed_in=True, action="PUT /v1/x"))
+
+        async def actions() -> list[str]:
+            return [json.loads(each.text)["action"] for each in await rig.store.audit_records()]
+
+        for days in (394, 366, 1):
+            await record(days)
+        await rig.run()
+        assert await actions() == ["PUT /v1/x"] * 3
+        await rig.clock.sleep_until(rig.clock.now() + timedelta(days=2))
+        await rig.run()
+        assert await actions() == ["PUT /v1/x", CUT]
+        list(check_chain(await rig.store.audit_records()))
+        await rig.run()
+        assert await actions() == ["PUT /v1/x", CUT]
 
     play(scenario)

@@ -41,6 +41,7 @@ from cavvy.control.webhooks import post_json
 from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
+from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING, RetentionDays
 from cavvy.domain.targets import EVERY, read_targets
 from cavvy.domain.tasks import ResourceSpec, Scalar
 from cavvy.domain.units import Money, UnitError
@@ -291,7 +292,9 @@ def _make_control_plane(
             front=parts.make_front(relays),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
-            keep_jobs_days=parts.settings.whole("retention.jobs_days"),
+            retention=RetentionDays(
+                jobs=parts.settings.whole(JOBS_SETTING), audit=parts.settings.whole(AUDIT_SETTING)
+            ),
         ),
     )
     relays.notify = made.agents.notify

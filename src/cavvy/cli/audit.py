@@ -15,7 +15,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.audit_wire import AuditLogRow
-    from cavvy.domain.audit import ChainHead, SealedRecord
+    from cavvy.domain.audit import AuditRecord, ChainHead, SealedRecord
 
 _PROGRESS = 10_000  # records after which progress is shown
 
@@ -133,23 +133,27 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     except ValueError as error:
         raise CommandFailure(f"--head: {error}", exit_code=2) from error
     if file is not None:
-        end = _check(_read_file(file), heads)
+        count, end = _check(_read_file(file), heads)
     else:
         with session() as client:
-            end = _check(map(_seal, read_all(client)), heads)
-    click.echo(f"{end.number:,} records are intact", err=True)
+            count, end = _check(map(_seal, read_all(client)), heads)
+    click.echo(f"{count:,} records are intact", err=True)
     click.echo(str(end))
 
 
-def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "ChainHead":
-    """Check that the log's hash chain is intact and contains the records `heads`. Returns the head
-    of the log's hash chain. Raises CommandFailure.
+def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "tuple[int, ChainHead]":
+    """Check that the log's hash chain is intact and contains the records `heads`. Returns the
+    number of records and the head of the log's hash chain. Raises CommandFailure.
     """
-    from cavvy.domain.audit import EMPTY, ChainBroken, check_chain
+    from cavvy.domain.audit import CUT, EMPTY, ChainBroken, check_chain, read_head
 
     end, expected = EMPTY, {head.number: head for head in heads}
+    first = 0  # the number of the first record
     try:
-        for _, end in check_chain(records):
+        for record, end in check_chain(records):
+            first = first or end.number
+            if record.action == CUT and (gone := _note_cut(record)) in map(str, heads):
+                expected.pop(read_head(gone).number, None)  # the last of the removed records
             head = expected.pop(end.number, None)
             if head is not None and head != end:
                 raise ChainBroken(end.number, f"the record's hash is {end.hash}, not {head.hash}")
@@ -161,13 +165,31 @@ def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "Chai
             "compare the log with an export or a backup that is older than the change",
         ) from error
     missing = [head for head in expected.values() if head.number > 0]
+    if old := [head for head in missing if head.number < first]:
+        raise CommandFailure(
+            f"record {old[0].number} was removed because of its age, so --head cannot be checked",
+            "check an export that contains the record: cavvy audit verify FILE --head LINE",
+        )
     if missing:
         raise CommandFailure(
             f"the log ends at record {end.number}, but an earlier check found record "
             f"{missing[0].number}",
             "compare the log with an export or a backup that is older than the change",
         )
-    return end
+    return (end.number - first + 1 if first else 0), end
+
+
+def _note_cut(record: "AuditRecord") -> str:
+    """Tell which older records were removed, and return the last of them as NUMBER:HASH."""
+    told = record.after or {}
+    gone = str(told.get("removed_to", ""))
+    number = gone.partition(":")[0]
+    click.echo(
+        f"the records up to {number} were removed on {record.at:%Y-%m-%d}, because they were older "
+        f"than {told.get('days')} days ({told.get('rule')})",
+        err=True,
+    )
+    return gone
 
 
 def _seal(row: "AuditLogRow") -> "SealedRecord":

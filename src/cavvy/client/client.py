@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cavvy.client.upload import Source
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 11  # increases with every change to the routes
+REVISION = 12  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request

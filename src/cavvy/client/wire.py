@@ -590,7 +590,8 @@ class MachineKeepAsk(Ask, frozen=True, kw_only=True):
 class ServerView(Answer, frozen=True, kw_only=True):
     """The properties and the state of the server. `api` is the major version of the routes.
     `revision` increases with every change to the routes. `problem` says what the server
-    cannot do now and why, or is "".
+    cannot do now and why, or is "". `keep_jobs_days` is how long ended jobs are kept if no policy
+    of their project says otherwise; 0 means forever. `database_mib` is the size of the database.
     """
 
     version: str
@@ -609,4 +610,7 @@ class ServerView(Answer, frozen=True, kw_only=True):
     database: str
     listen: str | None = None  # the address for users; None: only the Unix socket
     node_endpoint: str | None = None  # the address that nodes outside this machine use
+    database_mib: int | None = None  # None: the user may not know it
+    keep_jobs_days: int | None = None
+    keep_audit_days: int | None = None
     problem: str = ""

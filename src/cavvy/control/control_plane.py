@@ -50,6 +50,7 @@ from cavvy.control.worklist import QUEUE
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
+from cavvy.domain.retention import RetentionDays
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import (
@@ -95,8 +96,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
     discounts: Sequence[Discount] = ()
-    # how long ended jobs are kept; 0: forever; None: no policy can change that
-    keep_jobs_days: int | None = None
+    retention: RetentionDays | None = None  # None: everything is kept
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
 
@@ -137,7 +137,8 @@ class ControlPlane:
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
         self.jobs = self._make_jobs(ids)
-        self.retention = Retention(store, clock, self.jobs, dependencies.keep_jobs_days or 0)
+        days = dependencies.retention or RetentionDays()
+        self.retention = Retention(store, clock, self.jobs, days)
         self.machines = self._make_machines()
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
@@ -405,7 +406,7 @@ class ControlPlane:
     async def _resume(self) -> None:
         """Add all work of this server to the worklist."""
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
-        if self._outside.keep_jobs_days is not None:
+        if self._outside.retention is not None:
             after[RETENTION] = FIRST
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]

@@ -1,5 +1,5 @@
 """Removes ended jobs that are no longer kept: first what `cavvy rm` removes, then the remaining
-rows. Only the entries of the ledger stay.
+rows. Only the entries of the ledger stay. Also removes old records of the audit log.
 """
 
 import logging
@@ -8,7 +8,13 @@ from datetime import datetime, timedelta
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService, TooLate
 from cavvy.domain.policies import PolicyBook
-from cavvy.domain.retention import JOBS_SETTING, EndedJob, RemovedJob, RetentionPeriod
+from cavvy.domain.retention import (
+    JOBS_SETTING,
+    EndedJob,
+    RemovedJob,
+    RetentionDays,
+    RetentionPeriod,
+)
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
@@ -20,6 +26,8 @@ _STEP, _PAUSE = 25, timedelta(seconds=0.25)
 _TOLD = timedelta(days=365)  # how long removed jobs are remembered
 _FORGOTTEN = 1000  # removed jobs that a pass forgets
 _SHRINK_MIB = 8
+_MONTH = timedelta(days=30)
+_CUT_RECORDS = 2000  # that one transaction removes
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +52,9 @@ class Retention:
     the server is killed, the next server continues.
     """
 
-    def __init__(self, store: Store, clock: ControlClock, jobs: JobService, days: int) -> None:
+    def __init__(
+        self, store: Store, clock: ControlClock, jobs: JobService, days: RetentionDays
+    ) -> None:
         self._store, self._clock, self._jobs, self._days = store, clock, jobs, days
         self._left: list[str] | None = None  # projects that this round has not finished
         self._last: EndedJob | None = None  # the last job of the current project
@@ -52,7 +62,7 @@ class Retention:
 
     async def rules(self) -> RetentionRules:
         """Return the rules that apply now."""
-        return RetentionRules(self._days, await self._store.policies())
+        return RetentionRules(self._days.jobs, await self._store.policies())
 
     async def reconcile(self) -> timedelta:
         """Make one step, and return the time until the next."""
@@ -64,6 +74,7 @@ class Retention:
             if self._removed:
                 _log.info("removed ended jobs", extra={"jobs": self._removed})
             self._left, self._removed = None, 0
+            await self._cut_audit()
             await self._store.retention.shrink(_SHRINK_MIB)
             return _EVERY
         if not await self._step(self._left[0]):
@@ -71,6 +82,17 @@ class Retention:
             return timedelta(0)
         await self._store.retention.shrink(_SHRINK_MIB)
         return _PAUSE
+
+    async def _cut_audit(self) -> None:
+        """Once a month, remove the old records of the audit log."""
+        now = self._clock.now()
+        before = now - timedelta(days=self._days.audit)
+        oldest = await self._store.retention.oldest_audit()
+        if oldest is None or oldest >= before - _MONTH:
+            return
+        cut = self._store.retention.cut_audit
+        while await cut(before, now, self._days.audit, _CUT_RECORDS):
+            await self._clock.sleep_until(self._clock.now() + _PAUSE)
 
     async def _step(self, project: str) -> bool:
         """Remove some jobs of a project. Return False if there are no more."""

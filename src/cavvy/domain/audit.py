@@ -88,6 +88,29 @@ class ChainBroken(Exception):
 
 
 EMPTY = ChainHead(0, FIRST)
+CUT = "cavvy retention"  # the action of a record about older records that were removed
+
+
+class AuditCut(Struct, frozen=True, kw_only=True):
+    """Why the log no longer begins with its first record: the records up to `head` were removed at
+    `at`, because they were older than `before`, as the rule (a setting) demands.
+    """
+
+    head: ChainHead
+    at: datetime
+    before: datetime
+    rule: str
+    days: int
+
+    def make_entry(self) -> AuditEntry:
+        """Return the entry that records the removal in the log itself."""
+        after = {
+            "removed_to": str(self.head),
+            "older_than": self.before.isoformat(),
+            "rule": self.rule,
+            "days": self.days,
+        }
+        return AuditEntry(at=self.at, signed_in=False, action=CUT, after=after)
 
 
 def seal(entry: AuditEntry, head: ChainHead) -> SealedRecord:
@@ -114,37 +137,74 @@ def check_chain(
     records: Iterable[SealedRecord], head: ChainHead = EMPTY
 ) -> Iterator[tuple[AuditRecord, ChainHead]]:
     """Check each record against the record before it, and yield the record with the new chain head.
-    `head` is the chain head before the first record. Raises ChainBroken at the first record that
-    breaks the chain.
+    `head` is the chain head before the first record. The log may begin with a later record than the
+    first, if one of its records says that the records before it were removed because of their age.
+    Raises ChainBroken at the first record that breaks the chain.
     """
+    start: ChainHead | None = None  # the head before the log's first record, until it is confirmed
     for sealed in records:
-        expected = head.number + 1
-        if sealed.number != expected:
-            missing = "is missing" if sealed.number > expected else "is out of order"
-            raise ChainBroken(
-                expected, f"the record {missing}: the next record has the number {sealed.number}"
-            )
-        text = sealed.text.encode()
-        if hash_text(text) != sealed.hash:
-            raise ChainBroken(expected, "the record's text does not match its stored hash")
+        if head == EMPTY and sealed.number > 1:
+            start = head = _find_start(sealed)
         try:
-            record = msgspec.json.decode(text, type=AuditRecord)
-        except msgspec.MsgspecError as error:
-            raise ChainBroken(expected, f"the record's text cannot be read: {error}") from error
-        if record.prior != head.hash:
-            raise ChainBroken(
-                expected,
-                f"according to this record, the hash of the previous record is {record.prior}, but "
-                f"the previous record has the hash {head.hash}",
-            )
-        for name in ("number", "at", "account", "project", "outcome"):
-            if getattr(record, name) != getattr(sealed, name):
-                raise ChainBroken(
-                    expected,
-                    f"the record's field `{name}` differs from the value in the record's text",
-                )
+            record = _check(sealed, head)
+        except ChainBroken as error:
+            if start is not None:
+                raise ChainBroken(1, f"the record is missing; {error}") from error
+            raise
+        if start is not None and is_cut(record, start):
+            start = None
         head = ChainHead(record.number, sealed.hash)
         yield record, head
+    if start is not None:
+        raise ChainBroken(
+            1,
+            f"the record is missing: the log begins with record {start.number + 1}, and no record "
+            "says that the records before it were removed because of their age",
+        )
+
+
+def is_cut(record: AuditRecord, head: ChainHead) -> bool:
+    """Return whether the record says that the records up to `head` were removed."""
+    return record.action == CUT and (record.after or {}).get("removed_to") == str(head)
+
+
+def _find_start(sealed: SealedRecord) -> ChainHead:
+    """Return the head that a log follows whose first record is not number 1."""
+    try:
+        record = msgspec.json.decode(sealed.text.encode(), type=AuditRecord)
+    except msgspec.MsgspecError:
+        return EMPTY
+    return ChainHead(sealed.number - 1, record.prior) if record.number == sealed.number else EMPTY
+
+
+def _check(sealed: SealedRecord, head: ChainHead) -> AuditRecord:
+    """Return the record, which must follow `head`. Raises ChainBroken."""
+    expected = head.number + 1
+    if sealed.number != expected:
+        missing = "is missing" if sealed.number > expected else "is out of order"
+        raise ChainBroken(
+            expected, f"the record {missing}: the next record has the number {sealed.number}"
+        )
+    text = sealed.text.encode()
+    if hash_text(text) != sealed.hash:
+        raise ChainBroken(expected, "the record's text does not match its stored hash")
+    try:
+        record = msgspec.json.decode(text, type=AuditRecord)
+    except msgspec.MsgspecError as error:
+        raise ChainBroken(expected, f"the record's text cannot be read: {error}") from error
+    if record.prior != head.hash:
+        raise ChainBroken(
+            expected,
+            f"according to this record, the hash of the previous record is {record.prior}, but "
+            f"the previous record has the hash {head.hash}",
+        )
+    for name in ("number", "at", "account", "project", "outcome"):
+        if getattr(record, name) != getattr(sealed, name):
+            raise ChainBroken(
+                expected,
+                f"the record's field `{name}` differs from the value in the record's text",
+            )
+    return record
 
 
 def read_head(text: str) -> ChainHead:

@@ -5,6 +5,14 @@ from datetime import datetime, timedelta
 from cavvy.domain.values import Struct
 
 JOBS_SETTING = "retention.jobs_days"
+AUDIT_SETTING = "retention.audit_days"
+
+
+class RetentionDays(Struct, frozen=True, kw_only=True):
+    """The settings: days for which ended jobs (0: forever) and audit records are kept."""
+
+    jobs: int = 0
+    audit: int = 3650
 
 
 class RetentionPeriod(Struct, frozen=True):

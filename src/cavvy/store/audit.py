@@ -11,16 +11,28 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from cavvy.domain.audit import EMPTY, AuditEntry, AuditOutcome, ChainHead, SealedRecord, seal
+from cavvy.domain.audit import (
+    EMPTY,
+    AuditCut,
+    AuditEntry,
+    AuditOutcome,
+    ChainHead,
+    SealedRecord,
+    seal,
+)
 from cavvy.store.accounts import in_projects
 from cavvy.store.base import ProjectFilter
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession
-from cavvy.store.rows import RowCodec, insert_many
+from cavvy.store.rows import RowCodec, insert_into, insert_many
 
 _T = TypeVar("_T")
 RECORDS = RowCodec(SealedRecord, "audit_log")
 _HEAD = "SELECT number, hash FROM audit_log ORDER BY number DESC LIMIT 1"
+
+
+_LAST_CUT = "SELECT COALESCE(MAX(number), 0) FROM audit_cuts"
+_OLDEST = "SELECT number, hash, at FROM audit_log WHERE number > ? ORDER BY number LIMIT ?"
 
 
 class PendingEntry(Protocol):
@@ -92,7 +104,9 @@ def read_records(
     oldest records or, if `newest` is set, the newest records.
     """
     where, values = in_projects("project", projects)
-    conditions, given = [where, "number > ?"], [*values, after]
+    # an interrupted removal may have left some of the removed records
+    [[cut]] = session.run(_LAST_CUT).fetchall()
+    conditions, given = [where, "number > ?"], [*values, max(after, cut)]
     for column, value in (("account = ?", account), ("outcome = ?", outcome and str(outcome))):
         if value is not None:
             conditions.append(column)
@@ -104,3 +118,28 @@ def read_records(
     sql = f"{RECORDS.select} WHERE {' AND '.join(conditions)} ORDER BY number {order} LIMIT ?"
     rows = [RECORDS.make(row) for row in session.run(sql, (*given, limit)).fetchall()]
     return rows[::-1] if newest else rows
+
+
+def find_cut(session: DatabaseSession, before: datetime, limit: int) -> ChainHead | None:
+    """Return the last of at most `limit` records that can be removed because they and all records
+    before them are older than `before`, or None. The newest record is never removed.
+    """
+    [[cut]] = session.run(_LAST_CUT).fetchall()
+    found: ChainHead | None = None
+    rows = session.run(_OLDEST, (cut, limit + 1)).fetchall()
+    for number, digest, at in rows[:-1]:
+        if at >= to_micros(before):
+            break
+        found = ChainHead(number, digest)
+    return found
+
+
+def cut_log(session: DatabaseSession, cut: AuditCut) -> None:
+    """Remove the records up to `cut.head`, and add the record that says so, in the open
+    transaction. The database permits the removal only of records that `audit_cuts` contains.
+    """
+    columns = ("number", "hash", "cut_at")
+    values = (cut.head.number, cut.head.hash, to_micros(cut.at))
+    session.run(insert_into("audit_cuts", columns, "ON CONFLICT DO NOTHING"), values)
+    append(session, cut.make_entry())
+    session.run("DELETE FROM audit_log WHERE number <= ?", (cut.head.number,))

@@ -29,9 +29,10 @@ _JOURNAL_TRIES = 20
 # the time that commands wait for a server to start, so that commands show why the start failed.
 _WAIT_MS = 20_000
 _APPEND_ONLY = "the audit log is append-only"
+_CUT = "SELECT COALESCE(MAX(number), 0) FROM audit_cuts"  # old records can be removed up to here
 # Tables, besides the audit log, whose rows are never changed or deleted. For each of them, the
 # schema contains the placeholders TABLE_function, TABLE_no_change and TABLE_no_removal.
-_ONLY_ADDED = ("ledger", "ledger_subjects")
+_ONLY_ADDED = ("ledger", "ledger_subjects", "audit_cuts")
 # fields of an attempt's offer that the migration to the ledger reads
 _OF_OFFER = ("provider", "credential", "region", "zone", "instance_type", "accelerator", "purchase")
 # SQL that differs between the two databases. IDs are compared byte by byte, so that PostgreSQL
@@ -46,8 +47,9 @@ _SQLITE = {
     "append_only": "SELECT 1",
     "no_change": "CREATE TRIGGER audit_log_no_change BEFORE UPDATE ON audit_log BEGIN SELECT "
     f"RAISE(ABORT, '{_APPEND_ONLY}'); END",
-    "no_removal": "CREATE TRIGGER audit_log_no_removal BEFORE DELETE ON audit_log BEGIN SELECT "
-    f"RAISE(ABORT, '{_APPEND_ONLY}'); END",
+    "no_removal": "CREATE TRIGGER audit_log_no_removal BEFORE DELETE ON audit_log "
+    f"WHEN OLD.number > ({_CUT}) BEGIN SELECT RAISE(ABORT, '{_APPEND_ONLY}'); END",
+    "lift_audit_rule": "DROP TRIGGER audit_log_no_removal",
 }
 _POSTGRESQL = {
     "id": 'TEXT COLLATE "C"',
@@ -56,14 +58,18 @@ _POSTGRESQL = {
     "origin_snapshot": "CAST(origin AS JSON) ->> 'snapshot'",
     "task_tags": "CAST(task AS JSON) ->> 'tags'",
     "gang_bought": "split_part(gang, '@', 1)",
-    "append_only": "CREATE FUNCTION audit_log_append_only() RETURNS trigger LANGUAGE plpgsql AS "
-    f"'BEGIN RAISE EXCEPTION ''{_APPEND_ONLY}''; END'",
+    "append_only": "CREATE OR REPLACE FUNCTION audit_log_append_only() RETURNS trigger LANGUAGE "
+    f"plpgsql AS 'BEGIN IF TG_OP = ''DELETE'' THEN IF OLD.number <= ({_CUT}) THEN RETURN OLD; END "
+    f"IF; END IF; RAISE EXCEPTION ''{_APPEND_ONLY}''; END'",
+    "lift_audit_rule": "SELECT 1",
     "no_change": "CREATE TRIGGER audit_log_no_change BEFORE UPDATE OR DELETE ON audit_log "
     "FOR EACH ROW EXECUTE FUNCTION audit_log_append_only()",
     "no_removal": "CREATE TRIGGER audit_log_no_removal BEFORE TRUNCATE ON audit_log "
     "FOR EACH STATEMENT EXECUTE FUNCTION audit_log_append_only()",
 }
 
+_SQLITE["audit_rule"] = _SQLITE["no_removal"]
+_POSTGRESQL["audit_rule"] = _POSTGRESQL["append_only"]
 for _table in _ONLY_ADDED:
     _raised = f"RAISE(ABORT, 'rows of {_table} are only added')"
     _function = f"{_table}_only_added()"

@@ -5,7 +5,9 @@ short transaction, so that other writers never wait for long.
 from collections.abc import Sequence
 from datetime import datetime
 
-from cavvy.domain.retention import EndedJob, RemovedJob
+from cavvy.domain.audit import AuditCut
+from cavvy.domain.retention import AUDIT_SETTING, EndedJob, RemovedJob
+from cavvy.store.audit import cut_log, find_cut
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import RowCodec
@@ -69,10 +71,37 @@ class SqlRetention:
 
         return await self._read(read)
 
+    async def cut_audit(self, before: datetime, now: datetime, days: int, limit: int) -> bool:
+        """Remove at most `limit` records of the audit log that are older than `before`. A new
+        record says so. Return whether any were removed.
+        """
+
+        def work(session: DatabaseSession) -> bool:
+            head = find_cut(session, before, limit)
+            if head is None:
+                return False
+            cut_log(
+                session,
+                AuditCut(head=head, at=now, before=before, rule=AUDIT_SETTING, days=days),
+            )
+            return True
+
+        return await self._write(work)
+
+    async def oldest_audit(self) -> datetime | None:
+        """Return the time of the oldest record of the audit log, or None."""
+        sql = "SELECT at FROM audit_log ORDER BY number LIMIT 1"
+        row = await self._read(lambda session: session.run(sql).fetchone())
+        return None if row is None else to_time(row[0])
+
     async def forget_removed(self, before: datetime, limit: int) -> None:
         """Forget at most `limit` jobs that `purge` deleted before this time."""
         values = (to_micros(before), limit)
         await self._write(lambda session: session.run(_FORGET, values))
+
+    async def size_mib(self) -> int:
+        """Return the size of the database, rounded up. It includes unused space."""
+        return await self._read(_read_size_mib)
 
     async def shrink(self, limit_mib: int) -> None:
         """Return at most this much unused space of a SQLite file to the disk."""
@@ -117,3 +146,12 @@ def _shrink(session: DatabaseSession, limit_mib: int) -> None:
     for _ in range(min(unused, limit_mib * 2**20 // page_bytes)):
         # Python's module ends this statement after one page, also if the argument is larger
         session.run("PRAGMA incremental_vacuum(1)").fetchall()
+
+
+def _read_size_mib(session: DatabaseSession) -> int:
+    if session.driver.is_sqlite:
+        [[pages]] = session.run("PRAGMA page_count").fetchall()
+        [[page_bytes]] = session.run("PRAGMA page_size").fetchall()
+        return int(-(-pages * page_bytes // 2**20))
+    [[size]] = session.run("SELECT pg_database_size(current_database())").fetchall()
+    return int(-(-size // 2**20))

@@ -292,6 +292,18 @@ CREATE INDEX audit_log_project ON audit_log (project, number);
 {no_change};
 {no_removal};
 
+-- Old records of the audit log are removed: of each removal, the last record. The database permits
+-- to remove these records, and refuses all other changes of the log.
+CREATE TABLE audit_cuts (
+    number BIGINT NOT NULL,
+    hash TEXT NOT NULL,
+    cut_at BIGINT NOT NULL,
+    PRIMARY KEY (number)
+);
+{audit_cuts_function};
+{audit_cuts_no_change};
+{audit_cuts_no_removal};
+
 -- What the jobs of a project may use; an empty project stands for the installation.
 CREATE TABLE project_policies (
     project TEXT NOT NULL,

@@ -18,6 +18,7 @@ from cavvy.client.state import host_name
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import Verdict, decide, list_visible
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
+from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING
 from cavvy.store.reserve import free_space
 
 AGENT_PROTOCOLS = (1,)
@@ -64,6 +65,9 @@ async def server(request: Request) -> Response:
             database=app_state.database,
             listen=app_state.listen if inside else None,
             node_endpoint=app_state.node_endpoint if inside else None,
+            database_mib=await app_state.store.retention.size_mib() if inside else None,
+            keep_jobs_days=app_state.settings.whole(JOBS_SETTING),
+            keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
             problem=await asyncio.to_thread(_find_problem, app_state, inside),
         )
     )

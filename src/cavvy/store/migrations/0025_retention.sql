@@ -16,3 +16,17 @@ CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NU
 -- the sums of projects are read from this index alone
 CREATE INDEX ledger_amounts ON ledger (project, since, until, kind, amount);
 CREATE INDEX ledger_subjects_service ON ledger_subjects (id) WHERE service <> '';
+
+-- Old records of the audit log are removed: of each removal, the last record. The database permits
+-- to remove these records, and refuses all other changes as before.
+CREATE TABLE audit_cuts (
+    number BIGINT NOT NULL,
+    hash TEXT NOT NULL,
+    cut_at BIGINT NOT NULL,
+    PRIMARY KEY (number)
+);
+{audit_cuts_function};
+{audit_cuts_no_change};
+{audit_cuts_no_removal};
+{lift_audit_rule};
+{audit_rule};
