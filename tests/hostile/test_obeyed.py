@@ -216,7 +216,10 @@ def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, login: str, tmp_pa
             write = "mkdir ~/results; echo x > ~/results/x; echo x > ~/.netrc"
             user.submit(f"{{name: good, run: '{write}'}}")
             user.ended("good")
-            if not isolation:  # with namespaces, the job has a home folder of its own
+            if isolation:
+                assert "is removed with its files: results;" in user.cli("logs", "good")
+                assert not (home / "results").exists()
+            else:
                 assert (home / "results/x").read_text() == "x\n"
                 assert f"{there}/.cavvy-agent/" in user.cli("status", "good")
             assert not (home / ".netrc").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.work.home_entries import HomeEntries, is_data, is_named
-from cavvy.agent.work.protect import find_kept
+from cavvy.agent.work.protect import find_kept, mark_place
 
 
 class Machine:
@@ -44,11 +44,25 @@ def test_folders_and_data_are_moved_and_the_rest_is_said(machine: Machine) -> No
     assert machine.entries.begin() == f"new in the home folder {machine.home}: " + (
         "Ergebnis für A, model.pt, nohup.out and 1 more"
     )
-    machine.write("out/b", "bin/git", "Makefile", ".zshenv", ".triton/x", ".bash_history")
+    (machine.kept / "empty").mkdir()
+    (machine.kept / "place").mkdir()
+    mark_place(str(machine.kept / "place"))
+    machine.write(
+        "metrics.json",
+        "results_2.json",
+        "log4j2.json",
+        "out/b",
+        "bin/git",
+        "Makefile",
+        ".zshenv",
+        ".triton/x",
+        ".bash_history",
+    )
     moved, left = machine.entries.finish()
-    assert moved == f"new in the home folder {machine.home}: out"
-    assert ".zshenv, Makefile and bin, in " + str(machine.kept) in left
-    assert machine.listed() == ["Ergebnis für A", "model.pt", "nohup.out", "out", "results"]
+    assert moved == f"new in the home folder {machine.home}: empty, metrics.json, out and 1 more"
+    assert ".zshenv, Makefile, bin and 1 more, in " + str(machine.kept) in left
+    own = ["metrics.json", "model.pt", "nohup.out", "out", "results", "results_2.json"]
+    assert machine.listed() == ["Ergebnis für A", "empty", *own]
     assert (machine.home / "results/a").read_text() == "by the job"
     assert machine.open().begin() == ""
 

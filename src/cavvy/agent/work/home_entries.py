@@ -19,7 +19,17 @@ from contextlib import suppress
 from glob import escape, glob
 
 from ..disk import open_private
-from .protect import CACHES, LAYERED, PRIVATE, find_kept, holds_obeyed, is_obeyed, list_homes
+from .protect import (
+    CACHES,
+    LAYERED,
+    PRIVATE,
+    find_kept,
+    holds_obeyed,
+    is_empty,
+    is_obeyed,
+    join_names,
+    list_homes,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +37,6 @@ if TYPE_CHECKING:
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST = 1000  # entries of one folder that are looked at
-NAMED = 3  # entries that a sentence names
 # Files with other endings stay: tools obey files such as `Makefile`, `conftest.py`, `package.json`
 # and `pyproject.toml` in the folder in which the user works, and in the folders above it.
 DATA = frozenset({
@@ -37,6 +46,11 @@ DATA = frozenset({
     ".safetensors", ".svg", ".tar", ".tfrecord", ".tgz", ".tif", ".tiff", ".tsv", ".txt", ".wav",
     ".webp", ".xz", ".zip", ".zst",
 })  # fmt: skip
+# Names of JSON files that no tool looks for.
+RESULTS = re.compile(
+    r"(eval|history|logs?|losses|metrics|outputs?|predictions|results?|scores?|stats|summary)"
+    r"([-_]\d+)*\.json"
+)
 BUILD_FILES = re.compile(r"cmakelists.*|requirements.*|constraints.*|.*config.*", re.DOTALL)
 # Folders from which shells, servers, desktops, mail programs or languages run or load files. git
 # takes a folder that has `HEAD`, `objects` and `refs` for a repository, whose settings name
@@ -201,14 +215,6 @@ def is_named(name: str, text: str) -> bool:
     return re.search(pattern, text, re.MULTILINE) is not None
 
 
-def join_names(names: list[str]) -> str:
-    """Join names for a sentence; a name that could change a terminal is written with escapes."""
-    shown = [each if each.isprintable() else ascii(each)[1:-1] for each in names[:NAMED]]
-    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-    *first, last = shown + more
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def _is_movable(folder: int, name: str) -> bool:
     """Return whether an entry is this user's folder, or data in a file with one name."""
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -218,7 +224,8 @@ def _is_movable(folder: int, name: str) -> bool:
         return True
     low = name.lower()
     is_one = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not found.st_mode & 0o6000
-    return is_one and os.path.splitext(low)[1] in DATA and not BUILD_FILES.fullmatch(low)
+    is_known = os.path.splitext(low)[1] in DATA and not BUILD_FILES.fullmatch(low)
+    return is_one and (is_known or RESULTS.fullmatch(low) is not None)
 
 
 def _move(source: int, name: str, target: int) -> bool:
@@ -255,16 +262,13 @@ def _exists(folder: int, name: str) -> bool:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names of the entries that are not empty. An empty entry may be the place on which
-    an entry of the home folder was mounted."""
+    """Return the names of the entries, except the empty places on which entries of the home folder
+    are mounted (`protect.mark_place`)."""
     found = []
     with suppress(OSError), os.scandir(folder) as entries:
         for _, entry in zip(range(MOST), entries, strict=False):
             with suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    with os.scandir(entry.path) as below:
-                        found += [entry.name] if next(below, None) else []
-                elif entry.is_symlink() or entry.stat(follow_symlinks=False).st_size:
+                if entry.stat(follow_symlinks=False).st_mtime or not is_empty(entry):
                     found.append(entry.name)
     return sorted(found)
 

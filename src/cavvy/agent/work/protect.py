@@ -49,6 +49,7 @@ CACHES = frozenset({
 PRIVATE = frozenset({".cursor-server", ".local/share/jupyter/runtime", ".vscode-server"})
 # Folders in a home folder that are treated like the home folder itself.
 LAYERED = frozenset({".config", ".local", ".local/share", ".local/share/jupyter"})
+NAMED = 3  # entries that a sentence names
 MOST_HOMES = 16  # with more homes, those of other users are read-only
 # Files of /proc by which root changes the kernel, and that no capability protects.
 KERNEL = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "asound", "kcore", "mtrr")
@@ -231,6 +232,28 @@ def is_free(name: str) -> bool:
     return any("/".join(parts[:count]) in CACHES for count in (1, 2))
 
 
+def join_names(names: list[str]) -> str:
+    """Join names for a sentence; a name that could change a terminal is written with escapes."""
+    shown = [each if each.isprintable() else ascii(each)[1:-1] for each in names[:NAMED]]
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    *first, last = shown + more
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def mark_place(path: str) -> None:
+    """Mark an empty entry as a place on which an entry of the home folder is mounted, or as a copy
+    of a link. What the work creates has another time."""
+    with suppress(OSError):
+        os.utime(path, (0, 0), follow_symlinks=False)
+
+
+def is_empty(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        with os.scandir(entry.path) as below:
+            return next(below, None) is None
+    return not entry.is_symlink() and not entry.stat(follow_symlinks=False).st_size
+
+
 def protect_proc() -> None:
     """Make the files of /proc read-only by which root changes the kernel."""
     for name in KERNEL:
@@ -284,7 +307,7 @@ def _place(
     if entry.is_symlink():
         if kept and not os.path.lexists(path):
             os.symlink(os.readlink(source), path)
-            os.utime(path, (0, 0), follow_symlinks=False)  # marks the copy for `_clear`
+            mark_place(path)
         return
     is_folder = entry.is_dir(follow_symlinks=False)
     if not is_folder and not entry.is_file(follow_symlinks=False):
@@ -319,8 +342,10 @@ def _make_place(path: str, *, is_folder: bool) -> None:
     """Create the folder or file on which an entry is mounted. The work may have left another
     entry there, which is moved away."""
     with suppress(FileNotFoundError):
-        mode = os.lstat(path).st_mode
-        if stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode):
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode) if is_folder else stat.S_ISREG(found.st_mode):
+            if not (os.listdir(path) if is_folder else found.st_size):
+                mark_place(path)
             return
         os.rename(path, f"{path}.replaced-{os.getpid()}")
     with suppress(FileExistsError):
@@ -328,6 +353,7 @@ def _make_place(path: str, *, is_folder: bool) -> None:
             os.mkdir(path, 0o700)
         else:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    mark_place(path)
 
 
 def _clear(kept: str, names: set[str]) -> None:
@@ -336,12 +362,11 @@ def _clear(kept: str, names: set[str]) -> None:
         if entry.name in names:
             continue
         with suppress(OSError):
-            if entry.is_symlink():
-                if not entry.stat(follow_symlinks=False).st_mtime:
-                    os.unlink(entry.path)
-            elif entry.is_dir():
+            if entry.stat(follow_symlinks=False).st_mtime:
+                continue
+            if entry.is_dir(follow_symlinks=False):
                 os.rmdir(entry.path)
-            elif entry.stat().st_size == 0:
+            elif entry.is_symlink() or is_empty(entry):
                 os.unlink(entry.path)
 
 

@@ -18,7 +18,7 @@ from glob import glob
 from . import hide, mounts
 from .alone import CLONE_NEWPID, find_code, start_alone
 from .mounts import MS_NODEV, MS_NOSUID
-from .protect import Protection, protect_proc
+from .protect import Protection, join_names, list_homes, protect_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,9 +57,28 @@ def separate(
     cwd = os.getcwd()
     hide.enter_own_user(hide.CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
     _cover(folder, shown, uid, devices, protection)
-    start_alone(protect_proc)
+    start_alone(protect_proc, _watch_homes())
     _close_abstract_sockets()
     os.chdir(cwd if os.path.isdir(cwd) else "/")
+
+
+def _watch_homes() -> Callable[[], str]:
+    """Return a function that says what was created meanwhile in the work's own home folder, which
+    is removed with the work."""
+    before = {each: set(os.listdir(each)) for each in list_homes()}
+
+    def describe() -> str:
+        found = [(home, set(os.listdir(home)) - names) for home, names in before.items()]
+        seen = [(home, sorted(each for each in new if each[0] != ".")) for home, new in found]
+        return "".join(
+            f"cavvy: with isolation by namespaces, {home} is the job's own folder, and is removed "
+            f"with its files: {join_names(names)}; to keep files, write them to the working folder "
+            "and name them in `outputs` or `checkpoint`\n"
+            for home, names in seen
+            if names
+        )
+
+    return describe
 
 
 def enter(folder: str, find: Callable[[], list[int]]) -> None:
