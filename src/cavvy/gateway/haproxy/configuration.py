@@ -179,12 +179,12 @@ def _write_own_rules(listener: HaproxyListener) -> list[str]:
     """Return the rules that pass requests to the gateway if they may contain values of Cavvy's
     own, such as a key of a service or the console's cookie: the gateway removes them.
     """
-    words = b" ".join(listener.signs).decode()
-    return [
-        f"    http-request set-var(txn.held) bool(true) if {{ {where} {how} }}"
-        for where in ("req.hdrs", "url")
-        for how in (f"-m sub -- {words}", "-i -m sub cavvy", f"-m reg {ENCODED}")
-    ]
+    words = "|".join(each.decode().replace("+", "[+]") for each in listener.signs)
+    # a single search of each text: HAProxy writes all fields as one text for each condition
+    found = " or ".join(
+        f"{{ {where} -i -m reg {words}|{ENCODED} }}" for where in ("req.hdrs", "url")
+    )
+    return [f"    http-request set-var(txn.held) bool(true) if {found}"]
 
 
 def _write_rare_rules(limits: GatewayLimits) -> list[str]:
@@ -250,6 +250,9 @@ def _write_response_rules() -> list[str]:
     refused = b"|".join(REFUSED).decode().replace("-", "[-_]")
     own, domain = OWN_COOKIE.decode(), r"(?i:;[\t ]*domain[\t ]*(?:=[^;]*)?(?=;|$))"
     return [
+        # most responses have no such field; a single search of all names takes less time
+        f"http-response allow unless {{ res.hdr_names -m reg (?:^|,)(?:{refused}|set-cookie)"
+        "(?:,|$) }",
         f"http-response del-header ^(?:{refused})$ -m reg",
         f"http-response replace-header Set-Cookie '^{own}.*' ';'",
         f"http-response replace-header Set-Cookie '^(.*?){domain}(.*)$' '\\1\\2'",
