@@ -5,11 +5,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.unit.cli_client import FakeClient, client, make_job, make_machine
 
 from cavvy.cli import dev
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import ReadOptions
 
+__all__ = ["client"]
 FILE = """\
 type: dev-environment
 init: [echo first]
@@ -57,6 +59,16 @@ def test_jupyter_is_installed_in_the_setup_of_a_task_without_one(
     tmp_path: Path, text: str, installs: bool
 ) -> None:
     assert (read(tmp_path, text, "jupyter")["setup"] == dev._INSTALL) is installs
+
+
+def test_a_session_waits_for_the_start_of_its_machine(client: FakeClient) -> None:
+    client.named = [make_machine(state="busy", job="dev-start")]
+    client.all_jobs["dev-start"] = make_job("dev-start", "running", machine="dev")
+    assert dev._find_session(client, "default", "dev") is None  # type: ignore[arg-type]
+    client.named = [make_machine(state="busy", job="train")]
+    client.all_jobs["train"] = make_job("train", "running", machine="dev")
+    with pytest.raises(CommandFailure, match="machine dev runs job train"):
+        dev._find_session(client, "default", "dev")  # type: ignore[arg-type]
 
 
 GPU_LIMIT = "{run: x, limits: {idle: {gpu: 8%, for: 45m}}}"

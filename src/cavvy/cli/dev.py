@@ -233,7 +233,7 @@ def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
 
 def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
     """Return the session on this machine, or None if no session exists. Raises CommandFailure if
-    the machine runs a job that is not a session.
+    the machine runs a job that is not a session; a session waits for the job of `machines start`.
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
         if row.machine == name and _is_session(job := client.job(project, row.name)):
@@ -242,6 +242,8 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
     if not found or found[0].job is None or found[0].state not in ("starting", "busy"):
         return None
     job = client.job(project, found[0].job)
+    if job.name.startswith(f"{name}-start") and _task(job)["run"] == "true":
+        return None
     there = named(project, job.name)
     raise CommandFailure(
         f"machine {name} runs job {job.name}",
