@@ -417,6 +417,9 @@ def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tup
     since, until = _bounds(which)
     conditions.append("e.since < ? AND (e.until > ? OR e.since >= ?)")
     given += [until, since, since]
+    if which.since is not None:
+        conditions.append("e.until >= ?")  # follows from the others, and uses an index
+        given.append(since)
     return " AND ".join(conditions), tuple(given)
 
 

@@ -364,7 +364,8 @@ CREATE TABLE ledger (
 );
 CREATE INDEX ledger_project ON ledger (project, since);
 -- the sums of projects are read from this index alone
-CREATE INDEX ledger_amounts ON ledger (project, since, until, kind, amount);
+CREATE INDEX ledger_amounts ON ledger (project, amount);
+CREATE INDEX ledger_until ON ledger (until);
 CREATE INDEX ledger_discounts ON ledger (line_since) WHERE kind = 'discount';
 {ledger_function};
 {ledger_no_change};

@@ -14,7 +14,8 @@ CREATE INDEX removed_jobs_name ON removed_jobs (project, name, removed_at);
 CREATE INDEX removed_jobs_removed ON removed_jobs (removed_at);
 CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
 -- the sums of projects are read from this index alone
-CREATE INDEX ledger_amounts ON ledger (project, since, until, kind, amount);
+CREATE INDEX ledger_amounts ON ledger (project, amount);
+CREATE INDEX ledger_until ON ledger (until);
 CREATE INDEX ledger_subjects_service ON ledger_subjects (id) WHERE service <> '';
 
 -- Old records of the audit log are removed: of each removal, the last record. The database permits
