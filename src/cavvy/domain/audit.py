@@ -88,7 +88,7 @@ class ChainBroken(Exception):
 
 
 EMPTY = ChainHead(0, FIRST)
-CUT = "cavvy retention"  # the action of a record about older records that were removed
+CUT = "retention"  # the action of a record about older records that were removed
 
 
 class AuditCut(Struct, frozen=True, kw_only=True):
