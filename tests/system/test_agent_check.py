@@ -202,9 +202,9 @@ def pair() -> Iterator[Pair]:
 
 def test_a_slow_link_is_found_by_the_rank_that_receives_over_it(pair: Pair) -> None:
     pair.lay("4mbit")
-    first, second = pair.say(20)
+    first, second = pair.say(6)  # little, because a busy machine slows the other link, too
     assert re.fullmatch(
-        r"slow: \d Mbit/s from rank 1 \(10.98.0.2\), required: at least 20 Mbit/s\n", first
+        r"slow: \d Mbit/s from rank 1 \(10.98.0.2\), required: at least 6 Mbit/s\n", first
     ), first
     assert second.startswith("fine: "), second
     assert second.endswith(" from rank 0 (10.98.0.1)\n")
