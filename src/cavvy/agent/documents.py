@@ -184,7 +184,6 @@ class AgentConfigFile:
     devices: list[str] | None = None  # None means all GPUs of the node
     device_indices: list[int] = field(default_factory=list)
     vendor: str = ""
-    cpus: float | None = None
     memory_mib: int = 0
     node_address: str = "127.0.0.1"
     # the nodes' persistent folder, if its path here differs from the one in WorkConfig

@@ -144,7 +144,6 @@ class SharedWorkspace:
             storage=f"{self._folder}/storage",
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
-            cpus=spec.offer.vcpus,
             memory_mib=0,  # 0: no limit here, because the batch system limits the memory
             leaves_after_s=LEAVES_AFTER_S,
             taken=ReclaimSignal(

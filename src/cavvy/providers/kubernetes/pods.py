@@ -77,7 +77,6 @@ def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
         "cache": f"{_RUN}/cache",
         "lease_s": spec.lease.total_seconds(),
         "grace_s": spec.grace.total_seconds(),
-        "cpus": spec.offer.vcpus,
         "memory_mib": 0,  # 0: the pod's own memory limit applies
         "boxed": True,
         "taken": {"seconds": (grace - RESERVE / 3).total_seconds(), "source": "Kubernetes"},

@@ -58,7 +58,6 @@ def make_config(
         devices=[device.id for device in placed.devices],
         device_indices=[device.index for device in placed.devices],
         vendor=placed.vendor or "",
-        cpus=placed.allocation.cpus if placed.allocation else None,
         memory_mib=placed.allocation.memory_mib if placed.allocation else 0,
         node_address=placed.node_address,
         taken=_taken(gang, way, private),
