@@ -30,15 +30,20 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
     """Load the configured providers, or only the providers named in `only`. The result can be used
     only to read offers. Raises CommandFailure.
     """
+    from cavvy.providers.installed import NotInstalled, list_enabled
+
+    known, hint = load_settings(), "`cavvy check` shows what each provider needs"
+    try:
+        on = list_enabled(known.providers)
+    except NotInstalled as error:
+        raise CommandFailure(str(error), hint, exit_code=2) from error
+    wanted = [each for each in on if only is None or each.name in only]
+    if not wanted:
+        return {}
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
 
-    known = load_settings()
     try:
-        on = registry.enabled(known.providers)
-        wanted = [each for each in on if only is None or each.name in only]
-        if not wanted:
-            return {}
         # No node is launched, so the installation's name does not matter.
         context = ProviderContext(
             installation="plan",
@@ -51,9 +56,7 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
             for each in wanted
         }
     except ProviderError as error:
-        raise CommandFailure(
-            str(error), "`cavvy check` shows what each provider needs", exit_code=2
-        ) from error
+        raise CommandFailure(str(error), hint, exit_code=2) from error
 
 
 def list_prices(provider: str) -> "Sequence[Offer]":

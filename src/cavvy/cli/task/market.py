@@ -39,8 +39,8 @@ class LiveMarket(Struct, frozen=True, kw_only=True):
     )  # the providers that were asked
     answers: "Mapping[str, ProviderAnswer]" = field(default_factory=dict)
     silent: "Mapping[str, str]" = field(default_factory=dict)  # why each other provider is missing
-    usable: "frozenset[tuple[str, str]]" = frozenset()  # see `registry.judge_readiness`
-    failing: "frozenset[str]" = frozenset()  # see `registry.judge_readiness`
+    usable: "frozenset[tuple[str, str]]" = frozenset()  # see `judge_readiness`
+    failing: "frozenset[str]" = frozenset()  # see `judge_readiness`
 
     @property
     def offers(self) -> "Sequence[Offer]":
@@ -81,12 +81,12 @@ class LiveMarket(Struct, frozen=True, kw_only=True):
         """Return the function that judges whether a job can run on an offer."""
         from functools import partial
 
-        from cavvy.providers import registry
+        from cavvy.providers.installed import judge_readiness, list_known
 
         return partial(
-            registry.judge_readiness,
+            judge_readiness,
             usable=self.usable,
-            installed=registry.list_known(),
+            installed=list_known(),
             failing=self.failing,
         )
 
