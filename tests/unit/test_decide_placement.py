@@ -88,6 +88,23 @@ def turn(
 
 def test_the_offers_of_a_task_are_those_that_fit_cheapest_first() -> None:
     assert ask(JOB, DEAR, NEAR).offers == (NEAR, DEAR)
+
+
+def test_an_offer_in_doubt_is_used_only_if_the_task_names_its_machine_type() -> None:
+    """Also if it is the cheapest, since a price that was read wrongly may look cheap."""
+    market = OfferedMarket(offers=(NEAR, DEAR), doubts={NEAR.key: "p/r/t: the price is far off"})
+    doubtful = MarketSnapshot(market=market, as_of=NOW)
+
+    def find(job: JobRecord, market: MarketSnapshot = doubtful) -> Candidates:
+        return find_placement(job, market, no_objections, PlanningContext(), NOW)
+
+    assert find(JOB).offers == (DEAR,)
+    named = replace(JOB, task=replace(TASK, resources=ResourceSpec(instance="t")))
+    assert find(named).offers == (NEAR, DEAR)
+    alone = replace(market, offers=(NEAR,))
+    none = find(JOB, MarketSnapshot(market=alone, as_of=NOW))
+    assert (none.offers, none.hopeless) == ((), True)
+    assert none.reason.startswith("p/r/t: the price is far off")
     assert ask(replace(JOB, avoid={NEAR.key: NOW + SECOND}), DEAR, NEAR).offers == (DEAR,)
     assert ask(replace(JOB, consented=False), NEAR).hopeless
 

@@ -33,6 +33,7 @@ from cavvy.api.serving.shared_traffic import SharedTraffic
 from cavvy.api.state_dir import StateDir
 from cavvy.api.stored_files import FilesPlace, StoredFiles, open_stored_files
 from cavvy.api.tokens import GangTokens, load_tokens
+from cavvy.catalog.doubts import OfferJudge
 from cavvy.client.state import write_private
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
@@ -299,6 +300,7 @@ def _make_control_plane(
     )
     relays.notify = made.agents.notify
     relays.find_endpoints = made.pool.find_endpoints
+    made.pool.find_doubts = lambda offers: to_thread(list_doubts, offers)
     return made
 
 
@@ -410,6 +412,25 @@ def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | N
     need = ResourceSpec(instance=instance, providers=(provider,))
     with CatalogSnapshot.open() as snapshot:
         return next(iter(snapshot.match(need, limit=1, misses=0).offers), None)
+
+
+def list_doubts(offers: Sequence[Offer]) -> Mapping[str, str]:
+    """Return why offers are in doubt, by their keys, compared with the catalog. If there is no
+    catalog, no offer is in doubt.
+    """
+    try:
+        judge = _read_judge(_refreshed_at())
+    except SnapshotError as error:
+        _log.warning("no catalog: offers are not compared with it", exc_info=error)
+        return {}
+    return {offer.key: doubt for offer in offers if (doubt := judge.doubt(offer))}
+
+
+@lru_cache(maxsize=1)
+def _read_judge(refreshed_at: int) -> OfferJudge:
+    """Raises SnapshotError."""
+    with CatalogSnapshot.open() as snapshot:
+        return snapshot.make_judge()
 
 
 def _refreshed_at() -> int:

@@ -11,7 +11,14 @@ import click
 from cavvy.cli.reach.arguments import complete_providers
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import WholeRange
-from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
+from cavvy.cli.view.output import (
+    TableColumn,
+    json_out,
+    output_option,
+    pairs_out,
+    rows_out,
+    text_out,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +46,7 @@ def info(output: str) -> None:
 
     with _errors(), CatalogSnapshot.open() as snapshot:
         head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
-        unlisted = _list_unlisted(snapshot)
+        unlisted, doubts = _list_unlisted(snapshot), _list_doubts(snapshot)
     columns = [
         TableColumn("provider"),
         TableColumn("regions", drop=1),
@@ -59,7 +66,7 @@ def info(output: str) -> None:
         rows_out(columns, rows, output)
         return
     if output == "json":
-        json_out({**_info_document(head, rows, sources), "unlisted": unlisted})
+        json_out({**_info_document(head, rows, sources), "unlisted": unlisted, "doubts": doubts})
         return
     pairs_out(_head(head))
     click.echo()
@@ -69,8 +76,13 @@ def info(output: str) -> None:
     click.echo("\nAccelerated instance types that lack a price for a purchase option:")
     columns = [TableColumn(name, wrap=name == "reason") for name in _UNLISTED]
     rows_out(columns, [[each[name] for name in _UNLISTED] for each in unlisted])
+    for doubt in doubts[:_MOST_DOUBTS]:
+        text_out(f"\nIn doubt: {doubt}.")
+    if len(doubts) > _MOST_DOUBTS:
+        click.echo(f"\n{len(doubts) - _MOST_DOUBTS} more offers are in doubt.")
 
 
+_MOST_DOUBTS = 5  # doubtful offers that are shown
 _UNLISTED = ("provider", "purchase", "types", "of", "reason")
 
 
@@ -185,11 +197,23 @@ def _summary(path: "Path") -> str:
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open(path) as snapshot:
-        head = snapshot.info()
-    return (
-        f"the catalog now has {head.rows:,} offers, the newest from {head.as_of}; `cavvy catalog "
-        "diff` shows what changed"
+        head, doubts = snapshot.info(), _list_doubts(snapshot)
+    return "\n".join(
+        [
+            f"the catalog now has {head.rows:,} offers, the newest from {head.as_of}; `cavvy "
+            "catalog diff` shows what changed",
+            *([f"{len(doubts)} offers are in doubt: {doubts[0]}"] if doubts else []),
+        ]
     )
+
+
+def _list_doubts(snapshot: "CatalogSnapshot") -> list[str]:
+    """Return why offers are in doubt, compared with the catalog that ships with Cavvy."""
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.choose import SHIPPED
+
+    with CatalogSnapshot.open(SHIPPED) as shipped:
+        return snapshot.list_doubts(shipped.make_judge())
 
 
 def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":

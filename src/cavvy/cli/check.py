@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from cavvy.settings import Settings
 
 _STATES = ("ready", "fails", "off", "not configured")  # the order of the list
+_DOUBT_S = 10.0  # to read offers and compare them with the catalog
+_MOST_DOUBTS = 3  # doubtful offers that are shown
 _DETAILS = 100  # characters of findings in the list; `cavvy check NAME` shows all
 
 
@@ -293,11 +295,40 @@ async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
 
     try:
         if known := ability(provider, WHO_AM_I):
-            return await known.whoami()
-        return [("offers", str(len(await provider.offers())))]
+            facts = await known.whoami()
+            return [*facts, *await _find_doubts(provider)]
+        return [("offers", str(len(await provider.offers()))), *await _find_doubts(provider)]
     finally:
         if closeable := ability(provider, CLOSEABLE):
             await closeable.close()
+
+
+async def _find_doubts(provider: "Provider") -> Sequence[tuple[str, str]]:
+    """Return facts about offers whose price, memory or number of accelerators is far from all other
+    offers in the catalog."""
+    import asyncio
+
+    from cavvy.catalog.doubts import OfferJudge
+    from cavvy.providers.base import ProviderError
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    def read() -> OfferJudge:
+        with CatalogSnapshot.open() as snapshot:
+            return snapshot.make_judge()
+
+    if provider.manifest.test_double:
+        return []
+    try:
+        async with asyncio.timeout(_DOUBT_S):
+            offers = [each for each in await provider.offers() if each.accelerator]
+            judge = await asyncio.to_thread(read) if offers else OfferJudge(())
+    except (ProviderError, SnapshotError, TimeoutError):  # what fails here is no fault of the setup
+        return []
+    doubts = [doubt for each in offers if (doubt := judge.doubt(each))]
+    more = f" (and {len(doubts) - _MOST_DOUBTS} more offers)" if len(doubts) > _MOST_DOUBTS else ""
+    count = [("offers in doubt", f"{len(doubts)} of {len(offers)}{more}")] if doubts else []
+    return [*count, *(("in doubt", each) for each in doubts[:_MOST_DOUBTS])]
 
 
 def _list(findings: Sequence[ProviderFinding], output: str, everything: bool) -> None:

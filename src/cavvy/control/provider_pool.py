@@ -87,6 +87,8 @@ class ProviderPool:
         self._freed = False
         # gangs that their providers may not list yet, keyed by name
         self._placed: dict[str, _Placed] = {}
+        # returns why offers are in doubt, by their keys (`catalog.doubts`)
+        self.find_doubts: Callable[[Sequence[Offer]], Awaitable[Mapping[str, str]]] = _trust
         # tells the server that places jobs that its offers are outdated
         self.tell_expired: Callable[[], None] = lambda: None
         # whether no other server can have taken over the jobs of this server
@@ -244,10 +246,18 @@ class ProviderPool:
         )
         asked = {name: each for name, each in self.providers.items() if credentials.holds(name)}
         answers = await asyncio.gather(*(self._ask(name, place) for name, place in asked.items()))
+        offers = tuple(offer for answer in answers for offer in answer.offers)
+        real = [
+            offer
+            for place, answer in zip(asked.values(), answers, strict=True)
+            if not place.manifest.test_double
+            for offer in answer.offers
+        ]
         return OfferedMarket(
             policies=PolicyBook() if stored is None else await stored.policies(),
             credentials=credentials,
-            offers=tuple(offer for answer in answers for offer in answer.offers),
+            offers=offers,
+            doubts=await self.find_doubts(real),
             hosts=tuple(host for answer in answers for host in answer.hosts),
             volumes=tuple(volume for answer in answers for volume in answer.volumes),
             blind=frozenset(name for answer in answers for name in answer.blind),
@@ -319,6 +329,10 @@ class ProviderPool:
             raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None
         except NotFound as error:
             raise TryAgain(f"{name} reports a missing object: {error}") from error
+
+
+async def _trust(_: Sequence[Offer]) -> Mapping[str, str]:
+    return {}
 
 
 def _assign(offers: Sequence[Offer], account: str) -> Sequence[Offer]:

@@ -64,6 +64,8 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     problems: Sequence[SilentPlace] = ()
     policies: PolicyBook = field(default_factory=PolicyBook)
     credentials: CredentialBook = field(default_factory=CredentialBook)
+    # why the price, memory or number of accelerators of an offer is probably wrong, by its key
+    doubts: Mapping[str, str] = field(default_factory=dict)
 
     def restrict(self, project: str) -> "OfferedMarket":
         """Return the part of the market that a project's jobs may use: for each provider, the
@@ -190,6 +192,10 @@ def _able(
             continue
         if offer.shared and not fits_empty(task, offer, market.hosts):
             reasons.append(_too_many(task, offer))
+            continue
+        doubt = market.doubts.get(offer.key)
+        if doubt and task.resources.instance != offer.instance_type:
+            reasons.append(doubt)
             continue
         if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
             reasons.append(f"{offer.provider}: {misplaced}")

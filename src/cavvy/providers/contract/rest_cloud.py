@@ -7,6 +7,7 @@ with Cavvy, so that providers in other Python packages can use it.
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -35,7 +36,7 @@ from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.harness import OURS
 from cavvy.providers.contract.memory_cloud import MemoryPlace, make_node_endpoint
 from cavvy.providers.contract.replay import ReplayedRest
-from cavvy.providers.contract.rest_stand_in import RestServer, RestStandIn
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from cavvy.providers.contract.sold import compare, read_table
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
@@ -175,6 +176,41 @@ class RestContract(VmContract):
         offers = asyncio.run(account.provider("ours").offers())
         differences = compare(read_table(self.stand_in.sells), offers)
         assert not differences, "\n" + "\n".join(differences)
+
+    @pytest.mark.parametrize("lost", [False, True])
+    def test_a_zone_that_does_not_answer_has_not_lost_its_machines(
+        self, account: RestPlace, lost: bool
+    ) -> None:
+        """While the zone does not answer reads, a machine in it neither ends nor, if the reply to
+        its request was lost, is requested again.
+        """
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("silent")
+            if lost:
+                with suppress(TryAgain):
+                    await harness.lose_reply(gang)
+            else:
+                await harness.start(gang)
+            made = len(account.cloud.machines)
+            fault = CloudFault(503, "contract-fault", "the contract suite lets this call fail")
+            account.api.fail = lambda request: (
+                (fault, False) if request.method == "GET" and _names(request, gang.offer) else None
+            )
+            for _ in range(5):
+                await account.wait(timedelta(minutes=1))
+                with suppress(TryAgain):
+                    await harness.ours.gangs()
+                    await harness.ours.launch(gang)
+            account.api.fail = lambda _: None
+            await account.wait(timedelta(minutes=1))
+            await harness.start(gang)
+            await harness.expect(GangState.RUNNING, gang)
+            assert len(account.cloud.machines) == made, "the machine was requested again"
+            await harness.clear()
+
+        asyncio.run(scenario())
 
     def test_a_machine_that_boots_is_not_running_yet(self, account: RestPlace) -> None:
         names = self.stand_in.states
@@ -358,6 +394,11 @@ class RestContract(VmContract):
         facts = asyncio.run(account.provider("ours").whoami())
         assert ("API key", str(account.file)) in facts
         assert self.stand_in.key not in str(facts)
+
+
+def _names(request: RestRequest, offer: Offer) -> bool:
+    """Return whether the request names the zone or the region of the offer."""
+    return not {str(offer.zone), offer.region}.isdisjoint(re.split(r"[/?&=]", request.target))
 
 
 async def _compare_requests(account: RestPlace) -> None:

@@ -154,6 +154,12 @@ def everything() -> RowSelection:
     return RowSelection()
 
 
+def with_accelerators(connection: sqlite3.Connection) -> RowSelection:
+    """Select the rows of machines that have accelerators."""
+    found = connection.execute("SELECT id FROM pack WHERE accelerator IS NOT NULL").fetchall()
+    return RowSelection(packs=tuple(number for (number,) in found))
+
+
 def make_filters(
     connection: sqlite3.Connection, need: ResourceSpec, allowed: tuple[Purchase, ...]
 ) -> NeedFilters:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cavvy.catalog.doubts import OfferJudge
 from cavvy.catalog.fit import PURCHASES, make_miss
 from cavvy.catalog.query import Catalog, Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
@@ -141,6 +142,20 @@ class CatalogSnapshot:
     def all_offers(self) -> Iterator[Offer]:
         """Return all offers, sorted by price. The offers are used to compare and copy snapshots."""
         return self._offers(query.walk(self._connection, query.everything()))
+
+    def make_judge(self) -> OfferJudge:
+        """Return a judge of offers that compares them with the snapshot's offers. Raises
+        SnapshotError."""
+        try:
+            chosen = query.with_accelerators(self._connection)
+            return OfferJudge(self._offers(query.walk(self._connection, chosen)))
+        except sqlite3.DatabaseError as error:
+            raise choose.unusable(self.path, error) from error
+
+    def list_doubts(self, judge: OfferJudge) -> list[str]:
+        """Return why offers of the snapshot are in doubt."""
+        rows = query.walk(self._connection, query.with_accelerators(self._connection))
+        return [doubt for each in self._offers(rows) if (doubt := judge.doubt(each))]
 
     def egress(self) -> Mapping[str, Money]:
         """Return the price per GB of data sent to the internet, keyed by "provider/region" and by
