@@ -182,6 +182,22 @@ def test_the_agent_reads_every_field_of_its_documents() -> None:
     assert not unread, "the agent ignores these fields"
 
 
+def test_providers_write_only_fields_that_agents_read() -> None:
+    """Programs on nodes have only the standard library, so they build configurations as objects."""
+    known = {each.name for each in fields(documents.AgentConfigFile)}
+    written = 0
+    texts = {path: path.read_text() for path in (SRC / "providers").rglob("*.py")}
+    for path, text in texts.items():
+        for node in ast.walk(ast.parse(text)) if '"protocol"' in text else ():
+            if not isinstance(node, ast.Dict):
+                continue
+            keys = {each.value for each in node.keys if isinstance(each, ast.Constant)}
+            if {"protocol", "lease_s"} <= keys:
+                written += 1
+                assert keys <= known, path
+    assert written >= 3
+
+
 NO_READERS = {"spec", "sdk", "importers"}  # they make and describe tasks
 
 
