@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.pages import ROOT, read_blocks
 from tests.system.named_machines import play_machine
+from tests.system.server_state import home_with_jobs
 from tests.system.slurm import Cluster, cluster_at, why_not
+from tests.system.test_tour import CLUSTER, follow_page
 from tests.system.trust import User, counting, user_at, wait_until
 from tests.waits import PATIENCE_S
 
@@ -54,6 +57,25 @@ def fill(cluster: Cluster) -> str:
     job = cluster.run("sbatch", "--parsable", *whole, "--wrap=sleep 600").strip()
     cluster.until(lambda: cluster.job(job) == "RUNNING")
     return job
+
+
+def test_the_tutorial_was_executed_as_written(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the login node, so the page's setting `host` is left out."""
+    blocks = [each.text for each in read_blocks(ROOT / CLUSTER) if each.language == "toml"]
+    (settings,) = (text for text in blocks if "slurm" in text)
+    settings = re.sub("^host.*\n", "", settings, flags=re.MULTILINE)
+    (tmp_path / "settings.toml").write_text(f'{settings}folder = "{tmp_path}/shared"\n')
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{cluster.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    with home_with_jobs(tmp_path / "home"):
+        follow_page(CLUSTER, tmp_path / "tour")
+    cluster.until(lambda: not cluster.jobs("PD,R,CG"))
 
 
 def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cluster) -> None:

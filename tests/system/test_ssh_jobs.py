@@ -93,8 +93,7 @@ def test_the_tutorial_was_executed_as_written(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's settings are used as they stand; its names of hosts stand for those of the lab."""
-    (page,) = HOSTS
-    (settings,) = (each.text for each in read_blocks(ROOT / page) if each.language == "toml")
+    (settings,) = (each.text for each in read_blocks(ROOT / HOSTS) if each.language == "toml")
     known = tmp_path / "ssh_config"
     known.write_text(re.sub(r"^Host h", "Host gpu-", lab.ssh_config.read_text(), flags=re.M))
     client = tmp_path / "bin/ssh"  # OpenSSH reads no other home folder than that of /etc/passwd
@@ -104,7 +103,7 @@ def test_the_tutorial_was_executed_as_written(
     monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
     (tmp_path / "settings.toml").write_text(f'{settings}ssh_config = "{known}"\n')
     with home_with_jobs(tmp_path / "home"):
-        follow_page(page, tmp_path / "tour")
+        follow_page(HOSTS, tmp_path / "tour")
 
 
 def test_ranks_on_two_hosts_talk_to_each_other(user: User) -> None:

@@ -37,8 +37,8 @@ TOURS = (
     "docs/tutorials/spot-that-survives.md",
     "docs/guides/serve.md",
 )
-# On hosts, by tests/system/test_ssh_jobs.py.
-HOSTS = ("docs/tutorials/own-hosts.md",)
+# On hosts and on a cluster, by test_ssh_jobs.py and test_slurm_jobs.py.
+HOSTS, CLUSTER = "docs/tutorials/own-hosts.md", "docs/tutorials/a-cluster.md"
 # These share a server, and what is there before the page begins.
 GUIDES: Mapping[str, tuple[str, ...]] = {
     "docs/guides/access.md": (

@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 import yaml
 from tests.pages import ROOT, Block, read_blocks
-from tests.system.test_tour import GUIDES, HOSTS, TOURS, find_file_name
+from tests.system.test_tour import CLUSTER, GUIDES, HOSTS, TOURS, find_file_name
 
 from cavvy import settings
 from cavvy.importers import load_file
 from cavvy.providers import registry
 
-PAGES = (*TOURS, *GUIDES, *HOSTS)
+PAGES = (*TOURS, *GUIDES, HOSTS, CLUSTER)
 BLOCKS = [
     block
     for folder in ("guides", "tutorials")
@@ -91,7 +91,6 @@ NOT_RUN = {
     ("guides/team.md", "curl"): "a server with a name and a certificate",
     ("guides/templates.md", "cavvy run"): "PyTorch; tests/system/test_templates.py runs templates",
     ("guides/train.md", "make setup"): "an installation",
-    ("tutorials/a-cluster.md", ""): "a cluster",
     ("tutorials/first-job.md", "make setup"): "an installation, which CI has made",
     ("tutorials/training-with-resume.md", ""): "PyTorch; a test of the example runs it",
 }
