@@ -57,6 +57,15 @@ async def test_a_job_that_no_offer_fits_is_not_blamed_on_the_policy(api: Api) ->
     assert answer.json()["code"] == "no-offer"
 
 
+async def test_how_long_jobs_are_kept_restricts_nothing_and_is_recorded(api: Api) -> None:
+    assert (await put(api, keep_jobs_days=0)).status_code == 204
+    [found] = (await api.http.get("/v1/projects/p/policy")).json()
+    assert found["keep_jobs_days"] == 0
+    assert (await submit(api)).status_code == 201
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    assert '"keep_jobs_days":0' in log[0]["text"]
+
+
 async def test_other_projects_are_not_restricted(api: Api) -> None:
     await put(api, providers=["aws"])
     assert (await submit(api, project="q")).status_code == 201
@@ -66,6 +75,8 @@ async def test_other_projects_are_not_restricted(api: Api) -> None:
     ("rules", "message"),
     [
         ({"providers": ["awss"]}, "'awss' is not a provider"),
+        ({"keep_jobs_days": -1}, "`keep_jobs_days` must be 0 to 36,500"),
+        ({"keep_jobs_days": 36_501}, "`keep_jobs_days` must be 0 to 36,500"),
         ({"accelerators": ["H10O"]}, "'H10O' is not the name of a GPU"),
         ({"regions": [""]}, "`regions` must have"),
         ({"images": ["x" * 201]}, "`images` must have"),

@@ -402,6 +402,23 @@ def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
     ]
 
 
+def test_the_cost_of_many_jobs_is_the_newest_jobs_and_the_total(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = client.all_jobs["good"]
+    client.all_jobs = {f"job-{n}": msgspec.structs.replace(one, name=f"job-{n}") for n in range(50)}
+    total = wire.ProjectCost(project="default", since=None, total_micros=7_770_000)
+    monkeypatch.setattr(FakeClient, "project_cost", lambda *_: total, raising=False)
+    told = run("cost").stdout
+    assert told.count("job-") == 20
+    assert "show older jobs: cavvy cost --all" in told
+    assert told.endswith("total $7.77 for all jobs and volumes of project default\n")
+    told = run("cost", "--all").stdout
+    assert told.count("job-") == 50
+    assert told.endswith("total $0.50\n")
+    assert len(json.loads(run("cost", "-o", "json").stdout)) == 50
+
+
 def test_costs_are_shown_to_someone_who_may_see_only_them(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def refuse(*words: str) -> str:
         ("call web -X A\\ B", "--method: expected a method such as GET or PUT, not 'A B'"),
         ("call web -H nocolon", "--header: expected NAME: VALUE"),
         ("policy set --max-price nan", "--max-price: expected 0 or more dollars"),
+        ("policy set --keep-jobs soon", "--keep-jobs: 'soon' is not a whole number of days"),
         ("policy set --all-projects -p a --gpus T4", "--project and --all-projects are both"),
     ],
 )
