@@ -138,7 +138,9 @@ class ControlPlane:
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
         self.jobs = self._make_jobs(ids)
         days = dependencies.retention or RetentionDays()
-        self.retention = Retention(store, clock, self.jobs, days)
+        # users' buckets have rules of their own for old files, which may be results
+        remove_files = partial(self._remove_files, from_bucket=False)
+        self.retention = Retention(store, clock, self.jobs, days, remove_files)
         self.machines = self._make_machines()
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
@@ -177,13 +179,16 @@ class ControlPlane:
             defers=self._share is None,
         )
 
-    async def _remove_files(self, job: JobRecord) -> RemovedCheckpoints:
+    async def _remove_files(
+        self, job: JobRecord, *, from_bucket: bool = True
+    ) -> RemovedCheckpoints:
         """Delete an ended job's logs and checkpoints, and the job's results in a bucket. The job's
         rows are deleted later, so that an interrupted removal can be repeated.
         """
         if self._outside.deposits is not None:
             await asyncio.to_thread(self._outside.deposits.logs.remove, job.project, job.id)
-        removed, left = await self.checkpoints.remove(job), await self.deposits.remove(job)
+        removed = await self.checkpoints.remove(job, from_bucket=from_bucket)
+        left = await self.deposits.remove(job)
         return replace(removed, kept="; ".join(each for each in (removed.kept, left) if each))
 
     def _make_machines(self) -> MachineService:

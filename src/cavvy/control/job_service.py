@@ -41,6 +41,8 @@ from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 _RANDOM_BITS = 30
 _TRIES = 10  # tries of a write that fails because the row was changed meanwhile
 T = TypeVar("T")
+# Deletes the logs and checkpoints of an ended job
+RemoveFiles = Callable[[JobRecord], Awaitable[RemovedCheckpoints]]
 
 
 class JobServiceError(Exception):
@@ -109,7 +111,7 @@ class JobService:
         hint: Callable[[str], None],
         arrived: Callable[[], None],
         notify: Callable[[str, Delivery], None],
-        remove_checkpoints: Callable[[JobRecord], Awaitable[RemovedCheckpoints]],
+        remove_checkpoints: RemoveFiles,
         defers: bool = True,
     ) -> None:
         self._store = store.as_store()
@@ -242,8 +244,11 @@ class JobService:
 
         return await self._on_job(project, name, retry)
 
-    async def remove(self, project: str, name: str) -> tuple[JobRecord, RemovedCheckpoints]:
-        """Delete an ended job and its checkpoints, but keep its bill. If a crash interrupts the
+    async def remove(
+        self, project: str, name: str, remove_files: RemoveFiles | None = None
+    ) -> tuple[JobRecord, RemovedCheckpoints]:
+        """Delete an ended job and its checkpoints, but keep its bill. `remove_files` replaces the
+        function that deletes the files of all jobs that users remove. If a crash interrupts the
         removal, a repeated request completes the removal; the job cannot be retried before the
         removal is complete. Raises RowNotFound, TooLate.
         """
@@ -263,7 +268,7 @@ class JobService:
                     with suppress(StoreFull):  # deleting the files makes space for the record
                         await self._store.commit(make_write(RowChanges(job=marked)))
                         job = replace(marked, version=job.version + 1)
-                removed = await self._remove_checkpoints(job)
+                removed = await (remove_files or self._remove_checkpoints)(job)
                 await self._store.remove_job(job)
             finally:
                 self._removing.discard(job.id)

@@ -6,7 +6,7 @@ import logging
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.job_service import JobService, TooLate
+from cavvy.control.job_service import JobService, RemoveFiles, TooLate
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.retention import (
     JOBS_SETTING,
@@ -53,8 +53,14 @@ class Retention:
     """
 
     def __init__(
-        self, store: Store, clock: ControlClock, jobs: JobService, days: RetentionDays
+        self,
+        store: Store,
+        clock: ControlClock,
+        jobs: JobService,
+        days: RetentionDays,
+        remove_files: RemoveFiles | None = None,
     ) -> None:
+        self._remove_files = remove_files
         self._store, self._clock, self._jobs, self._days = store, clock, jobs, days
         self._left: list[str] | None = None  # projects that this round has not finished
         self._last: EndedJob | None = None  # the last job of the current project
@@ -113,7 +119,7 @@ class Retention:
         if not job.removed:
             try:
                 name = (await self._store.job(job.id)).name
-                await self._jobs.remove(project, job.id)
+                await self._jobs.remove(project, job.id, self._remove_files)
             except (RowNotFound, StaleVersion, TooLate):
                 return  # it was removed or retried meanwhile, or its nodes are not released
         purged = RemovedJob(

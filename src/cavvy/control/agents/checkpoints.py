@@ -267,8 +267,9 @@ class Checkpoints:
             await asyncio.to_thread(self._folders.copy, job.project, job.id, files, blobs)
             return files
 
-    async def remove(self, job: JobRecord) -> RemovedCheckpoints:
-        """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that no
+    async def remove(self, job: JobRecord, *, from_bucket: bool = True) -> RemovedCheckpoints:
+        """Delete the checkpoints of a job that has ended, also from its bucket if `from_bucket` is
+        set. Rows are deleted before files, so that no
         row refers to missing files after a crash; the next call deletes the remaining files. If the
         disk is full, files are deleted first to make space.
         """
@@ -284,7 +285,7 @@ class Checkpoints:
             if self._folders is not None:
                 removed = await asyncio.to_thread(self._folders.remove, job.project, job.id)
                 found[self._storage(job)] = removed
-            if policy is not None and policy.storage is not None:
+            if from_bucket and policy is not None and policy.storage is not None:
                 found[policy.storage] = await self._empty_bucket(job)
             if not forgotten:
                 await self._store.forget_checkpoints(job.id)
