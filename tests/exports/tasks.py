@@ -1,14 +1,10 @@
 """Tasks for the tests of exports, and the way that the command reads them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
-from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ResourceSpec
-from cavvy.store.snapshot import CatalogSnapshot
 
 # A task that uses most keys.
 FULL = """
@@ -31,11 +27,6 @@ limits: {duration: 2h, deadline: 5h, budget: 100}
 tags: {team: vision}
 secrets: [HF_TOKEN]
 """
-
-
-def find_offers(need: ResourceSpec) -> Sequence[Offer]:
-    with CatalogSnapshot.open() as snapshot:
-        return snapshot.match(need, misses=0).offers
 
 
 def export(name: str, text: str, folder: Path) -> Result:

@@ -66,7 +66,7 @@ from cavvy.store.secrets import SecretSealer
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
-from cavvy.store.snapshot.prices import list_instance, list_prices
+from cavvy.store.snapshot.prices import find_offers, list_instance, list_prices
 from cavvy.store.sql import Store
 
 _FORGOTTEN = timedelta(days=7)  # seconds for which uploaded files that no job uses are kept
@@ -410,8 +410,7 @@ def find_instance(provider: str, instance: str) -> Offer | None:
 def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | None:
     """Raises SnapshotError."""
     need = ResourceSpec(instance=instance, providers=(provider,))
-    with CatalogSnapshot.open() as snapshot:
-        return next(iter(snapshot.match(need, limit=1, misses=0).offers), None)
+    return next(iter(find_offers(need, limit=1)), None)
 
 
 def list_doubts(offers: Sequence[Offer]) -> Mapping[str, str]:

@@ -325,17 +325,13 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     """
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
-    from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
+    from cavvy.store.snapshot.prices import find_offers
 
     best: dict[tuple[str, int], Offer] = {}
+    accelerators = (AcceleratorNeed(count_min=count, count_max=max(count, 64)),)
     try:
-        with CatalogSnapshot.open() as snapshot:
-            need = ResourceSpec(
-                accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),),
-                spot=SpotPolicy.NEVER,
-            )
-            offers = snapshot.match(need, misses=0).offers
+        offers = find_offers(ResourceSpec(accelerators=accelerators, spot=SpotPolicy.NEVER))
     except SnapshotError as error:
         raise CommandFailure(str(error)) from error
     for offer in offers:

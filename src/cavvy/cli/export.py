@@ -2,7 +2,7 @@
 job runs without Cavvy.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import ResourceSpec, TaskSpec
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.providers.base import Provider
     from cavvy.providers.formats.index import JobFormat
 
@@ -91,12 +91,8 @@ def _write_dockerfile(task: "TaskSpec") -> str:
 
 def _write_request(name: str, job_format: "JobFormat", task: "TaskSpec") -> str:
     from cavvy.providers.base import ProviderError
-    from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
-
-    def find_offers(need: "ResourceSpec") -> Sequence["Offer"]:
-        with CatalogSnapshot.open() as snapshot:
-            return snapshot.match(need, misses=0).offers
+    from cavvy.store.snapshot.prices import find_offers
 
     try:
         return job_format.write(task, find_offers)

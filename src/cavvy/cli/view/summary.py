@@ -120,7 +120,7 @@ def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[Counterfa
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import TaskSpec
     from cavvy.planner.counterfactual import SYSTEM_MIB, compare_counterfactuals
-    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.prices import find_offers
 
     ran = timedelta(seconds=cost.running_s)
     if not ran or not job.attempts:
@@ -129,9 +129,7 @@ def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[Counterfa
     used = [node.telemetry for attempt in job.attempts for node in attempt.nodes]
     peak = max((each.get("memory_peak_mib", 0.0) for each in used), default=0.0)
     least = max(task.resources.memory_min_mib or 0, SYSTEM_MIB + ceil(peak))
-    with CatalogSnapshot.open() as snapshot:
-        need = replace(task.resources, memory_min_mib=least)
-        offers = snapshot.match(need, limit=1000, misses=0).offers
+    offers = find_offers(replace(task.resources, memory_min_mib=least), limit=1000)
     return compare_counterfactuals(task, ran, here, offers)
 
 

@@ -1,4 +1,6 @@
-"""Reads prices from the catalog for providers whose APIs report no prices."""
+"""Reads offers from the catalog in use, for commands that need nothing else of the catalog and for
+providers whose APIs report no prices.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -9,6 +11,12 @@ from cavvy.store.snapshot.layout import SnapshotError
 from cavvy.store.snapshot.reader import CatalogSnapshot
 
 _log = logging.getLogger(__name__)
+
+
+def find_offers(need: ResourceSpec, limit: int | None = None) -> Sequence[Offer]:
+    """Return the catalog's offers that fit, the cheapest first. Raises SnapshotError."""
+    with CatalogSnapshot.open() as snapshot:
+        return snapshot.match(need, limit=limit, misses=0).offers
 
 
 def list_prices(provider: str) -> Sequence[Offer]:
@@ -28,8 +36,7 @@ def list_instance(provider: str, instance: str) -> Sequence[Offer]:
 def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
     need = ResourceSpec(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
     try:
-        with CatalogSnapshot.open() as snapshot:
-            return snapshot.match(need, misses=0).offers
+        return find_offers(need)
     except SnapshotError as error:
         _log.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
         return ()
