@@ -8,11 +8,14 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from scripts.drills.focus import make_lines, validate
 
+from cavvy.api.routes.ledger import _view as make_entry_view
 from cavvy.cli.view.statement import write_csv, write_page, write_parquet
+from cavvy.client.ledger_wire import LedgerEntryView, to_line
 from cavvy.costs.focus import COLUMNS, make_focus_row
 from cavvy.costs.statements import hours_of, make_statement, total_of
 from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
@@ -42,6 +45,13 @@ REQUIRED = [
 
 def lines(count: int = 60, seed: int = 1) -> list[LedgerLine]:
     return list(make_lines(random.Random(seed), count))
+
+
+def test_the_client_reads_the_entries_that_the_server_sends() -> None:
+    for line in lines():
+        answer = msgspec.json.encode(make_entry_view(line))
+        view = msgspec.json.decode(answer, type=LedgerEntryView)
+        assert to_line(view) == line
 
 
 def test_the_billing_account_is_the_one_that_paid() -> None:

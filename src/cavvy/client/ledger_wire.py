@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from msgspec import convert
+
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import query
 from cavvy.client.wire import Answer
@@ -15,6 +17,7 @@ from cavvy.domain.ledger import (
     QuantityUnit,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 PAGE = 5000  # maximum number of entries in one answer
 
@@ -125,27 +128,7 @@ def to_line(view: LedgerEntryView) -> LedgerLine:
             source=EntrySource(view.source),
             corrects=corrects,
         ),
-        subject=LedgerSubject(
-            id=subject,
-            project=view.project,
-            user=view.user,
-            job_id=view.job_id,
-            job=view.job,
-            machine=view.machine,
-            service=view.service,
-            attempt=view.attempt,
-            provider=view.provider,
-            account=view.account,
-            region=view.region,
-            zone=view.zone,
-            instance_type=view.instance_type,
-            accelerator=view.accelerator,
-            accelerators=view.accelerators,
-            purchase=view.purchase,
-            tags=view.tags,
-            volume=view.volume,
-            key=view.key,
-        ),
+        subject=replace(convert(view, LedgerSubject, from_attributes=True), id=subject),
     )
 
 

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, cast
 
+from msgspec import convert
+
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 
@@ -137,17 +139,7 @@ def read_detail(job: "wire.JobDetail") -> JobStatus:
     if own is None:
         return replace(_make_status(job), queue_position=job.queue_position)
     rate = HourlyRate(own.rate_micros_per_hour).times(len(own.nodes)).usd
-    nodes = tuple(
-        NodeStatus(
-            rank=node.rank,
-            phase=node.phase,
-            address=node.address,
-            exit_code=node.exit_code,
-            telemetry=node.telemetry,
-            progress=node.progress,
-        )
-        for node in own.nodes
-    )
+    nodes = tuple(convert(node, NodeStatus, from_attributes=True) for node in own.nodes)
     return replace(
         _make_status(job),
         rate_usd_per_hour=rate,
@@ -185,14 +177,7 @@ def read_cost(job: "wire.JobDetail", cost: "wire.CostView") -> JobCost:
 
 
 def read_event(event: "wire.EventView") -> JobEvent:
-    return JobEvent(
-        id=event.id,
-        at=event.at,
-        attempt=event.attempt,
-        rank=event.rank,
-        kind=event.kind,
-        text=event.text,
-    )
+    return convert(event, JobEvent, from_attributes=True)
 
 
 def _make_status(job: "wire.JobListing") -> JobStatus:
