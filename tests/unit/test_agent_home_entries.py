@@ -75,7 +75,7 @@ def test_folders_and_data_are_moved_and_the_rest_is_said(machine: Machine) -> No
         *("objects/x", "refs/x", "HEAD", "config", "hooks/post-checkout", "__pycache__/x.pyc"),
         *("Makefile", "conftest.py", "sitecustomize.py", "package.json", "pyproject.toml", "a.sh"),
         *("CMakeLists.txt", "requirements.txt", "Justfile", "compose.yaml", "go.mod"),
-        *("miniconda3/bin/conda", "my-anaconda/x", "miniforge3/x", "json/x.py", "torch/x.py"),
+        *("miniconda3/bin/conda", "my-anaconda/x", "miniforge3/x", "json/x.py", "torch/x.py", "gensim-data/x.py", "a;b/x"),
         *("venv/bin/activate", "site-packages/x.pth", "-rf/x", "~/x", "$HOME/x", "\x1b[31m/x"),
         *(".zshenv", "..x/y", "google-cloud-sdk/path.bash.inc", "lib/libc.so.6", "_darcs/prefs/x"),
     ],

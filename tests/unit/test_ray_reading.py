@@ -1,7 +1,9 @@
 """What the Ray provider reads out of a dashboard's answers, a driver's log and its settings."""
 
+import hashlib
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from cavvy.providers.ray.cluster import (
 from cavvy.providers.ray.entry import RayOptions, make_job
 from cavvy.providers.ray.launch_ledger import RayGangRecord
 from cavvy.providers.ray.provider import read_addresses
+from cavvy.providers.ray.remote.actor_supervisor import ActorSupervisor
 from cavvy.providers.ray.status import as_seen, end, explain_wait, judge, read_log
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -252,11 +255,12 @@ def test_a_job_holds_no_secret() -> None:
     options = RayOptions(
         namespace="cavvy", python="python", folder="~/.cavvy-ray", spread=True, wait=False
     )
-    job = make_job(gang, "mark", ray_node, node_endpoint, options, mixed=True)
+    job = make_job(gang, "mark", ray_node, node_endpoint, options, cache="p-1", mixed=True)
     assert "claim-" not in json.dumps(job)
     assert "secret" not in json.dumps(job) + shelved[0].decode()
     plan = json.loads(shelved[0])
     assert plan["tokens"] == ["claim-0", "claim-1"]
+    assert plan["boot"]["config"]["own_cache"] == "p-1"
     assert (plan["strategy"], plan["vendor"], plan["resource"]) == (
         "STRICT_SPREAD",
         "nvidia",
@@ -301,3 +305,14 @@ def test_a_gang_says_what_it_waits_for() -> None:
         GangState.STARTING,
         f"Ray has started 0 of {RECORD.nodes} agents",
     )
+
+
+def test_a_changed_agent_is_fetched_again(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"the agent").hexdigest()
+    boot = {"folder": str(tmp_path), "agent": digest, "rank": 0, "config": {"gang": "g"}}
+    supervisor = ActorSupervisor(boot)
+    assert not supervisor.has_agent()
+    Path(supervisor.agent).write_bytes(b"the agent")
+    assert supervisor.has_agent()
+    Path(supervisor.agent).write_bytes(b"another program")
+    assert not supervisor.has_agent()

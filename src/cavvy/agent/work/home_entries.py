@@ -19,16 +19,16 @@ from contextlib import suppress
 from glob import escape, glob
 
 from ..disk import open_private
+from .mounts import contains
 from .protect import (
     CACHES,
     LAYERED,
     PRIVATE,
     find_kept,
-    holds_obeyed,
     is_empty,
-    is_obeyed,
     join_names,
     list_homes,
+    list_obeyed_paths,
 )
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MOST = 1000  # entries of one folder that are looked at
+MOST, MOST_CHOSEN = 1000, 100  # entries of one folder that are looked at, and that are moved
 # Files with other endings stay: tools obey files such as `Makefile`, `conftest.py`, `package.json`
 # and `pyproject.toml` in the folder in which the user works, and in the folders above it.
 DATA = frozenset({
@@ -57,12 +57,14 @@ BUILD_FILES = re.compile(r"cmakelists.*|requirements.*|constraints.*|.*config.*"
 # programs.
 OBEYED_FOLDERS = frozenset({
     "android", "applications", "autostart", "bin", "bin64", "branches", "cgi-bin", "cvs",
-    "desktop", "documents", "env", "envs", "etc", "ftp", "gnustep", "go", "google-cloud-sdk",
-    "hooks", "include", "info", "init", "init.d", "lib", "lib32", "lib64", "libexec", "library",
-    "local", "mail", "maildir", "matlab", "modules", "news", "nltk_data", "node_modules",
-    "objects", "octave", "opt", "packages", "perl5", "public", "public_html", "public_www", "r",
-    "refs", "sbin", "scripts", "share", "sites", "snap", "spack", "templates", "texmf", "usr",
-    "venv", "virtualenvs", "worktrees", "www",
+    "desktop", "documents", "emsdk", "env", "envs", "etc", "flutter", "ftp", "gensim-data",
+    "gnustep", "go", "google-cloud-sdk", "hooks", "include", "info", "init", "init.d", "lib",
+    "lib32", "lib64", "libexec", "library", "local", "mail", "maildir", "matlab", "mne_data",
+    "modules", "news", "nilearn_data", "nltk_data", "node_modules", "objects", "octave", "opt",
+    "packages", "perl5", "public", "public_html", "public_www", "r", "refs", "sbin",
+    "scikit_learn_data", "scripts", "share", "sites", "snap", "spack", "stanza_resources",
+    "templates", "tensorflow_datasets", "texmf", "tmp", "usr", "venv", "virtualenvs", "worktrees",
+    "www",
 })  # fmt: skip
 INSTALLATIONS = re.compile(r".*(conda|mamba|miniforge|python|pypy|site-packages).*", re.DOTALL)
 # Python imports such a folder in place of the module if the user runs Python in the home folder.
@@ -165,14 +167,17 @@ class HomeEntries:
 
     def _choose(self, home: str, names: list[str]) -> Iterator[str]:
         """Yield the names of entries that nothing obeys in the home folder."""
-        text = None
-        for name in names:
+        text, named, packages = None, [], _list_packages(home)
+        for name in [each for each in names if is_data(each)][:MOST_CHOSEN]:
             path = f"{home}/{name}"
-            if not is_data(name) or _is_module(name, home):
+            if _is_module(name, packages):
                 continue
-            if is_obeyed(path, self._obeyed) or holds_obeyed(path, self._obeyed):
+            if text is None:
+                text, named = _read_readers(home, self._obeyed), list_obeyed_paths(self._obeyed)
+            if any(
+                contains(path, each) or (contains(each, path) and each != home) for each in named
+            ):
                 continue
-            text = _read_readers(home, self._obeyed) if text is None else text
             if not is_named(name, text):
                 yield name
 
@@ -201,7 +206,7 @@ class HomeEntries:
 def is_data(name: str) -> bool:
     """Return whether an entry of a home folder has a name that nothing is known to obey. The name
     of a folder has no ending, or any; a file needs the ending of data (`_is_movable`)."""
-    if not (name[:1].isalnum() and name.isprintable()):
+    if not (name[:1].isalnum() and all(each.isalnum() or each in " ._+=@,-" for each in name)):
         return False
     low = name.lower()
     return low not in OBEYED_FOLDERS and not INSTALLATIONS.fullmatch(low)
@@ -209,6 +214,8 @@ def is_data(name: str) -> bool:
 
 def is_named(name: str, text: str) -> bool:
     """Return whether a start file or unit with this text could name the entry of a home folder."""
+    if name not in text:
+        return False
     part = re.escape(name)
     source = rf"(?:^|[\s;&|`(])(?:source|\.)\s+[\"']?{part}"
     pattern = rf"(?:/{part}|{source})(?![\w.-])|(?<![\w./-]){part}/"
@@ -293,15 +300,19 @@ def _changed_at(left: str) -> float:
         return 0
 
 
-def _is_module(name: str, home: str) -> bool:
+def _is_module(name: str, packages: list[str]) -> bool:
     """Return whether Python could import the entry in place of an installed module when the user
     runs it in the home folder."""
     if name.lower() in MODULES or name in getattr(sys, "stdlib_module_names", ()):
         return True
+    return any(os.path.lexists(f"{each}/{name}") for each in packages)
+
+
+def _list_packages(home: str) -> list[str]:
+    """Return the folders in which the machine's and the user's Pythons find packages."""
     tops = [sys.prefix, "/usr", "/usr/local", f"{home}/.local", *glob(f"{escape(home)}/*conda*")]
-    parts = ("python3*/site-packages", "python3*/dist-packages", "python3/dist-packages")
-    each = (f"{escape(top)}/lib/{part}/{escape(name)}" for top in tops for part in parts)
-    return any(glob(path) for path in each)
+    parts = ("python3*/site-packages", "python3*/dist-packages")
+    return [path for top in tops for part in parts for path in glob(f"{escape(top)}/lib/{part}")]
 
 
 def _read_readers(home: str, obeyed: list[str]) -> str:

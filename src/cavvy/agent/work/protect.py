@@ -217,6 +217,11 @@ def is_obeyed(path: str, obeyed: list[str]) -> bool:
     return bool(homes) and not is_free(os.path.relpath(path, homes[-1]))
 
 
+def list_obeyed_paths(obeyed: list[str]) -> list[str]:
+    """Return the paths at, in or above which a new entry of a home folder would be obeyed."""
+    return [each for each in _resolve([*list_homes(), *list_named(obeyed)]) if each != "/"]
+
+
 def holds_obeyed(path: str, obeyed: list[str]) -> bool:
     """Return whether the folder `path`, which has no links, contains something that `is_obeyed`."""
     named = _resolve([*list_homes(), *ALWAYS_SYSTEM, *list_named(obeyed)])

@@ -93,7 +93,7 @@ class ActorSupervisor:
             encoding="utf-8",
         ) as file:
             json.dump(config, file)
-        if not os.path.exists(self.agent):
+        if not self.has_agent():
             fetch(config["address"], self.boot["agent"], self.agent)
         code = self.follow(self.start(), told=False)
         # Retry undelivered messages until the lease ends. Then this process exits, even if messages
@@ -110,6 +110,14 @@ class ActorSupervisor:
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
         self.clear()  # before the report, because this process may be killed after the report
         tell(**left)
+
+    def has_agent(self) -> bool:
+        """Return whether the node has the agent. Jobs run as the same user and can change it."""
+        try:
+            with open(self.agent, "rb") as file:
+                return bool(hashlib.sha256(file.read()).hexdigest() == self.boot["agent"])
+        except OSError:
+            return False
 
     def clear(self) -> None:
         """Remove the rank's folder, and also the gang's folder if no other rank of the gang is left
