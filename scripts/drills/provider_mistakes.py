@@ -485,6 +485,20 @@ MISTAKES: Sequence[Mistake] = (
     Mistake(ZO, "places", "the region as the zone", "zone=zone,", "zone=_region(zone),"),
     Mistake(
         VU,
+        "units",
+        "a shortest charge of a minute",
+        "minimum_charge=timedelta(hours=1)",
+        "minimum_charge=timedelta(minutes=1)",
+    ),
+    Mistake(
+        EX,
+        "units",
+        "a shortest charge of a day",
+        "rate=self",
+        "minimum_charge=timedelta(days=1), rate=self",
+    ),
+    Mistake(
+        VU,
         "errors",
         "the limit of the account is not known",
         "raise self.name_limit(fault) from fault",

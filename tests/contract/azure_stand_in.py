@@ -92,6 +92,13 @@ class AzureStandIn(RestStandIn):
     Standard_NV36ads_A10_v5     eastus  1xA10/24GiB      36    440GiB   -     3.2    0.64
     Standard_NV6ads_A10_v5      eastus  1/6xA10/4GiB     6     55GiB    -     0.454  0.09
     """
+    extras = (
+        "disk StandardSSD_LRS<=128 9.6",
+        "disk StandardSSD_LRS<=256 19.2",
+        "disk StandardSSD_LRS<=512 38.4",
+        "disk Premium_LRS<=256 34.56",
+        "address 0.005",
+    )
 
     key = "eyJ0.test.token"
     denied = CloudFault(401, "InvalidAuthenticationToken", "The access token is invalid.")

@@ -4,6 +4,8 @@ allow, lists GPU Droplets only on request, and returns lists in pages.
 """
 
 import re
+from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from cavvy.providers.contract.memory_cloud import MemoryCloud
@@ -72,6 +74,7 @@ class DigitalOceanStandIn(RestStandIn):
     gpu-mi300x1-192gb  nyc2,tor1  1xMI300X/192GiB  20    240GiB   720GiB   1.99     -
     s-4vcpu-8gb        nyc2,tor1  -                4     8GiB     160GiB   0.07143  -
     """
+    minimum_charges = MappingProxyType({"s-": timedelta(seconds=504), "": timedelta(minutes=1)})
 
     root = "/v2"
     key = "dop_v1_test"

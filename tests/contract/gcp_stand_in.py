@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -145,6 +146,14 @@ class GcpStandIn(GoogleStandIn):
     n1-standard-8-t4x1  us-central1/us-central1-a                            1xT4/16GiB       8     30GiB    -     0.729998    0.30902
     tpu-v6e-8           us-central1/us-central1-a,us-central1/us-central1-b  8xTPU-v6e/32GiB  180   1440GiB  -     21.6        4.5828
     """
+    extras = (
+        "disk pd-balanced 0.1",
+        "disk pd-ssd 0.17",
+        "disk hyperdisk-balanced 0.08",
+        "address 0.005",
+        "address 0.0025",  # spot
+    )
+    minimum_charges = MappingProxyType({"": timedelta(minutes=1)})
 
     root = "/compute/v1"
     faults: Mapping[str, CloudFault] = {

@@ -9,7 +9,8 @@ catalog report.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from tests.contract.ibm_stand_in import HOME, IMAGES, IbmStandIn, image_id, show_profile
@@ -61,6 +62,7 @@ class IbmMetalStandIn(IbmStandIn):
     bx2-metal-96x384  us-south/us-south-1  -             96    384GiB  894GiB  5.2    -
     mx3-metal-16x128  us-south/us-south-1  -             16    128GiB  447GiB  1.95   -
     """
+    minimum_charges = MappingProxyType({"": timedelta(hours=1)})
 
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         super().__init__(cloud, server)

@@ -4,6 +4,8 @@ requests which the published description (https://docs.lambda.ai/api/cloud) does
 It does not enforce the general limit of one request per second, since its clock stands still.
 """
 
+from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from cavvy.providers.contract.rest_stand_in import (
@@ -57,6 +59,7 @@ class LambdaStandIn(RestStandIn):
     gpu_8x_a100_80gb_sxm4  us-east-1,us-west-1  8xA100/80GiB       240   1800GiB  19456GiB  22.32  -
     gpu_8x_h100_sxm5       us-east-1,us-west-1  8xH100/80GiB       208   1800GiB  22528GiB  31.92  -
     """
+    minimum_charges = MappingProxyType({"": timedelta(minutes=1)})
 
     root = "/api/v1"
     key = "secret_lambda_1.test"

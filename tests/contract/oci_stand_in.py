@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -182,6 +183,7 @@ class OciStandIn(RestStandIn):
     VM.Standard.E5.Flex$_64_256  us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                64    256GiB   -     1.472  0.736
     VM.Standard.E5.Flex$_8_32    us-phoenix-1/Uocm:PHX-AD-1,us-phoenix-1/Uocm:PHX-AD-2  -                8     32GiB    -     0.184  0.092
     """
+    minimum_charges = MappingProxyType({"BM.": timedelta(hours=1), "": timedelta(minutes=1)})
 
     root = "/{service}/{region}/20160918"
     key = "the-pass-phrase-of-the-key"

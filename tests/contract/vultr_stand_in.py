@@ -7,6 +7,8 @@ description does not list them.
 """
 
 import base64
+from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from cavvy.providers.contract.memory_cloud import MemoryCloud
@@ -83,6 +85,7 @@ class VultrStandIn(RestStandIn):
     vcg-l40s-128c-1500g-384vram  ams,ewr,sao  8xL40S/48GiB  128   1500GiB  5600GiB  13.37  -
     vc2-2c-4gb                   sao          -             2     4GiB     80GiB    0.045  -
     """
+    minimum_charges = MappingProxyType({"": timedelta(hours=1)})
 
     root = "/v2"
     key = "VULTR-TEST-KEY"

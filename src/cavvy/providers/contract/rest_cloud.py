@@ -37,7 +37,7 @@ from cavvy.providers.contract.harness import OURS
 from cavvy.providers.contract.memory_cloud import MemoryPlace, make_node_endpoint
 from cavvy.providers.contract.replay import ReplayedRest
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from cavvy.providers.contract.sold import compare, read_table
+from cavvy.providers.contract.sold import compare, describe_extra, read_table
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
@@ -176,6 +176,17 @@ class RestContract(VmContract):
         offers = asyncio.run(account.provider("ours").offers())
         differences = compare(read_table(self.stand_in.sells), offers)
         assert not differences, "\n" + "\n".join(differences)
+
+    def test_other_charges_are_those_of_the_cloud(self, account: RestPlace) -> None:
+        """Disks, addresses and the shortest time that is billed cost what the stand-in states."""
+        offers = asyncio.run(account.provider("ours").offers())
+        extras = {each for offer in offers for each in offer.extras}
+        assert {describe_extra(each) for each in extras} == set(self.stand_in.extras)
+        least = self.stand_in.minimum_charges
+        for offer in offers:
+            starts = [each for each in least if offer.instance_type.startswith(each)]
+            right = least[max(starts, key=len)] if starts else timedelta(0)
+            assert offer.minimum_charge == right, offer.key
 
     @pytest.mark.parametrize("lost", [False, True])
     def test_a_zone_that_does_not_answer_has_not_lost_its_machines(

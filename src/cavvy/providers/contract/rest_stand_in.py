@@ -10,6 +10,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -131,6 +132,11 @@ class RestStandIn(ABC):
     faults: Mapping[str, CloudFault] = {}
     states: Mapping[MachineState, str]  # the API's names of states
     sells = ""  # what the cloud sells, as a table in the form of `contract.sold`
+    # what is billed in addition to machines: "disk NAME USD" per GiB and month, or per month of a
+    # disk of up to N GiB with "<=N" after the name; "address USD" per hour
+    extras: Collection[str] = ()
+    # the shortest time that is billed, by the start of the names of the types; "" is for all others
+    minimum_charges: Mapping[str, timedelta] = {}
 
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         self.cloud = cloud

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from cavvy.catalog.currencies import find_rate
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_memory_mib, parse_rate
 from cavvy.domain.values import Struct
 
@@ -134,6 +134,13 @@ def compare(sold: Sequence[SoldMachine], offers: Sequence[Offer]) -> Sequence[st
             ),
         ]
     )
+
+
+def describe_extra(extra: ExtraPrice) -> str:
+    """Return the price of a disk or an address in the form of `RestStandIn.extras`."""
+    size = f"<={extra.up_to_gib}" if extra.up_to_gib else ""
+    words = (str(extra.kind), f"{extra.name}{size}", f"{extra.price.usd:f}")
+    return " ".join(each for each in words if each)
 
 
 def _name(what: tuple[str, str, str | None, Purchase]) -> str:
