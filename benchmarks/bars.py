@@ -25,6 +25,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "server": (),
     "jobs": (),
     "latency": (),
+    "year": ("--keep", "0", "--logs", "0"),
 }
 
 
