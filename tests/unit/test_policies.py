@@ -7,7 +7,7 @@ import pytest
 from cavvy.domain.accounts import Project
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
+from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy, find_lifted
 from cavvy.domain.tasks import AcceleratorNeed, ImageBuild, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import fields, replace
@@ -190,3 +190,13 @@ def test_every_field_of_a_policy_restricts_something() -> None:
     assert explain_policy(bound(), task, GPU) is None
     for name, value in strict.items():
         assert explain_policy(bound(**{name: value}), task, GPU) is not None
+
+
+def test_a_move_lifts_restrictions_and_not_how_long_jobs_are_kept() -> None:
+    projects = [Project(name="team", parent=None), Project(name="a", parent="team")]
+    for policy, lifts in (
+        (ProjectPolicy(keep_jobs_days=5), False),
+        (ProjectPolicy(providers=("aws",), keep_jobs_days=5), True),
+    ):
+        book = PolicyBook([BoundPolicy("team", policy)], projects)
+        assert bool(find_lifted(book, "a", None)) == lifts

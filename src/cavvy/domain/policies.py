@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from cavvy.domain.accounts import INSTALLATION, Project
 from cavvy.domain.units import HourlyRate
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 
 
 class ProjectPolicy(Struct, frozen=True, kw_only=True):
@@ -79,5 +79,10 @@ def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[
     The result has no policy that would also apply below `parent`.
     """
     own = [each for each in book.find(project) if each.project == project]
-    kept = [each.policy for each in (*book.find(parent or INSTALLATION), *own)]
-    return [each for each in book.find(project) if each.policy not in kept]
+    kept = [_only_restrictions(each) for each in (*book.find(parent or INSTALLATION), *own)]
+    kept.append(ProjectPolicy())
+    return [each for each in book.find(project) if _only_restrictions(each) not in kept]
+
+
+def _only_restrictions(bound: BoundPolicy) -> ProjectPolicy:
+    return replace(bound.policy, keep_jobs_days=None)
