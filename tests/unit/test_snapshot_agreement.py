@@ -76,7 +76,9 @@ class Sample:
             for offer in accelerated[::10]
             for months in (12, 36)
         ]
-        self.offers = plain + accelerated + reserved
+        # one offer for each key; the shipped offers have prices with a commitment, too
+        every = {offer.key: offer for offer in plain + accelerated + reserved}
+        self.offers = list(every.values())
         write_snapshot(path, self.offers, as_of=date(2026, 11, 20))
         self.snapshot = CatalogSnapshot.open(path)
 
