@@ -426,6 +426,24 @@ def test_a_revision_that_answers_its_probe_and_then_dies_has_not_worked() -> Non
     assert rollout.serving() == [1]
 
 
+def test_a_revision_whose_program_hangs_does_not_let_requests_wait_in_vain() -> None:
+    rollout = update_at_zero()
+    rollout.new, rollout.backlog = ReplicaSeen(phase=JobPhase.RUNNING), 1
+    rollout.run(3)
+    rollout.step(297)
+    assert rollout.service.revision == 2, "requests may wait for ten minutes"
+    rollout.run(6)
+    assert rollout.serving() == [1]
+    assert rollout.service.candidate is not None
+    assert "has not answered within 5m00s" in rollout.service.candidate.problem
+    rollout.backlog = 0
+    end_all(rollout)
+    assert (rollout.service.revision, rollout.service.open) == (1, ())
+    rollout.new, rollout.backlog = RUNS, 1
+    rollout.run(6)
+    assert (rollout.service.revision, rollout.serving()) == (2, [2])
+
+
 def test_without_a_revision_that_worked_the_newest_one_is_tried_again() -> None:
     rollout = update_at_zero()
     rollout.service = replace(rollout.service, worked=None)

@@ -157,7 +157,7 @@ def _show_trial(trial: "TrialView", serving: int) -> str:
     if not trial.end and trial.weight is None:
         said = "takes over when all its replicas are ready"
         if trial.problem:
-            said += f"; revision {serving} answers, because the last replica failed to start"
+            said += f"; revision {serving} answers, because the last replica did not start"
     elif not trial.end:
         share = f"{trial.weight}% of the service's requests"
         said = f"gets {share} until it has received {trial.asked} requests"

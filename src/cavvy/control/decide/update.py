@@ -31,6 +31,7 @@ from cavvy.domain.services import (
     UpdateStrategy,
 )
 from cavvy.domain.stored_services import StoredService
+from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 
 _MOST_FAILURES = 3  # replicas of the candidate that end in a row
@@ -86,7 +87,7 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     """Return the next step of a service, with or without a candidate."""
     service = view.service
     if service.candidate is None:
-        service = _return_to_worked(service, view.backlog)
+        service = _return_to_worked(service, view.backlog, now)
     if (tried := service.candidate) is None:
         return _follow_rolling(decide_service(view, now), now)
     service = replace(service, stopped_by=view.stop.hard)
@@ -128,24 +129,41 @@ def remember_worked(service: StoredService) -> CandidateRevision | None:
     return service.serving if service.steady else service.worked
 
 
-def _return_to_worked(service: StoredService, backlog: int) -> StoredService:
+def _return_to_worked(service: StoredService, backlog: int, now: datetime) -> StoredService:
     """Return the service with the last revision that has worked as its serving revision, and with
-    the newest revision on trial beside it, if requests wait while no replica is ready and the last
-    replica of the newest revision failed. Otherwise, return the service unchanged.
+    the newest revision on trial beside it, if requests wait, no replica is ready, and the newest
+    revision does not start. Otherwise, return the service unchanged.
     """
     good = service.former or service.worked
     if good is None or good.revision == service.revision or not (service.wanted and backlog):
         return service
-    if not service.failures or any(each.state is ReplicaState.READY for each in service.replicas):
+    problem = _find_start_problem(service, now)
+    if not problem or any(each.state is ReplicaState.READY for each in service.replicas):
         return service
     newest = replace(
         service.serving,
         failures=service.failures,
         failed_at=service.failed_at,
-        problem=service.problem,
+        problem=problem,
     )
     back = as_revision(replace(service, candidate=good), good.revision)
     return replace(back, candidate=newest, former=None, steady=True, worked=None)
+
+
+def _find_start_problem(service: StoredService, now: datetime) -> str:
+    """Return why the newest revision does not start: the reason of its last failure, or that its
+    program has not answered for half of the time that a request may wait. Return "" if there is no
+    problem.
+    """
+    if service.failures:
+        return service.problem
+    long = service.spec.timeouts.queue / 2
+    ours = [each for each in service.replicas if each.revision == service.revision]
+    for each in ours:
+        runs = each.state is ReplicaState.STARTING and each.running_at is not None
+        if runs and now - (each.running_at or now) >= long:
+            return f"replica {each.number} has not answered within {format_duration(long)}"
+    return ""
 
 
 def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
@@ -282,7 +300,7 @@ def _find_end(
     if service.stopped_by:  # the candidate has no replicas, so nothing is known about its quality
         return None
     if not is_canary(service):
-        if not wanted and tried.failures:  # its failures matter again when requests arrive
+        if not wanted and tried.problem:  # the problem matters again when requests arrive
             return None
         ready = [
             each
