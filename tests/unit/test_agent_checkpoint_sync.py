@@ -92,6 +92,7 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
     copies: bool, told: str
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     asked: list[str] = []
     ended: list[tuple[str, int | None]] = []

@@ -32,6 +32,7 @@ class Timers:
 
 def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     runner._loop, runner._kill_timer = Timers(), None
     runner._steps = SimpleNamespace(finishing=False, process=object(), ask=lambda: None)
@@ -61,6 +62,7 @@ def test_what_the_reaper_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     runner._config = SimpleNamespace(
         status_file=str(tmp_path / "status"),
@@ -86,6 +88,7 @@ def test_only_what_a_signal_reached_ended_by_it(
     code: int, interrupted: bool, signalled: bool, outcome: str
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
@@ -110,6 +113,7 @@ def test_the_reason_names_the_process_that_failed_and_its_error(
     code: int, ranks: int, reason: str
 ) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     runner._steps, runner._state = SimpleNamespace(interrupted=False), AgentState.WORKING
     runner._ending, runner._born, runner.reports = None, time.monotonic(), TaskReports()

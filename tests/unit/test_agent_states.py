@@ -30,6 +30,7 @@ def test_every_state_can_be_reached_and_every_end_is_an_end() -> None:
 @pytest.mark.parametrize(("start", "to"), list(itertools.product(AgentState, AgentState)))
 def test_a_move_that_the_table_lacks_changes_nothing(start: AgentState, to: AgentState) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._state = start
     legal = (start, to) in MOVES
     assert runner._move(to) is legal
@@ -39,6 +40,7 @@ def test_a_move_that_the_table_lacks_changes_nothing(start: AgentState, to: Agen
 def make_runner(tmp_path: Path, state: AgentState) -> Any:
     """A runner in this state, whose work has a process and whose log is delivered."""
     runner: Any = RankRunner.__new__(RankRunner)
+    runner._home_entries = None
     runner._state = state
     runner._ending = ("stopped", "") if state in (AgentState.ENDING, AgentState.RECLAIMED) else None
     runner._work = (

@@ -1,6 +1,7 @@
 """What the Ray provider makes of a dashboard that answers late, in part or not at all."""
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
@@ -348,13 +349,14 @@ def test_nothing_of_a_gang_stays_on_its_node_when_its_agent_has_left(
     tmp_path: Path, ending: str
 ) -> None:
     (tmp_path / "cache").mkdir()
+    digest = hashlib.sha256(LEAVES.encode()).hexdigest()
     if ending != "no agent":
-        (tmp_path / "agent.pyz").write_text(LEAVES)
+        (tmp_path / f"{digest}.pyz").write_text(LEAVES)
     config = {"gang": "rm-1", "address": "https://192.0.2.1:1", "lease_s": 60.0}
     boot = {
         "folder": str(tmp_path),
         "rank": 0,
-        "agent": "agent",
+        "agent": digest,
         "python": sys.executable,
         "leave_s": 20.0,
     }
@@ -387,7 +389,8 @@ def test_nothing_of_a_gang_stays_on_its_node_when_its_agent_has_left(
 def test_last_words_are_delivered_until_somebody_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "agent.pyz").touch()
+    digest = hashlib.sha256(b"").hexdigest()
+    (tmp_path / f"{digest}.pyz").touch()
     codes, started, told = (
         [1, os.EX_TEMPFAIL, 1, 0],
         list[tuple[str, ...]](),
@@ -403,7 +406,7 @@ def test_last_words_are_delivered_until_somebody_answers(
     monkeypatch.setattr(actor_supervisor, "tell", lambda **what: told.append(what))
     config = {"gang": "rm-1", "address": "https://192.0.2.1:1", "lease_s": 60.0}
     actor_supervisor.ActorSupervisor(
-        {"folder": str(tmp_path), "rank": 0, "agent": "agent", "config": config}
+        {"folder": str(tmp_path), "rank": 0, "agent": digest, "config": config}
     ).run()
     assert started == [(), *3 * [("--deliver",)]]
     assert [each["code"] for each in told] == [0]
