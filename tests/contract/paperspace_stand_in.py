@@ -8,6 +8,7 @@ the others are made up.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from cavvy.providers.contract.memory_cloud import MemoryCloud
@@ -112,6 +113,9 @@ class PaperspaceStandIn(RestStandIn):
         self.listings = 0  # lists of the scripts
         self.holds_early = False  # machines that are provisioned cannot be deleted
         self._ids = itertools.count(1)
+
+    def remains(self) -> Sequence[str]:
+        return [f"the script {each}" for each in self.scripts]
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message}

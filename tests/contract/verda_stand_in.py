@@ -7,6 +7,7 @@ still provisioning are known from users of the API; those about capacity are mad
 """
 
 import itertools
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -94,6 +95,9 @@ class VerdaStandIn(RestStandIn):
         """End a spot instance as Verda does: it is no longer listed, but still described."""
         self.taken[machine] = self.machine(machine)
         self.cloud.change(machine, ended=self.cloud.time)
+
+    def remains(self) -> Sequence[str]:
+        return [f"the script {each}" for each in self.scripts]
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message}

@@ -439,9 +439,14 @@ async def _record(account: RestPlace, offer: Offer, word: str) -> set[tuple[str,
         await harness.launch(gang)
         requests = account.api.writes[before:]
         await account.settle()
+        account.lose_records()
+        harness.restart()
+        listed = [seen.name for seen in await harness.ours.gangs(gang.name)]
+        assert listed == [gang.name], f"a machine of {offer.key} is missing from the list"
     except (NoCapacity, Refused):
         requests = []
-    await harness.clear()
+    finally:
+        await harness.clear()
     return {
         part
         for number, each in enumerate(requests)
