@@ -163,7 +163,7 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
     progress = JobProgress(submitted_at=NOW, deadline=NOW + timedelta(hours=hours))
     inputs = inputs_of(progress)
     prices = [place.spot_usd(1) for place in inputs.places]
-    session = PolicySession(DeadlinePolicy(inputs.terms), prices)
+    session = PolicySession(DeadlinePolicy(inputs.terms), prices, inputs.terms.overhead_s)
     spots = [place.spot for place in inputs.places]
     told = [
         Observation(market=spot.key, kind=ObservationKind.PRICE, at=NOW, rate=spot.rate)

@@ -152,6 +152,29 @@ def test_the_policy_takes_spot_with_slack_and_on_demand_without() -> None:
     assert (answer.mode, answer.offers) == (RunMode.ON_DEMAND, (FIXED,))
 
 
+def test_the_reason_names_a_market_that_took_back_launches_and_until_when_it_rests() -> None:
+    progress = replace(at(), home=SPOT)
+    took = [
+        replace(seen(kind, minute), seconds=90.0 if kind is ObservationKind.TAKEN else 0.0)
+        for began in (0, 3, 10)
+        for minute, kind in (
+            (began, ObservationKind.GRANTED),
+            (began + 1.5, ObservationKind.TAKEN),
+        )
+    ]
+    found = inputs(task(), progress)
+    assert timedelta(seconds=90) < found.start
+    knowledge = MarketKnowledge(recent={SPOT.key: took})
+    answer = advise(found, knowledge, progress, NOW + timedelta(minutes=13))
+    assert answer.mode is RunMode.IDLE
+    assert answer.reason.endswith(
+        "fake/r/a/m:0 took back 3 launches in a row before the work started "
+        "and rests until 00:23 UTC"
+    )
+    later = advise(found, knowledge, progress, NOW + timedelta(minutes=25))
+    assert (later.offers, later.reason) == ((SPOT,), "spot is available")
+
+
 def test_a_gang_on_spot_that_saves_nothing_is_left_while_there_is_time_to_do_it_all_again() -> None:
     progress = at(hours=13.6, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
     answer = advise(

@@ -55,10 +55,13 @@ def advise(
     correspond to its decision.
     """
     policy = make(inputs.terms)
-    view = recall(policy, inputs, knowledge, progress, now, avoid=avoid)
-    return _recommendation(
-        inputs, progress, PolicyQuestion(inputs.terms, view, policy), policy.decide(view)
-    )
+    session = _replay(policy, inputs, knowledge, progress, now)
+    view = _view_of(session, inputs, progress, now, avoid or {})
+    decision = policy.decide(view)
+    if decision.mode is RunMode.IDLE or decision.market != view.market:
+        rests = _explain_rests(session, inputs, progress, view.now_s)
+        decision = decision._replace(reason="; ".join([decision.reason, *rests]))
+    return _recommendation(inputs, progress, PolicyQuestion(inputs.terms, view, policy), decision)
 
 
 def recall(
@@ -71,11 +74,19 @@ def recall(
     avoid: Mapping[str, datetime] | None = None,
 ) -> PolicyView:
     """Pass the observations of each market to a policy. Returns the current view."""
+    session = _replay(policy, inputs, knowledge, progress, now)
+    return _view_of(session, inputs, progress, now, avoid or {})
 
-    def seconds(at: datetime) -> float:
-        return (at - progress.submitted_at).total_seconds()
 
-    session = PolicySession(policy, [place.spot_usd(inputs.nodes) for place in inputs.places])
+def _replay(
+    policy: MarketPolicy,
+    inputs: PolicyInputs,
+    knowledge: MarketKnowledge,
+    progress: JobProgress,
+    now: datetime,
+) -> PolicySession:
+    usd_hr = [place.spot_usd(inputs.nodes) for place in inputs.places]
+    session = PolicySession(policy, usd_hr, inputs.terms.overhead_s)
     for index, seen in _observations(inputs, knowledge):
         if seen.at < now:
             place, rate = inputs.places[index], seen.rate
@@ -84,18 +95,40 @@ def recall(
                 if rate is None
                 else rate.micros_per_hour / 1e6 * inputs.nodes * place.run_time_ratio
             )
-            session.observe(seconds(seen.at), index, seen.kind, usd)
-    avoided = avoid or {}
+            at_s = (seen.at - progress.submitted_at).total_seconds()
+            session.observe(at_s, index, seen.kind, usd, seen.seconds or None)
+    return session
+
+
+def _view_of(
+    session: PolicySession,
+    inputs: PolicyInputs,
+    progress: JobProgress,
+    now: datetime,
+    avoid: Mapping[str, datetime],
+) -> PolicyView:
     usable = {
         place.spot.key
         for place in inputs.places
-        if place.spot is not None and avoided.get(place.spot.key, now) <= now
+        if place.spot is not None and avoid.get(place.spot.key, now) <= now
     }
+    now_s = (now - progress.submitted_at).total_seconds()
     quotes = tuple(
         _quote(place, assumed, inputs.nodes, usable)
-        for place, assumed in zip(inputs.places, session.quotes(seconds(now)), strict=True)
+        for place, assumed in zip(inputs.places, session.quotes(now_s), strict=True)
     )
-    return _view(inputs, progress, quotes, seconds(now))
+    return _view(inputs, progress, quotes, now_s)
+
+
+def _explain_rests(
+    session: PolicySession, inputs: PolicyInputs, progress: JobProgress, now_s: float
+) -> list[str]:
+    return [
+        f"{inputs.places[market].name} took back {barren.count} launches in a row before the work "
+        f"started and rests until "
+        f"{progress.submitted_at + timedelta(seconds=barren.until_s):%H:%M} UTC"
+        for market, barren in session.resting(now_s).items()
+    ]
 
 
 def _quote(

@@ -6,7 +6,7 @@ see docs/guides/simulate.md.
 from collections.abc import Sequence
 
 from cavvy.domain.markets import ObservationKind
-from cavvy.planner.deadline.beliefs import MarketBeliefs
+from cavvy.planner.deadline.beliefs import BarrenLaunches, MarketBeliefs
 from cavvy.planner.deadline.policy import DeadlinePolicy, PolicyMargins
 from cavvy.planner.spot.view import (
     NOWHERE,
@@ -27,15 +27,25 @@ class PolicySession:
     negative times. Markets are numbered as in the terms. Calls must be made in order of time.
     """
 
-    def __init__(self, policy: MarketPolicy, usd_hr: Sequence[float]) -> None:
-        self._policy, self._beliefs = policy, MarketBeliefs(usd_hr)
+    def __init__(
+        self, policy: MarketPolicy, usd_hr: Sequence[float], works_after_s: float = 0.0
+    ) -> None:
+        """`works_after_s` is the time from a launch until the work starts."""
+        self._policy, self._beliefs = policy, MarketBeliefs(usd_hr, works_after_s)
         self._shown: tuple[SpotQuote, ...] = ()
 
     def observe(
-        self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
+        self,
+        at_s: float,
+        market: int,
+        kind: ObservationKind,
+        usd_hr: float | None = None,
+        lasted_s: float | None = None,
     ) -> None:
-        """Record an observation. `usd_hr` is the spot price if it is known."""
-        self._beliefs.note(at_s, market, kind, usd_hr)
+        """Record an observation. `usd_hr` is the spot price, and `lasted_s` the lifetime of a gang
+        that ended, if they are known.
+        """
+        self._beliefs.note(at_s, market, kind, usd_hr, lasted_s)
         self._policy.learn(at_s, self._beliefs.known)
 
     def show(self, at_s: float, quotes: tuple[SpotQuote, ...]) -> None:
@@ -67,6 +77,16 @@ class PolicySession:
             PolicyView(now_s, left_s, mode, market, loading_s, quotes, unsaved_s, budget_usd)
         )
 
+    def resting(self, now_s: float) -> dict[int, BarrenLaunches]:
+        """Return the markets that rest because of several launches in a row that ended before the
+        work started.
+        """
+        return {
+            market: barren
+            for market, barren in enumerate(self._beliefs.barren)
+            if barren is not None and barren.count > 1 and barren.until_s > now_s
+        }
+
     def changes_at(self, now_s: float) -> float:
         """Return the next time at which the session's assumptions change although nothing new was
         observed, for example because a refusal has become old. May be infinite.
@@ -83,4 +103,4 @@ def start_session(
     """Start the session of one job. `usd_hr` are the current spot prices of the markets. The policy
     adds `margins` to the terms.
     """
-    return PolicySession(make(margins.keep(terms)), usd_hr)
+    return PolicySession(make(margins.keep(terms)), usd_hr, terms.overhead_s)

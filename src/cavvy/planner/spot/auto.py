@@ -212,7 +212,12 @@ class AutoPolicy(MarketPolicy):
         otherwise return None.
         """
         field = RoamingView(
-            self._watches, targets, self._moves[view.market], self._home, self._overhead
+            self._watches,
+            targets,
+            self._moves[view.market],
+            self._home,
+            self._overhead,
+            self._enters,
         )
         course = plan_course(field, moment, view.mode is RunMode.SPOT, self._prices[NOWHERE])
         if course is None:

@@ -28,8 +28,9 @@ _AVAILABLE = "spot is available"
 
 class RoamingView(NamedTuple):
     """The markets of a job. `open` contains the markets other than `home` in which the job may
-    start now. `moves` are the prices of copying the checkpoint to each market. The unit of money is
-    the price of an hour on demand.
+    start now. `moves` are the prices of copying the checkpoint to each market. `enters` is the
+    smallest slack in hours with which the job may start on spot. The unit of money is the price of
+    an hour on demand.
     """
 
     watches: Sequence[MarketMemory]
@@ -37,6 +38,7 @@ class RoamingView(NamedTuple):
     moves: Sequence[float]
     home: int
     overhead: float
+    enters: float
 
 
 class RoamingTarget(NamedTuple):
@@ -101,7 +103,9 @@ class _SlackOfCourse:
         self._nowhere, self._gap = _nothing_else(field)
         self._leave = leave
         self._away = None if home.up else home.away.beyond(home.age)
-        self._slack = _BOLDNESS * (moment.slack - field.overhead)
+        # Waiting must not use up the last `enters` hours: with less slack, the job may not start on
+        # spot again, and must do all its remaining work on demand.
+        self._slack = _BOLDNESS * (moment.slack - field.enters)
 
     def suffices(self) -> bool:
         """Return whether there is a price of slack at which the job does not need more slack than
