@@ -78,6 +78,7 @@ def test_folders_and_data_are_moved_and_the_rest_is_said(machine: Machine) -> No
         *("miniconda3/bin/conda", "my-anaconda/x", "miniforge3/x", "json/x.py", "torch/x.py", "gensim-data/x.py", "a;b/x"),
         *("venv/bin/activate", "site-packages/x.pth", "-rf/x", "~/x", "$HOME/x", "\x1b[31m/x"),
         *(".zshenv", "..x/y", "google-cloud-sdk/path.bash.inc", "lib/libc.so.6", "_darcs/prefs/x"),
+        *("sitecustomize/__init__.py", "usercustomize/x", "common-lisp/x.asd", "privatemodules/x"),
     ],
 )  # fmt: skip
 def test_what_something_could_obey_stays(machine: Machine, name: str) -> None:
@@ -100,12 +101,63 @@ def test_what_start_files_settings_and_links_name_stays(machine: Machine) -> Non
     (machine.home / ".bash_history").write_text("ls ~/results\n")
     named = machine.home.parent / "settings.toml"
     named.write_text(f'key = "{machine.home}/keys/service.txt"\n')
-    names = ("tools/env.sh", "setup.txt", "other.txt", "app/x.py", "daemon/run", "dotfiles/ssh")
+    (machine.home / ".zprofile").write_text("source $HOME/my\\ tools/env.sh; . ~/'your tools'/x\n")
+    (machine.home / ".pyenv/versions/3/lib/python3.11/site-packages/mine").mkdir(parents=True)
+    names = (
+        "my tools/env.sh",
+        "your tools/x",
+        "mine/x.py",
+        "tools/env.sh",
+        "setup.txt",
+        "other.txt",
+        "app/x.py",
+        "daemon/run",
+        "dotfiles/ssh",
+    )
     more = ("zsh files/zshrc", "keys/service.txt", "cavvy/settings.toml", "server.log")
     machine.write(*names, *more, "results/x")
     obeyed = (named, machine.home / "cavvy/settings.toml", machine.home / "server.log")
     assert machine.open(*obeyed).begin().endswith(": results")
     assert [each for each in machine.listed() if not each.startswith(".")] == ["results"]
+
+
+def test_caches_that_work_can_write_are_not_read(machine: Machine) -> None:
+    cache, last = machine.home / ".config/wandb", machine.home / ".config/x/settings"
+    for path in (cache, last.parent):
+        path.mkdir(parents=True)
+    for number in range(600):
+        (cache / f"{number}").write_text("~/results/x")
+    last.write_text("file = ~/tools/x")
+    machine.write("tools/x", "results/x")
+    assert machine.entries.begin().endswith(": results")
+
+
+def test_entries_that_cannot_be_moved_do_not_keep_the_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.entries.begin()
+    machine.write("a.txt", "b/x", "c/x")
+    rename = os.rename
+
+    def refuse(name: str, to: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if name == "b":
+            raise PermissionError(13, "the folder is read-only")
+        rename(name, to, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    moved, left = machine.entries.finish()
+    assert moved.endswith(": a.txt and c")
+    assert ": b, in" in left
+
+
+def test_names_behind_links_of_the_work_are_not_told(machine: Machine, tmp_path: Path) -> None:
+    machine.entries.begin()
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/secret").write_text("x")
+    (machine.kept / ".local").symlink_to(tmp_path / "hidden")
+    left = machine.entries.finish()[1]
+    assert ".local, in" in left
+    assert "secret" not in left
 
 
 def test_links_devices_and_other_names_of_a_file_stay(machine: Machine, tmp_path: Path) -> None:

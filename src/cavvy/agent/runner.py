@@ -416,7 +416,7 @@ class RankRunner:
             if text:
                 start = "\n" if self._line_open else ""
                 self.wrote(f"{start}cavvy: {text}\n".encode(errors="replace"))
-        return f"{reason}; {left}" if left else reason
+        return "; ".join(each for each in (reason, left) if each)
 
     def checked(self) -> None:
         """Continue with the work after a successful node check."""

@@ -56,29 +56,30 @@ BUILD_FILES = re.compile(r"cmakelists.*|requirements.*|constraints.*|.*config.*"
 # takes a folder that has `HEAD`, `objects` and `refs` for a repository, whose settings name
 # programs.
 OBEYED_FOLDERS = frozenset({
-    "android", "applications", "autostart", "bin", "bin64", "branches", "cgi-bin", "cvs",
-    "desktop", "documents", "emsdk", "env", "envs", "etc", "flutter", "ftp", "gensim-data",
-    "gnustep", "go", "google-cloud-sdk", "hooks", "include", "info", "init", "init.d", "lib",
-    "lib32", "lib64", "libexec", "library", "local", "mail", "maildir", "matlab", "mne_data",
-    "modules", "news", "nilearn_data", "nltk_data", "node_modules", "objects", "octave", "opt",
-    "packages", "perl5", "public", "public_html", "public_www", "r", "refs", "sbin",
-    "scikit_learn_data", "scripts", "share", "sites", "snap", "spack", "stanza_resources",
-    "templates", "tensorflow_datasets", "texmf", "tmp", "usr", "venv", "virtualenvs", "worktrees",
-    "www",
+    "android", "applications", "arduino", "autostart", "bin", "bin64", "branches", "cgi-bin",
+    "common-lisp", "cvs", "desktop", "documents", "emsdk", "env", "envs", "etc", "flutter", "ftp",
+    "gensim-data", "gnustep", "go", "google-cloud-sdk", "hooks", "include", "info", "init",
+    "init.d", "lib", "lib32", "lib64", "libexec", "library", "local", "mail", "maildir", "matlab",
+    "mne_data", "modulefiles", "modules", "news", "nilearn_data", "nltk_data", "node_modules",
+    "objects", "octave", "openfoam", "opt", "packages", "perl5", "privatemodules", "public",
+    "public_html", "public_www", "r", "refs", "sbin", "scikit_learn_data", "scripts", "share",
+    "sites", "snap", "spack", "stanza_resources", "templates", "tensorflow_datasets", "texmf",
+    "tmp", "usr", "venv", "virtualenvs", "worktrees", "www",
 })  # fmt: skip
 INSTALLATIONS = re.compile(r".*(conda|mamba|miniforge|python|pypy|site-packages).*", re.DOTALL)
 # Python imports such a folder in place of the module if the user runs Python in the home folder.
+# With an empty entry in `PYTHONPATH`, every Python imports the customizations.
 MODULES = frozenset({
     "accelerate", "attr", "certifi", "cv2", "datasets", "distutils", "google", "ipykernel",
     "ipython", "jax", "jinja2", "jupyter", "lightning", "matplotlib", "numpy", "packaging",
     "pandas", "pil", "pip", "pkg_resources", "pydantic", "pytest", "ray", "requests", "scipy",
-    "setuptools", "six", "sklearn", "tensorboard", "tensorflow", "torch", "tqdm", "transformers",
-    "urllib3", "wandb", "wheel", "yaml",
+    "setuptools", "sitecustomize", "six", "sklearn", "tensorboard", "tensorflow", "torch", "tqdm",
+    "transformers", "urllib3", "usercustomize", "wandb", "wheel", "yaml",
 })  # fmt: skip
 # Where a home folder and the system name files that they obey. Shells' records of earlier commands
 # do not count.
 READERS = (
-    *(".*", ".config/*", ".config/*/*", ".config/systemd/user/*", ".config/systemd/user/*/*"),
+    *(".*", ".config/*", ".config/systemd/user/*", ".config/systemd/user/*/*"),
     *(".ssh/*", ".local/bin/*", ".local/share/systemd/user/*"),
 )
 SYSTEMS_READERS = (
@@ -86,6 +87,7 @@ SYSTEMS_READERS = (
     *("/etc/crontab", "/etc/cron.d/*", "/etc/systemd/system/*", "/etc/systemd/system/*/*"),
     *("/var/spool/cron/crontabs/*", "/var/spool/cron/*", "/etc/ld.so.conf.d/*"),
 )
+ESCAPED_SPACE, QUOTES = re.compile(r"\\x20|\\040|%20"), re.compile(r"[\"']|\\(?=\W)")
 RECORDS = re.compile(r".*(history|_hst|lesshst|viminfo|hsts|xauthority|authority).*", re.IGNORECASE)
 MOST_READ, LONGEST = 500, 1 << 18  # files, and bytes of a file
 
@@ -154,7 +156,9 @@ class HomeEntries:
                 _put_back(between, name, here)
             names = [each for each in _list(kept) if not _exists(there, each)]
             for name in self._choose(home, names):
-                if _is_movable(here, name):
+                with suppress(OSError):  # such as a folder that its owner may not write to
+                    if not _is_movable(here, name):
+                        continue
                     os.rename(name, name, src_dir_fd=here, dst_dir_fd=between)
                     if _is_movable(between, name) and _move(between, name, there):
                         moved.append(name)
@@ -284,10 +288,10 @@ def _list_new(home: str, kept: str, below: str) -> Iterator[str]:
     """Yield the new entries as `kept//name`, except caches and records of earlier commands."""
     for entry in _list(os.path.join(kept, below)):
         name = os.path.join(below, entry)
-        if name in LAYERED:
+        path = f"{kept}/{name}"
+        if name in LAYERED and not os.path.islink(path):
             yield from _list_new(home, kept, name)
             continue
-        path = f"{kept}/{name}"
         seen = os.path.lexists(f"{home}/{name}") and os.path.islink(path)
         if not (name in CACHES or name in PRIVATE or RECORDS.fullmatch(name) or seen):
             yield f"{kept}//{name}"
@@ -310,7 +314,10 @@ def _is_module(name: str, packages: list[str]) -> bool:
 
 def _list_packages(home: str) -> list[str]:
     """Return the folders in which the machine's and the user's Pythons find packages."""
-    tops = [sys.prefix, "/usr", "/usr/local", f"{home}/.local", *glob(f"{escape(home)}/*conda*")]
+    installed = ("*conda*", "*forge*", "*conda*/envs/*", "*forge*/envs/*", ".conda/envs/*")
+    managed = (".pyenv/versions/*", ".virtualenvs/*")
+    found = [path for each in (*installed, *managed) for path in glob(f"{escape(home)}/{each}")]
+    tops = [sys.prefix, "/usr", "/usr/local", f"{home}/.local", *glob("/opt/*"), *found]
     parts = ("python3*/site-packages", "python3*/dist-packages")
     return [path for top in tops for part in parts for path in glob(f"{escape(top)}/lib/{part}")]
 
@@ -319,6 +326,12 @@ def _read_readers(home: str, obeyed: list[str]) -> str:
     """Return the text of the files that name other files which the machine or its user obeys, and
     where the links among them lead."""
     patterns = [*SYSTEMS_READERS, *(f"{escape(home)}/{each}" for each in READERS)]
+    # Work could fill caches with a million files, and exchange a file for a pipe.
+    patterns += [
+        f"{escape(each)}/*"
+        for each in sorted(glob(f"{escape(home)}/.config/*"))
+        if os.path.relpath(each, home) not in CACHES
+    ]
     paths = obeyed + [path for each in patterns for path in sorted(glob(each))]
     texts = []
     for path in paths[:MOST_READ]:
@@ -328,7 +341,14 @@ def _read_readers(home: str, obeyed: list[str]) -> str:
             if os.path.islink(path):
                 texts.append(os.path.realpath(path))
             if stat.S_ISREG(os.stat(path).st_mode):
-                with open(path, "rb") as file:
+                with open(path, "rb", opener=_open_at_once) as file:
                     data = file.read(LONGEST)
                 texts += [] if b"\0" in data else [data.decode("utf-8", "replace")]
-    return "\n".join(texts)
+    text = "\n".join(texts)
+    plain = QUOTES.sub("", ESCAPED_SPACE.sub(" ", text))
+    return text if plain == text else f"{text}\n{plain}"
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; do not wait for a writer if it is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
