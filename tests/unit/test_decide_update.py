@@ -444,6 +444,24 @@ def test_a_revision_whose_program_hangs_does_not_let_requests_wait_in_vain() -> 
     assert (rollout.service.revision, rollout.serving()) == (2, [2])
 
 
+def test_a_failed_revision_with_keys_does_not_open_the_service() -> None:
+    keyed = replace(SPEC, keys=True)
+    rollout = update_at_zero()
+    rollout.service = replace(
+        rollout.service, task=replace(rollout.service.task, service=keyed), former=None
+    )
+    rollout.new, rollout.backlog = FAILS, 1
+    rollout.run(15)
+    assert (rollout.service.revision, rollout.service.task.run) == (1, "old")
+    assert rollout.service.spec.keys
+    rollout = begin_rolling()
+    rollout.service = replace(rollout.service, task=replace(rollout.service.task, service=keyed))
+    rollout.new = FAILS
+    rollout.run(15)
+    assert (rollout.service.revision, rollout.service.task.run) == (1, "old")
+    assert rollout.service.spec.keys
+
+
 def test_without_a_revision_that_worked_the_newest_one_is_tried_again() -> None:
     rollout = update_at_zero()
     rollout.service = replace(rollout.service, worked=None)

@@ -146,7 +146,7 @@ def _return_to_worked(service: StoredService, backlog: int, now: datetime) -> St
         failed_at=service.failed_at,
         problem=problem,
     )
-    back = as_revision(replace(service, candidate=good), good.revision)
+    back = _go_back(service, good)
     return replace(back, candidate=newest, former=None, steady=True, worked=None)
 
 
@@ -187,9 +187,18 @@ def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
         else dismiss(each, now, reason)
         for each in service.replicas
     )
-    back = as_revision(replace(service, candidate=former), former.revision)
+    back = _go_back(service, former)
     back = replace(back, candidate=None, former=None, outcome=outcome, replicas=replicas)
     return ServiceStep(service=back, stop=step.stop, after=step.after)
+
+
+def _go_back(service: StoredService, former: CandidateRevision) -> StoredService:
+    """Return the service with an earlier revision as its serving revision. If requests need keys,
+    they still need them, so that a revision that fails does not open the service."""
+    back = as_revision(replace(service, candidate=former), former.revision)
+    if not service.spec.keys:
+        return back
+    return replace(back, task=replace(back.task, service=replace(back.spec, keys=True)))
 
 
 def _is_ready(service: StoredService) -> bool:
