@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import USUAL_PROJECT, project_option, session
+from cavvy.cli.reach.session import USUAL_PROJECT, find_project_note, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
@@ -105,6 +105,8 @@ def set_budget(
     )
     with session() as client:
         put_budget(client, name, ask)
+        undo = f"`cavvy budget remove {name}` removes the budget"
+        note = find_project_note(client, ask.project, undo)
     from cavvy.domain.units import Money, format_usd
 
     kinds = ("project", "user", "tag", "service")
@@ -113,6 +115,8 @@ def set_budget(
     click.echo(f"the budget {name} is set: {format_usd(Money(amount))} a month for {of}")
     if not texts.get("project") and name == USUAL_PROJECT:
         click.echo(f"note: {name} is only the budget's name; --project {name} limits the project")
+    if note:
+        click.echo(note, err=True)
 
 
 @command.command("list")

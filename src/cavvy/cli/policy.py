@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import find_project_note, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -118,7 +118,11 @@ def set_policy(
         before = asdict(own[0]) if own else {}
         before.pop("project", None)
         put_policy(client, where, PolicyAsk(**{**before, **changes}))
+        undo = f"`cavvy policy delete -p {where}` deletes the policy"
+        note = find_project_note(client, where, undo)
     click.echo(f"the policy of {_say(where)} is set")
+    if note:
+        click.echo(note, err=True)
     _note_unknown(changes.get("regions", ()))
 
 

@@ -2,7 +2,7 @@
 
 import click
 
-from cavvy.cli.reach.session import USUAL_PROJECT, session
+from cavvy.cli.reach.session import find_project_note, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -40,16 +40,12 @@ def grant(account: str, role: str, project: str | None, all_projects: bool) -> N
 
     where = _read_project(project, everywhere=all_projects)
     with session() as client:
-        accounts = AccountClient(client)
-        accounts.grant_role(account, role, where)
-        known = {None, USUAL_PROJECT, *(each.name for each in accounts.projects())}
+        AccountClient(client).grant_role(account, role, where)
+        undo = f"`cavvy role revoke {account} {role} -p {where}` revokes the role"
+        note = find_project_note(client, where, undo)
     click.echo(f"{account} is {role} {_say(where)}")
-    if where not in known:
-        click.echo(
-            f"{where} was not created as a project; `cavvy project create {where}` creates the "
-            f"project, and `cavvy role revoke {account} {role} -p {where}` revokes the role",
-            err=True,
-        )
+    if note:
+        click.echo(note, err=True)
 
 
 @command.command("revoke")

@@ -107,6 +107,22 @@ def named(project: str, name: str) -> str:
     return name if project == default_project() else f"{name} -p {project}"
 
 
+def find_project_note(client: "ApiClient", project: str | None, undo: str) -> str:
+    """Return a note if no such project was created, because its name may be wrong, or "". `undo` is
+    the end of the note, such as "`COMMAND` removes it".
+    """
+    from cavvy.client.accounts import AccountClient
+
+    if not project or project == USUAL_PROJECT:
+        return ""
+    if project in {each.name for each in AccountClient(client).projects()}:
+        return ""
+    return (
+        f"{project} was not created as a project; `cavvy project create {project}` creates the "
+        f"project, and {undo}"
+    )
+
+
 def list_jobs(
     client: "ApiClient", project: str | None, phases: Collection[str] = (), limit: int | None = None
 ) -> "tuple[list[JobListing], bool]":
