@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -128,8 +128,9 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    port = f":{free_port()}"  # another run of these tests may use the port of the page
     for step in [*map(Step, prepared), *steps]:
-        run_step(step, folder)
+        run_step(replace(step, command=step.command.replace(":7411", port)), folder)
 
 
 def run_step(step: Step, folder: Path) -> None:
