@@ -174,3 +174,13 @@ def test_work_that_serves_goes_on_until_its_grace_period_must_begin(
     work: Any = SimpleNamespace(serves=serves, grace_s=10.0)
     assert serve_on(work, seconds) == on_s
     assert serve_on(None, seconds) == 0
+
+
+def test_the_reason_names_what_stays_in_the_project_s_folder() -> None:
+    runner: Any = RankRunner.__new__(RankRunner)
+    runner._line_open, said = False, []
+    runner.wrote = said.append
+    for reason, told in (("", "new: x"), ("it ended", "it ended; new: x")):
+        runner._home_entries = SimpleNamespace(finish=lambda: ("", "new: x"))
+        assert runner._close_home_entries(reason) == told
+    assert said == [b"cavvy: new: x\n"] * 2
