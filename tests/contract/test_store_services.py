@@ -46,6 +46,8 @@ async def test_a_service_is_written_by_version_and_read_by_project(store: Store)
     )
     changed = await store.services.put(replace(changed, candidate=tried))
     assert {"abc", "def"} <= set(await store.snapshots()), "nor those of its candidate"
+    changed = await store.services.put(replace(changed, candidate=None, worked=tried))
+    assert "def" in await store.snapshots(), "nor those of the last revision that worked"
     await store.services.delete(changed)
     with pytest.raises(RowNotFound):
         await store.services.get("p", "chat")

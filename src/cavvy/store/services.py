@@ -44,8 +44,12 @@ class SqlServices:
         """Return the snapshots of the revisions that are on trial or can still be restored. The
         method decodes the document of every service, because snapshots are stored nowhere else.
         """
-        tried = [part for each in await self.list() for part in (each.candidate, each.former)]
-        found = [None if each is None else each.origin.snapshot for each in tried]
+        others = [
+            part
+            for each in await self.list()
+            for part in (each.candidate, each.former, each.worked)
+        ]
+        found = [None if each is None else each.origin.snapshot for each in others]
         return {each for each in found if each is not None}
 
     async def put(self, service: StoredService) -> StoredService:
