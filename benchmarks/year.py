@@ -32,7 +32,7 @@ from cavvy.client.embedded import stop_server
 from cavvy.control.clock import WallClock
 from cavvy.control.deferred import Deferred
 from cavvy.control.job_service import JobIds, JobService
-from cavvy.control.retention import Retention
+from cavvy.control.retention import ROUNDS, WAIT, Retention
 from cavvy.domain.audit import AuditEntry
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.events import Charge, Event
@@ -384,6 +384,8 @@ async def settle(home: Path, days: int) -> None:
         notify=lambda job_id, what: None,
         remove_checkpoints=remove_files,
     )
+    now = clock.now()
+    await store.put_fact(ROUNDS, f"{(now - WAIT).isoformat()} {now.isoformat()}")
     retention, longest = Retention(store, clock, jobs, RetentionDays(jobs=days)), 0.0
     while True:
         began = time.process_time()

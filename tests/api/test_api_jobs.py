@@ -13,7 +13,7 @@ from tests.unit.test_bucket_regions import Storages, storages
 from tests.unit.test_planner_transfers import Bucket
 
 from cavvy.client.ids import make_id, make_key
-from cavvy.control.retention import Retention
+from cavvy.control.retention import ROUNDS, WAIT, Retention
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.objects.locations import ObjectLocation
@@ -347,6 +347,8 @@ async def test_a_job_that_is_no_longer_kept_says_so(api: Api) -> None:
     app_state.logs.append("team", job.id, 1, 0, 0, b"text")
     old = datetime(2026, 1, 2, tzinfo=UTC)
     await until(lambda: _age(api, job.id, old))
+    now = app_state.now()
+    await app_state.store.put_fact(ROUNDS, f"{(now - WAIT).isoformat()} {now.isoformat()}")
     policy = await api.http.put("/v1/projects/team/policy", json={"keep_jobs_days": 30})
     assert policy.status_code == 204
     assert await until(lambda: _is_gone(api, base, plane.retention))

@@ -8,9 +8,11 @@ import pytest
 from tests.contract.store_suite import NOW, after, begin, make_attempt, make_charge, submit
 
 from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.decide.restored import RestoreComparison
 from cavvy.control.deferred import Deferred
 from cavvy.control.job_service import JobIds, JobService
-from cavvy.control.retention import _STEP, Retention
+from cavvy.control.restored import mark_restored
+from cavvy.control.retention import _STEP, ROUNDS, WAIT, Retention, read_begin
 from cavvy.domain.accounts import Project
 from cavvy.domain.audit import CUT, AuditEntry, check_chain
 from cavvy.domain.checkpoints import RemovedCheckpoints
@@ -76,6 +78,11 @@ class Rig:
                 return count
         raise AssertionError("the retention never ends")
 
+    async def have_run(self, since: timedelta = WAIT, last: timedelta = timedelta(0)) -> None:
+        """Let rounds have been made from `since` to `last` before now."""
+        now = self.clock.now()
+        await self.store.put_fact(ROUNDS, f"{(now - since).isoformat()} {(now - last).isoformat()}")
+
     async def left(self) -> list[str]:
         page = await self.store.list_jobs(None, limit=500)
         return sorted(each.id for each in page.jobs)
@@ -83,7 +90,9 @@ class Rig:
 
 def play(scenario: Callable[[Rig], Awaitable[None]], days: int = 90) -> None:
     async def run() -> None:
-        await scenario(Rig(days))
+        rig = Rig(days)
+        await rig.have_run()
+        await scenario(rig)
 
     run_virtual(run())
 
@@ -205,5 +214,47 @@ def test_audit_records_are_cut_once_a_month() -> None:
         list(check_chain(await rig.store.audit_records()))
         await rig.run()
         assert await actions() == ["PUT /v1/x", CUT]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [None, (timedelta(days=400), timedelta(days=31)), (-timedelta(days=31), -timedelta(days=40))],
+    ids=["updated", "not run for a month", "clock was ahead"],
+)
+def test_nothing_is_removed_in_the_first_month(
+    rounds: tuple[timedelta, timedelta] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers of earlier versions, which kept everything, stored no rounds."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.end(1, "p")
+        if rounds is None:
+            await rig.store.put_fact(ROUNDS, "")
+        else:
+            await rig.have_run(*rounds)
+        began = rig.clock.now()
+        for day in range(30):
+            await rig.clock.sleep_until(began + timedelta(days=day))
+            assert await rig.run() == 1
+            assert await read_begin(rig.store, rig.clock.now()) == began + WAIT
+        assert await rig.left() == ["j001"]
+        assert caplog.text.count(f"be removed after {began + WAIT:%Y-%m-%d %H:%M} UTC") == 1
+        await rig.clock.sleep_until(began + WAIT)
+        assert await read_begin(rig.store, rig.clock.now()) is None
+        await rig.run()
+        assert await rig.left() == []
+
+    play(scenario)
+
+
+def test_a_restored_database_keeps_its_old_jobs_for_a_month() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.end(1, "p")
+        unchanged = RestoreComparison(unknown=[], lost=[], found=0, used={})
+        await mark_restored(rig.store, unchanged, rig.clock.now())
+        await rig.run()
+        assert await rig.left() == ["j001"]
 
     play(scenario)

@@ -591,7 +591,8 @@ class ServerView(Answer, frozen=True, kw_only=True):
     """The properties and the state of the server. `api` is the major version of the routes.
     `revision` increases with every change to the routes. `problem` says what the server
     cannot do now and why, or is "". `keep_jobs_days` is how long ended jobs are kept if no policy
-    of their project says otherwise; 0 means forever. `database_mib` is the size of the database.
+    of their project says otherwise; 0 means forever. Before `removes_old_from`, nothing is removed
+    because of its age; null if this time has passed. `database_mib` is the size of the database.
     """
 
     version: str
@@ -613,4 +614,5 @@ class ServerView(Answer, frozen=True, kw_only=True):
     database_mib: int | None = None  # None: the user may not know it
     keep_jobs_days: int | None = None
     keep_audit_days: int | None = None
+    removes_old_from: datetime | None = None
     problem: str = ""

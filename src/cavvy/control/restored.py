@@ -10,6 +10,7 @@ from cavvy.control.decide.restored import (
     name_later,
 )
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.retention import ROUNDS
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.audit import AuditEntry
 from cavvy.domain.jobs import Attempt
@@ -66,11 +67,12 @@ async def mark_restored(store: Store, comparison: RestoreComparison, now: dateti
     """Record that the database was restored, so that unknown gangs are not removed automatically.
     Also reserve the attempt numbers that were used since the backup, so that no later attempt gets
     the same number and thus the same gang name. ID tokens from before the restore are refused from
-    now on, because the database does not know which of them were used. Can be repeated. Raises
-    StaleVersion.
+    now on, because the database does not know which of them were used. Old jobs, for which the
+    backup may have been restored, are kept for a while. Can be repeated. Raises StaleVersion.
     """
     await store.put_fact(RESTORED, now.isoformat())
     await store.put_fact(_SIGN_INS_FROM, now.isoformat())
+    await store.put_fact(ROUNDS, "")
     for job_id, number in comparison.used.items():
         job = await store.job(job_id)
         if job.last_number < number:

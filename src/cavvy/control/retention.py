@@ -28,6 +28,11 @@ _FORGOTTEN = 1000  # removed jobs that a pass forgets
 _SHRINK_MIB = 8
 _MONTH = timedelta(days=30)
 _CUT_RECORDS = 2000  # that one transaction removes
+WAIT = timedelta(days=30)
+# The fact SINCE LAST: the first and the last round without a break longer than WAIT. If there is
+# none, or a break, the next removal waits: the database may come from a version that kept
+# everything or from an old backup, or the machine's clock may be wrong.
+ROUNDS = "retention_rounds"
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +50,17 @@ class RetentionRules:
                 where = f"policy of {bound.owner}"
                 return RetentionPeriod(bound.policy.keep_jobs_days, where)
         return RetentionPeriod(self._days, JOBS_SETTING)
+
+
+async def read_begin(store: Store, now: datetime) -> datetime | None:
+    """Return the time before which nothing is removed, or None if it has passed."""
+    since, _ = await _read_rounds(store) or (now, now)
+    return since + WAIT if since + WAIT > now else None
+
+
+async def _read_rounds(store: Store) -> tuple[datetime, datetime] | None:
+    since, _, last = (await store.fact(ROUNDS) or "").partition(" ")
+    return (datetime.fromisoformat(since), datetime.fromisoformat(last)) if last else None
 
 
 class Retention:
@@ -73,8 +89,11 @@ class Retention:
     async def reconcile(self) -> timedelta:
         """Make one step, and return the time until the next."""
         if self._left is None:
-            self._left = sorted({each.name for each in await self._store.projects()})
             now = self._clock.now()
+            if await self._note_round(now) + WAIT > now:
+                await self._store.retention.shrink(_SHRINK_MIB)
+                return _EVERY
+            self._left = sorted({each.name for each in await self._store.projects()})
             await self._store.retention.forget_removed(now - _TOLD, _FORGOTTEN)
         if not self._left:
             if self._removed:
@@ -88,6 +107,30 @@ class Retention:
             return timedelta(0)
         await self._store.retention.shrink(_SHRINK_MIB)
         return _PAUSE
+
+    async def _note_round(self, now: datetime) -> datetime:
+        """Store that a round begins. Return the time of the first round, see ROUNDS."""
+        since, last = await _read_rounds(self._store) or (now, now)
+        if abs(now - last) > WAIT:
+            since = now
+        if since == now:
+            await self._warn(now)
+        await self._store.put_fact(ROUNDS, f"{since.isoformat()} {now.isoformat()}")
+        return since
+
+    async def _warn(self, now: datetime) -> None:
+        """Log which jobs will be removed after WAIT, if there are any."""
+        rules = await self.rules()
+        for project in await self._store.projects():
+            period = rules.find(project.name)
+            before = period.before(now)
+            if before and await self._store.retention.list_ended(project.name, before, None, 1):
+                _log.warning(
+                    "jobs of project %s that ended more than %d days ago (%s) will be removed "
+                    "after %s; to keep them: `cavvy policy set -p %s --keep-jobs 0`",
+                    *(project.name, period.days, period.rule),
+                    *(f"{now + WAIT:%Y-%m-%d %H:%M} UTC", project.name),
+                )
 
     async def _cut_audit(self) -> None:
         """Once a month, remove the old records of the audit log."""

@@ -15,6 +15,7 @@ from cavvy.api.rules import OPEN, SIGNED_IN, on_installation, principal_of
 from cavvy.api.wire import done, reply
 from cavvy.client import API, REVISION, wire
 from cavvy.client.state import host_name
+from cavvy.control.retention import read_begin
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import Verdict, decide, list_visible
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
@@ -68,6 +69,7 @@ async def server(request: Request) -> Response:
             database_mib=await app_state.store.retention.size_mib() if inside else None,
             keep_jobs_days=app_state.settings.whole(JOBS_SETTING),
             keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
+            removes_old_from=await read_begin(app_state.store, app_state.now()),
             problem=await asyncio.to_thread(_find_problem, app_state, inside),
         )
     )
