@@ -163,6 +163,7 @@ class TestEcs(VmContract):
             ("gpu-spot", "g4dn.xlarge", Purchase.SPOT, 210_000),
             ("lab", "g4dn.xlarge", Purchase.ON_DEMAND, 0),
         }
+        assert [each.zone for each in offers if each.owned] == ["lab"]  # its price is no mistake
         facts = dict(asyncio.run(provider.whoami()))["capacity without offers"]
         assert f"old: the cluster {CLUSTER} has no such capacity provider" in facts
 

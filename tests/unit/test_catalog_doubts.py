@@ -99,9 +99,11 @@ def test_own_machines_and_unknown_accelerators_are_not_judged(judge: OfferJudge)
         replace(free, owned=True),
         replace(free, shared=True),
         replace(free, accelerator=None, accelerator_count=0),
+        replace(EIGHT, accelerator_count=0),
     ):
         assert judge.doubt(each) == ""
     assert OfferJudge(()).doubt(free) == ""
+    assert OfferJudge([replace(free, provider="charity")]).doubt(EIGHT) == ""
 
 
 class Steppe:

@@ -101,10 +101,17 @@ def test_an_offer_in_doubt_is_used_only_if_the_task_names_its_machine_type() -> 
     assert find(JOB).offers == (DEAR,)
     named = replace(JOB, task=replace(TASK, resources=ResourceSpec(instance="t")))
     assert find(named).offers == (NEAR, DEAR)
+    typed = replace(JOB, task=replace(TASK, resources=ResourceSpec(instance="T")))
+    assert find(typed).offers == (NEAR, DEAR)
     alone = replace(market, offers=(NEAR,))
     none = find(JOB, MarketSnapshot(market=alone, as_of=NOW))
     assert (none.offers, none.hopeless) == ((), True)
     assert none.reason.startswith("p/r/t: the price is far off")
+    zones = [replace(NEAR, zone=zone) for zone in "abc"]
+    many = OfferedMarket(offers=zones, doubts={each.key: f"{each.key}: odd" for each in zones})
+    none = find(JOB, MarketSnapshot(market=many, as_of=NOW))
+    assert none.reason.count(": odd") == 1
+    assert "2 more offers are in doubt; `cavvy check PROVIDER` shows examples" in none.reason
     assert ask(replace(JOB, avoid={NEAR.key: NOW + SECOND}), DEAR, NEAR).offers == (DEAR,)
     assert ask(replace(JOB, consented=False), NEAR).hopeless
 

@@ -84,6 +84,8 @@ class OfferJudge:
         if not others:
             return ""
         usual, price = median(each.price for each in others), _price(offer)
+        if usual <= 0:
+            return ""
         if counts is None and (wrong := _judge_count(offer, others, price / usual)):
             return wrong
         # on demand, some providers sell cheaper than others do on spot
@@ -120,7 +122,8 @@ def _is_far(price: float, usual: float, least: float, others: Sequence[_Sold]) -
 def _is_rented(offer: Offer) -> bool:
     """Return whether the offer has a price that can be compared. Own machines and clusters have
     prices that users chose."""
-    return bool(offer.accelerator) and not offer.owned and not offer.shared
+    count = offer.accelerator_count * offer.accelerator_part
+    return bool(offer.accelerator) and count > 0 and not offer.owned and not offer.shared
 
 
 def _judge_memory(offer: Offer) -> str:

@@ -181,6 +181,7 @@ def _able(
     rejecting the other offers.
     """
     task, able, reasons = job.task, [], []
+    instance, doubted = (task.resources.instance or "").lower(), 0
     policies = market.policies.find(task.project)
     verdicts: dict[str, Sequence[Objection]] = {}
     for offer in smallest_shares(task, offers, market.hosts):
@@ -194,8 +195,10 @@ def _able(
             reasons.append(_too_many(task, offer))
             continue
         doubt = market.doubts.get(offer.key)
-        if doubt and task.resources.instance != offer.instance_type:
-            reasons.append(doubt)
+        if doubt and offer.instance_type.lower() != instance:
+            doubted += 1
+            if doubted == 1:
+                reasons.append(doubt)
             continue
         if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
             reasons.append(f"{offer.provider}: {misplaced}")
@@ -211,6 +214,9 @@ def _able(
             reasons.append(f"{offer.provider}: {refusal.reason}")
             continue
         able.append(offer)
+    if doubted > 1:
+        more = f"{doubted - 1} more offer{'s are' if doubted > 2 else ' is'} in doubt"
+        reasons.append(f"{more}; `cavvy check PROVIDER` shows examples")
     return able, list(dict.fromkeys(reasons))
 
 

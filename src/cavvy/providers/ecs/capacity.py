@@ -156,6 +156,7 @@ class EcsCapacity:
                 zone=capacity.name,
                 instance_type=capacity.instance_type,
                 purchase=purchase,
+                owned=capacity.paid,  # so its price is not compared with the prices of others
                 capacity=None,
                 extras=(),
             )
