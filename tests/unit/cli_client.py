@@ -320,6 +320,10 @@ class FakeClient:
         yield ExecChunk(data=b"some", exit_code=None)
         yield ExecChunk(data=b" output\n", exit_code=7)
 
+    def project_cost(self, project: str) -> wire.ProjectCost:
+        total = sum(job.spent_micros for job in self.all_jobs.values())
+        return wire.ProjectCost(project=project, since=None, total_micros=total)
+
     def cost(self, project: str, name: str) -> wire.CostView:
         job = self.job(project, name)
         charge = wire.ChargeView(

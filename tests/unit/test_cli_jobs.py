@@ -408,15 +408,29 @@ def test_the_cost_of_many_jobs_is_the_newest_jobs_and_the_total(
     one = client.all_jobs["good"]
     client.all_jobs = {f"job-{n}": msgspec.structs.replace(one, name=f"job-{n}") for n in range(50)}
     total = wire.ProjectCost(project="default", since=None, total_micros=7_770_000)
-    monkeypatch.setattr(FakeClient, "project_cost", lambda *_: total, raising=False)
+    monkeypatch.setattr(FakeClient, "project_cost", lambda *_: total)
     told = run("cost").stdout
     assert told.count("job-") == 20
     assert "show older jobs: cavvy cost --all" in told
     assert told.endswith("total $7.77 for all jobs and volumes of project default\n")
     told = run("cost", "--all").stdout
     assert told.count("job-") == 50
-    assert told.endswith("total $0.50\n")
+    removed = "total $7.77 with removed jobs and volumes of project default\n"
+    assert told.endswith(f"total $0.50\n{removed}")
     assert len(json.loads(run("cost", "-o", "json").stdout)) == 50
+    client.all_jobs = {}
+    assert run("cost").stdout.endswith(f"no jobs yet\n{removed}")
+
+
+def test_a_policy_says_which_ended_jobs_will_be_removed(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
+    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *_: None)
+    told = "the server will remove jobs that ended more than 5 days ago"
+    assert told in run("policy", "set", "--keep-jobs", "5").stderr
+    for kept in (("--keep-jobs", "0"), ("--keep-jobs", "any"), ("--gpus", "T4")):
+        assert "remove" not in run("policy", "set", *kept).stderr
 
 
 def test_costs_are_shown_to_someone_who_may_see_only_them(

@@ -157,10 +157,10 @@ def _jobs_out(client: "ApiClient", project: str, output: str, *, everything: boo
         _sums_out(client, project, (None, None), ["job"], output)
         return
     jobs, is_cut = found
-    total = sum(job.spent_micros for job in jobs)
-    if is_cut:
-        total = client.project_cost(project).total_micros
-    show = formatting.make_money_format([*(job.spent_micros for job in jobs), total])
+    whole = total = sum(job.spent_micros for job in jobs)
+    if output == "table":
+        whole = client.project_cost(project).total_micros
+    show = formatting.make_money_format([*(job.spent_micros for job in jobs), whole])
     columns = [
         TableColumn("name"),
         TableColumn("id", hidden=True),
@@ -170,12 +170,16 @@ def _jobs_out(client: "ApiClient", project: str, output: str, *, everything: boo
         TableColumn("tags", show=formatting.show_tags, wrap=True, drop=3),
     ]
     rows_out(columns, jobs, output, title=f"project {project}", empty="no jobs yet")
-    if output == "table" and jobs:
-        if is_cut:
-            click.echo("… show older jobs: cavvy cost --all")
-            click.echo(f"total {show(total)} for all jobs and volumes of project {project}")
-            return
+    if output != "table":
+        return
+    if is_cut:
+        click.echo("… show older jobs: cavvy cost --all")
+        click.echo(f"total {show(whole)} for all jobs and volumes of project {project}")
+        return
+    if jobs:
         click.echo(f"total {show(total)}")
+    if show(whole) != show(total):
+        click.echo(f"total {show(whole)} with removed jobs and volumes of project {project}")
 
 
 def _unless_refused(look: Callable[[], _T]) -> _T | None:

@@ -124,6 +124,12 @@ def set_policy(
     if note:
         click.echo(note, err=True)
     _note_unknown(changes.get("regions", ()))
+    if days := changes.get("keep_jobs_days"):
+        click.echo(
+            f"note: the server will remove jobs that ended more than {days} days ago, with their "
+            "logs and checkpoints, within hours; their costs stay",
+            err=True,
+        )
 
 
 @command.command("delete")
