@@ -13,7 +13,10 @@ import pytest
 from cavvy.api.open_state import list_doubts
 from cavvy.catalog.doubts import OfferJudge
 from cavvy.cli.check import _find_doubts
-from cavvy.domain.offers import Offer
+from cavvy.cli.task import market
+from cavvy.cli.task.available import _sort_offers
+from cavvy.domain.offers import Offer, Readiness
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.base import Manifest, Provider
@@ -122,3 +125,23 @@ def test_check_and_the_server_find_offers_in_doubt() -> None:
     monthly, right = asyncio.run(Steppe().offers())
     assert list(list_doubts([right])) == []
     assert list_doubts([monthly])[monthly.key] == facts[1][1]
+
+
+def test_plans_and_ready_offers_do_not_contain_offers_in_doubt() -> None:
+    cheap = replace(EIGHT, instance_type="cheap", rate=HourlyRate(23_200_000 // 3600))
+    doubts = market.find_doubts([cheap, EIGHT])
+    assert list(doubts) == [cheap.key]
+    live = market.LiveMarket(
+        providers={"steppe": cast(Provider, Steppe())},
+        answers={"steppe": market.ProviderAnswer([cheap, EIGHT], ())},
+        usable=frozenset({("steppe", "east")}),
+        doubts=doubts,
+    )
+    judge = live.make_judge()
+    assert [judge(each) for each in (cheap, EIGHT)] == [Readiness.FAILS, Readiness.READY]
+    for instance, kept in ((None, [EIGHT]), ("CHEAP", [cheap])):
+        need = ResourceSpec(instance=instance)
+        sorted_ = _sort_offers(TaskSpec(name="t", run="x", resources=need), live)
+        assert sorted_.fitting == kept
+        assert [each.reason for each in sorted_.refused] == ([] if instance else [*doubts.values()])
+        assert [*live.match(need, ready=True)["steppe"].offers] == kept

@@ -235,6 +235,11 @@ def relative_gap(value: float, low: float | None, high: float | None) -> float:
     return value / high - 1 if high else 0.0
 
 
+def names_instance(need: ResourceSpec, offer: Offer) -> bool:
+    """Return whether the machine type of the offer is required, in any case."""
+    return need.instance is not None and offer.instance_type.lower() == need.instance.lower()
+
+
 def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
     """Return whether the offer meets this constraint."""
     if offer.owned:
@@ -245,7 +250,7 @@ def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
         case Constraint.ACCELERATOR | Constraint.COUNT | Constraint.ACCELERATOR_MEMORY:
             return _meets_accelerators(offer, need, constraint)
         case Constraint.INSTANCE:
-            return need.instance is None or offer.instance_type.lower() == need.instance.lower()
+            return need.instance is None or names_instance(need, offer)
         case Constraint.CPUS:
             return _within(offer.vcpus, need.cpus_min, need.cpus_max, offer.shared)
         case Constraint.MEMORY:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from heapq import merge
 from itertools import groupby
 
-from cavvy.catalog.fit import match_offers
+from cavvy.catalog.fit import match_offers, names_instance
 from cavvy.catalog.query import Constraint, OfferMatches
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.credentials import CredentialBook, split_account
@@ -181,7 +181,7 @@ def _able(
     rejecting the other offers.
     """
     task, able, reasons = job.task, [], []
-    instance, doubted = (task.resources.instance or "").lower(), 0
+    doubted = 0
     policies = market.policies.find(task.project)
     verdicts: dict[str, Sequence[Objection]] = {}
     for offer in smallest_shares(task, offers, market.hosts):
@@ -195,7 +195,7 @@ def _able(
             reasons.append(_too_many(task, offer))
             continue
         doubt = market.doubts.get(offer.key)
-        if doubt and offer.instance_type.lower() != instance:
+        if doubt and not names_instance(task.resources, offer):
             doubted += 1
             if doubted == 1:
                 reasons.append(doubt)

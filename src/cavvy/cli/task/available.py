@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from shlex import quote
 
+from cavvy.catalog.fit import names_instance
 from cavvy.catalog.query import OfferMatches
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
@@ -135,6 +136,17 @@ def _sort_offers(task: TaskSpec, market: LiveMarket) -> _LiveOffers:
     live, found = _LiveOffers(), market.match(task.resources)
     for name, answer in market.answers.items():
         _add(live, task, market.providers[name], answer, found[name])
+    doubted = [
+        offer.key
+        for offer in live.fitting
+        if offer.key in market.doubts and not names_instance(task.resources, offer)
+    ]
+    if doubted:
+        live.fitting = [offer for offer in live.fitting if offer.key not in doubted]
+        reason = market.doubts[doubted[0]]
+        live.refused.append(
+            Rejection(reason=reason, count=len(doubted), field="resources.instance")
+        )
     return live
 
 

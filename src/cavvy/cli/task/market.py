@@ -41,6 +41,8 @@ class LiveMarket(Struct, frozen=True, kw_only=True):
     silent: "Mapping[str, str]" = field(default_factory=dict)  # why each other provider is missing
     usable: "frozenset[tuple[str, str]]" = frozenset()  # see `judge_readiness`
     failing: "frozenset[str]" = frozenset()  # see `judge_readiness`
+    # why the price, memory or number of accelerators of an offer is probably wrong, by its key
+    doubts: "Mapping[str, str]" = field(default_factory=dict)
 
     @property
     def offers(self) -> "Sequence[Offer]":
@@ -48,10 +50,12 @@ class LiveMarket(Struct, frozen=True, kw_only=True):
 
     def match(self, need: "ResourceSpec", *, ready: bool = False) -> "dict[str, OfferMatches]":
         """Match each provider's offers, or only those that a job can use now."""
-        from cavvy.catalog.fit import match_offers
+        from cavvy.catalog.fit import match_offers, names_instance
 
         def is_wanted(offer: "Offer") -> bool:
-            return not ready or self.failing.isdisjoint((offer.provider, offer.key))
+            doubted = offer.key in self.doubts and not names_instance(need, offer)
+            usable = self.failing.isdisjoint((offer.provider, offer.key)) and not doubted
+            return not ready or usable
 
         return {
             name: match_offers(filter(is_wanted, answer.offers), need)
@@ -87,7 +91,7 @@ class LiveMarket(Struct, frozen=True, kw_only=True):
             judge_readiness,
             usable=self.usable,
             installed=list_known(),
-            failing=self.failing,
+            failing=self.failing | self.doubts.keys(),
         )
 
 
@@ -116,7 +120,30 @@ def ask_market(names: "Collection[str] | None" = None) -> LiveMarket:
         silent=silent,
         usable=frozenset(usable),
         failing=frozenset(failing),
+        doubts=find_doubts(
+            offer
+            for name, answer in answers.items()
+            if not providers[name].manifest.test_double
+            for offer in answer.offers
+        ),
     )
+
+
+def find_doubts(offers: "Iterable[Offer]") -> "Mapping[str, str]":
+    """Return why offers are in doubt, compared with the catalog. Own machines, which are not, need
+    no catalog."""
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    rented = [each for each in offers if each.accelerator and not each.owned and not each.shared]
+    if not rented:
+        return {}
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            judge = snapshot.make_judge()
+    except SnapshotError:
+        return {}  # the server trusts all offers then, too
+    return {offer.key: doubt for offer in rented if (doubt := judge.doubt(offer))}
 
 
 def merge(found: "Iterable[OfferMatches]") -> "OfferMatches":
