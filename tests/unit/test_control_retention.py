@@ -155,6 +155,20 @@ def test_the_nearest_policy_sets_the_days() -> None:
     play(scenario)
 
 
+def test_only_a_policy_removes_jobs_of_archived_projects() -> None:
+    async def scenario(rig: Rig) -> None:
+        store = rig.store
+        for number, project in enumerate(("a", "b", "p")):
+            await store.add_project(Project(name=project), adopt=False)
+            await rig.end(number, project)
+        await store.archive.put(["a", "b"], rig.clock.now())
+        await store.put_policy("b", ProjectPolicy(keep_jobs_days=50))
+        await rig.run()
+        assert await rig.left() == ["j000"]
+
+    play(scenario)
+
+
 def test_a_failed_removal_delays_no_other_and_is_repeated() -> None:
     async def scenario(rig: Rig) -> None:
         for number in (1, 2, 3):

@@ -15,7 +15,7 @@ from cavvy.domain.retention import (
     RetentionDays,
     RetentionPeriod,
 )
-from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.base import ProjectArchived, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
 RETENTION = "retention"  # the worklist's key
@@ -43,13 +43,15 @@ class RetentionRules:
         self._days = days
         self._book = book
 
-    def find(self, project: str) -> RetentionPeriod:
-        """Return the period of the nearest policy that sets one, or else of the setting."""
+    def find(self, project: str, *, archived: bool) -> RetentionPeriod:
+        """Return the period of the nearest policy that sets one, or else of the setting. The
+        setting does not apply to archived projects, because they are kept.
+        """
         for bound in reversed(self._book.find(project)):
             if bound.policy.keep_jobs_days is not None:
                 where = f"policy of {bound.owner}"
                 return RetentionPeriod(bound.policy.keep_jobs_days, where)
-        return RetentionPeriod(self._days, JOBS_SETTING)
+        return RetentionPeriod(0 if archived else self._days, JOBS_SETTING)
 
 
 async def read_begin(store: Store, now: datetime) -> datetime | None:
@@ -122,7 +124,7 @@ class Retention:
         """Log which jobs will be removed after WAIT, if there are any."""
         rules = await self.rules()
         for project in await self._store.projects():
-            period = rules.find(project.name)
+            period = rules.find(project.name, archived=project.archived_at is not None)
             before = period.before(now)
             if before and await self._store.retention.list_ended(project.name, before, None, 1):
                 _log.warning(
@@ -145,7 +147,12 @@ class Retention:
 
     async def _step(self, project: str) -> bool:
         """Remove some jobs of a project. Return False if there are no more."""
-        period, now = (await self.rules()).find(project), self._clock.now()
+        try:
+            await self._store.archive.check(project)
+            archived = False
+        except ProjectArchived:
+            archived = True
+        period, now = (await self.rules()).find(project, archived=archived), self._clock.now()
         before = period.before(now)
         if before is None:
             return False
