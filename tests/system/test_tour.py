@@ -11,6 +11,7 @@ such blocks is missing here.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -123,6 +124,7 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
     """Write the files of a page to a new folder, and run its commands there."""
     files, steps = read_page(page)
     assert steps
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
     folder.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
     for name, text in files.items():
@@ -136,7 +138,7 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
 def run_step(step: Step, folder: Path) -> None:
     """Run one command in the state in which the commands before it left their shell."""
     waits = re.match(r"cavvy (drill preempt|exec|ssh|cp) ([a-z]+)", step.command)
-    sign = SIGNS.get(waits[1], '"phase": "running"') if waits else ""
+    sign = SIGNS.get(waits[1], '^  "phase": "running"') if waits else ""
     script = (WAIT.format(name=waits[2], sign=sign) if waits else "") + step.command
     script = f"[ -e .shell ] && . ./.shell\nset -a\n{script}\n{KEEP.format(folder=folder)}"
     started = subprocess.Popen(

@@ -156,8 +156,7 @@ def test_names_behind_links_of_the_work_are_not_told(machine: Machine, tmp_path:
     (tmp_path / "hidden/secret").write_text("x")
     (machine.kept / ".local").symlink_to(tmp_path / "hidden")
     left = machine.entries.finish()[1]
-    assert ".local, in" in left
-    assert "secret" not in left
+    assert left == ""
 
 
 def test_links_devices_and_other_names_of_a_file_stay(machine: Machine, tmp_path: Path) -> None:
@@ -169,12 +168,12 @@ def test_links_devices_and_other_names_of_a_file_stay(machine: Machine, tmp_path
     os.link(tmp_path / "one", machine.kept / "linked.txt")
     machine.write("set.txt", "foreign.txt")
     (machine.kept / "set.txt").chmod(0o4755)
-    names = ["linked.txt", "log.txt", "results", "set.txt"]
+    names = ["linked.txt", "log.txt", "set.txt"]  # `results` holds nothing itself
     if os.getuid() == 0:
         os.chown(machine.kept / "foreign.txt", 65534, 65534)
         names = ["foreign.txt", *names]
     left = machine.entries.finish()[1]
-    assert not {*names, "fifo.txt"} & set(machine.listed())
+    assert not {*names, "results", "fifo.txt"} & set(machine.listed())
     assert names[0] in left
     assert sorted({*names, "fifo.txt"} - {*os.listdir(machine.kept)}) == []
 

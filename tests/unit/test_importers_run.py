@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.system.ports import free_port
 
 from cavvy.agent.work import mpi
 from cavvy.cli.plan import command as plan
@@ -121,15 +121,14 @@ def test_nodes_wait_for_each_other_if_their_commands_start_processes(tmp_path: P
         "    while [ ! -e go ]; do sleep 0.02; done\n  else\n"
         "    sleep 600 & echo $! > started\n  fi\n"
     )
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             ["bash", "-c", task.run],
             cwd=tmp_path,
             env={
                 **NODE,
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 2)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)},
                 **{"NODE_RANK": str(rank), "NNODES": "2"},
             },
         )
@@ -148,8 +147,7 @@ def test_nodes_wait_for_each_other_if_their_commands_start_processes(tmp_path: P
 def run_led_nodes(text: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
     """Run a file of two nodes. Each node has its own copy of the program that connects them."""
     run = parse_task(text).run
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank in range(2):
         home = folder / str(rank)
@@ -157,7 +155,7 @@ def run_led_nodes(text: str, folder: Path) -> list[subprocess.CompletedProcess[s
         program = shutil.copy(mpi.__file__, home)
         env = {
             **NODE,
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CAVVY_MPI_KEY": "key"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1), "CAVVY_MPI_KEY": "key"},
             **{"NODE_RANK": str(rank), "CAVVY_MPI": f"{sys.executable} {program}"},
         }
         with (home / "out").open("w") as out:  # processes that a node leaves behind keep it open

@@ -285,16 +285,27 @@ def _list(folder: str) -> list[str]:
 
 
 def _list_new(home: str, kept: str, below: str) -> Iterator[str]:
-    """Yield the new entries as `kept//name`, except caches and records of earlier commands."""
+    """Yield the new entries as `kept//name`, except caches, records of earlier commands, and links
+    to places outside the home folder, which hold nothing themselves."""
     for entry in _list(os.path.join(kept, below)):
         name = os.path.join(below, entry)
         path = f"{kept}/{name}"
         if name in LAYERED and not os.path.islink(path):
             yield from _list_new(home, kept, name)
             continue
-        seen = os.path.lexists(f"{home}/{name}") and os.path.islink(path)
+        seen = os.path.islink(path) and (
+            os.path.lexists(f"{home}/{name}") or _leads_out(home, path)
+        )
         if not (name in CACHES or name in PRIVATE or RECORDS.fullmatch(name) or seen):
             yield f"{kept}//{name}"
+
+
+def _leads_out(home: str, link: str) -> bool:
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return os.path.isabs(target) and not contains(home, os.path.normpath(target))
 
 
 def _changed_at(left: str) -> float:
