@@ -340,6 +340,15 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
             freeze(path)
 
 
+def test_a_folder_that_has_a_home_folder_in_it_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests and containers often set HOME to a folder beside the work."""
+    write(tmp_path, {"train.py": "x", "home/b": "x"})
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert [each.path for each in freeze(tmp_path).entries] == ["home/b", "train.py"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"secret": "x"})

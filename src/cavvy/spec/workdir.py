@@ -199,7 +199,7 @@ def check_folder(folder: Path) -> None:
             f"the working folder {folder} is a file", "use the folder that contains the file"
         )
     real, home = folder.resolve(), Path.home().resolve()
-    if real == home or real in home.parents:
+    if real in (home, Path("/")):
         what = "is your home folder" if real == home else "contains your home folder"
         raise FreezeError(f"{folder} {what}, which cannot be submitted", OWN_FOLDER)
 
