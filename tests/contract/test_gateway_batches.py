@@ -87,15 +87,21 @@ def predict(
     return ask(gateway.port, "POST", "/predict", body, **more)
 
 
+def hold(gateway: GatewayProcess, replica: Predictor, **fields: str) -> Background:
+    """A request that keeps the replica busy until `release`."""
+    # The replica counts a request until it has sent all of the answer, which arrives earlier.
+    wait_for(lambda: replica.in_flight == 0)
+    busy = Background(ask, gateway.port, "GET", "/hold", b"", **fields)
+    wait_for(lambda: replica.in_flight == 1)
+    return busy
+
+
 def predict_at_once(
     gateway: GatewayProcess, replica: Predictor, *each: tuple[object, ...], **fields: str
 ) -> list[Reply]:
     """Send requests while the replica is busy with another one; the replies in order."""
     host = fields.get("host", "svc.example")
-    # The replica counts a request until it has sent all of the answer, which arrives earlier.
-    wait_for(lambda: replica.in_flight == 0)
-    busy = Background(ask, gateway.port, "GET", "/hold", b"", **fields)
-    wait_for(lambda: replica.in_flight == 1)
+    busy = hold(gateway, replica, **fields)
     calls = []
     for number, rows in enumerate(each, 1):
         calls.append(Background(predict, gateway, *rows, **fields))
@@ -140,8 +146,7 @@ def test_waiting_requests_are_sent_as_one(gateway: GatewayProcess, replica: Pred
 def test_a_deferred_call_is_joined_with_others(gateway: GatewayProcess, replica: Predictor) -> None:
     predict(gateway, 1, 1, 1, 1)
     before = gateway.facts("svc")
-    busy = Background(ask, gateway.port, "GET", "/hold")
-    wait_for(lambda: replica.in_flight == 1)
+    busy = hold(gateway, replica)
     large = "x" * 70  # with the words around it, the response has more than 100 bytes
     where = [
         predict(gateway, row, prefer="respond-async").headers["location"] for row in (1, large)
@@ -210,8 +215,7 @@ def test_an_overloaded_replica_gets_a_batch_once(
 def test_only_requests_that_may_be_repeated_survive_their_replica(
     gateway: GatewayProcess, replica: Predictor
 ) -> None:
-    busy = Background(ask, gateway.port, "GET", "/hold")
-    wait_for(lambda: replica.in_flight == 1)
+    busy = hold(gateway, replica)
     calls = [
         Background(predict, gateway, "die"),
         Background(predict, gateway, 1, idempotency_key="a"),
@@ -226,8 +230,7 @@ def test_only_requests_that_may_be_repeated_survive_their_replica(
 def test_requests_that_differ_are_not_joined(gateway: GatewayProcess, replica: Predictor) -> None:
     predict(gateway, 1, 1)
     replica.batches.clear()
-    busy = Background(ask, gateway.port, "GET", "/hold")
-    wait_for(lambda: replica.in_flight == 1)
+    busy = hold(gateway, replica)
     json_type = {"content_type": "application/json"}
     calls = [
         Background(predict, gateway, 1, x_user="a"),
@@ -254,8 +257,7 @@ def test_a_client_that_leaves_takes_only_its_own_request(
 ) -> None:
     predict(gateway, 1, 1)
     replica.batches.clear()
-    busy = Background(ask, gateway.port, "GET", "/hold")
-    wait_for(lambda: replica.in_flight == 1)
+    busy = hold(gateway, replica)
     body = b'{"instances": [1]}'
     with Talk(gateway.port) as talk:
         talk.send(write_request("POST", "/predict", body, content_type="application/json"))
@@ -281,10 +283,7 @@ def test_members_pay_for_their_instances(gateway: GatewayProcess, replica: Predi
     host = {"host": "keyed.example", "name": "inputs"}
     predict(gateway, 1, 1, 1, authorization="Bearer one", **host)
     before = gateway.facts("keyed")["work"]["r1"]
-    busy = Background(
-        ask, gateway.port, "GET", "/hold", host="keyed.example", authorization="Bearer one"
-    )
-    wait_for(lambda: replica.in_flight == 1)
+    busy = hold(gateway, replica, host="keyed.example", authorization="Bearer one")
     calls = []
     for rows, key in (((1, 2, 3), "one"), ((4,), "two")):
         fields = {"authorization": f"Bearer {key}", **host}
