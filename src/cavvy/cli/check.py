@@ -308,24 +308,17 @@ async def _find_doubts(provider: "Provider") -> Sequence[tuple[str, str]]:
     offers in the catalog."""
     import asyncio
 
-    from cavvy.catalog.doubts import OfferJudge
+    from cavvy.cli.task.market import find_doubts
     from cavvy.providers.base import ProviderError
-    from cavvy.store.snapshot import CatalogSnapshot
-    from cavvy.store.snapshot.layout import SnapshotError
-
-    def read() -> OfferJudge:
-        with CatalogSnapshot.open() as snapshot:
-            return snapshot.make_judge()
 
     if provider.manifest.test_double:
         return []
     try:
         async with asyncio.timeout(_DOUBT_S):
             offers = [each for each in await provider.offers() if each.accelerator]
-            judge = await asyncio.to_thread(read) if offers else OfferJudge(())
-    except (ProviderError, SnapshotError, TimeoutError):  # what fails here is no fault of the setup
+            doubts = [*(await asyncio.to_thread(find_doubts, offers)).values()]
+    except (ProviderError, TimeoutError):  # what fails here is no fault of the setup
         return []
-    doubts = [doubt for each in offers if (doubt := judge.doubt(each))]
     more = f" (and {len(doubts) - _MOST_DOUBTS} more offers)" if len(doubts) > _MOST_DOUBTS else ""
     count = [("offers in doubt", f"{len(doubts)} of {len(offers)}{more}")] if doubts else []
     return [*count, *(("in doubt", each) for each in doubts[:_MOST_DOUBTS])]

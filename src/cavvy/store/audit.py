@@ -29,8 +29,6 @@ from cavvy.store.rows import RowCodec, insert_into, insert_many
 _T = TypeVar("_T")
 RECORDS = RowCodec(SealedRecord, "audit_log")
 _HEAD = "SELECT number, hash FROM audit_log ORDER BY number DESC LIMIT 1"
-
-
 _LAST_CUT = "SELECT COALESCE(MAX(number), 0) FROM audit_cuts"
 _OLDEST = "SELECT number, hash, at FROM audit_log WHERE number > ? ORDER BY number LIMIT ?"
 

@@ -109,7 +109,7 @@ def _sign_in(
     digest: str,
     id_token: tuple[str, datetime],
 ) -> None:
-    """Sign a person in; see `SignInStore.sign_in`. `id_token` is the ID token's digest and expiry
+    """Sign a person in; see `SqlSignIns.sign_in`. `id_token` is the ID token's digest and expiry
     time."""
     now, trust = token.created_at, found.trust
     # This statement locks the row, so that the trust cannot be changed or removed meanwhile.

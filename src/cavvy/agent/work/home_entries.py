@@ -30,12 +30,12 @@ from .protect import (
     list_homes,
     list_obeyed_paths,
 )
+from .trees import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST, MOST_CHOSEN = 1000, 100  # entries of one folder that are looked at, and that are moved
 # Files with other endings stay: tools obey files such as `Makefile`, `conftest.py`, `package.json`
 # and `pyproject.toml` in the folder in which the user works, and in the folders above it.

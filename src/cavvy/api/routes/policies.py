@@ -190,7 +190,6 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
         ),
         images=list(policy.images),
         signed_by=list(policy.signed_by),
-        keep_jobs_days=policy.keep_jobs_days,
     )
 
 
