@@ -10,7 +10,9 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.api.restore import RestoreReport
+    from cavvy.api.state_dir import StateDir
     from cavvy.control.decide.restored import JobNumber
+    from cavvy.settings import Settings
 
 _COLUMNS = (
     TableColumn("finding", wrap=True),
@@ -60,41 +62,19 @@ def command(
     disabled or removed since the backup can be used again. The command writes to the audit log what
     came back. ID tokens from before the restore cannot sign in.
     """
-    import sys
-    from contextlib import ExitStack
-
     from cavvy import settings
-    from cavvy.api.restore import check_restored, end_restored_access, restore
+    from cavvy.api.restore import end_restored_access
     from cavvy.api.state_dir import StateDir
     from cavvy.cli.installation.failures import folder_failures
     from cavvy.cli.reach.end_signals import ended_by_signals
 
-    with folder_failures(), ended_by_signals(), ExitStack() as stack:
+    with folder_failures(), ended_by_signals():
         configured = settings.load()
         home = StateDir(str(configured.home))
-        if archive is None:
-            if database:
-                raise click.UsageError(
-                    "--database needs an ARCHIVE; without ARCHIVE, the settings name the database"
-                )
-            report = check_restored(
-                home, configured, dry_run=dry_run, end_access=end_access or False
-            )
-        else:
-            file = sys.stdin.buffer if archive == "-" else stack.enter_context(open(archive, "rb"))
-            url = database or configured.text("server.database") or None
-            report = restore(
-                home, configured, file, url, dry_run=dry_run, end_access=end_access or False
-            )
-        rows_out(
-            _COLUMNS,
-            _rows(report),
-            output,
-            empty="the providers report exactly the nodes in the database",
+        report = _restore(
+            home, configured, archive, database, dry_run=dry_run, end_access=end_access or False
         )
-        if output == "table":
-            _explain(report)
-        _explain_access(report)
+        _show(report, output)
         ended = report.access_ended
         if end_access is None and not dry_run and archive != "-" and _may_ask(report):
             ended = click.confirm("End all these tokens and keys?", default=False, err=True)
@@ -106,6 +86,44 @@ def command(
     _explain_end(report, ended=ended)
     if archive is not None and output == "table":
         click.echo("restored; start the server: cavvy server start", err=True)
+
+
+def _restore(
+    home: "StateDir",
+    configured: "Settings",
+    archive: str | None,
+    database: str | None,
+    *,
+    dry_run: bool,
+    end_access: bool,
+) -> "RestoreReport":
+    """Restore the archive, and compare; without an archive, only compare."""
+    import sys
+    from contextlib import nullcontext
+
+    from cavvy.api.restore import check_restored, restore
+
+    if archive is None:
+        if database:
+            raise click.UsageError(
+                "--database needs an ARCHIVE; without ARCHIVE, the settings name the database"
+            )
+        return check_restored(home, configured, dry_run=dry_run, end_access=end_access)
+    url = database or configured.text("server.database") or None
+    with nullcontext(sys.stdin.buffer) if archive == "-" else open(archive, "rb") as file:
+        return restore(home, configured, file, url, dry_run=dry_run, end_access=end_access)
+
+
+def _show(report: "RestoreReport", output: str) -> None:
+    rows_out(
+        _COLUMNS,
+        _rows(report),
+        output,
+        empty="the providers report exactly the nodes in the database",
+    )
+    if output == "table":
+        _explain(report)
+    _explain_access(report)
 
 
 def _may_ask(report: "RestoreReport") -> bool:

@@ -55,36 +55,14 @@ def make_export(
     """
     if offer is None:
         task = take_first_choice(task)
-    name = _choose_name(task.name)
-    options = [
-        "-S /bin/bash",
-        *([shlex.join(job_options.options)] if job_options.options else []),
-        f"-N {name}",
-        f"-l select={nodes}:{_chunk(task, offer, gpu_resource)}",
-        "-l place=scatter",
-        *([f"-q {offer.zone}"] if offer is not None and offer.zone else []),
-        *([f"-A {job_options.account}"] if job_options.account else []),
-        *([f"-l walltime={format_length(task.limits.duration)}"] if task.limits.duration else []),
-        "-r n",
-        "-j oe",
-    ]
-    secrets = f"{task.name}.secrets"
-    work = [
-        'export MASTER_ADDR="$2" MASTER_PORT="$3" CAVVY_HOSTS="$4" NODE_RANK="${PBS_NODENUM:-0}"',
-        f"export NPROC_PER_NODE={_count_gpus(task, offer) or 1}",
-        *list_exports(task, nodes),
-        'cd "$(dirname "$1")" || exit 1',
-        *([f". ./{secrets} || exit 1"] if task.secrets else []),
-        *list_secret_lines(task, f"the file {secrets}"),
-        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
-        f'exec bash -c "{STAY}; $CAVVY_WORK"',
-    ]
-    program = "\n".join(work) + "\n"
+    name, secrets = _choose_name(task.name), f"{task.name}.secrets"
+    chunks = f"{nodes}:{_chunk(task, offer, gpu_resource)}"
+    program = _make_program(task, nodes, _count_gpus(task, offer), secrets)
     lines = [
         *make_header(
             "pbs",
             "#PBS",
-            options,
+            _list_options(task, offer, job_options, name, chunks),
             task,
             [*_list_own_notes(task, offer, name, gpu_resource), *list_notes(task, secrets)],
         ),
@@ -97,16 +75,51 @@ def make_export(
         f"hosts={HOSTS}",
         'MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")',
         *list_port_lines(_NUMBER),
-        *(
-            [f'bash "$folder/work.sh" {_ARGUMENTS}']
-            if nodes == 1
-            else [
-                f'cat > "$folder/rank.sh" {here_document(_RANK)}',
-                _WAIT.format(arguments=_ARGUMENTS, nodes=nodes),
-            ]
-        ),
+        *_list_start(nodes),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _list_options(
+    task: TaskSpec, offer: Offer | None, job_options: JobOptions, name: str, chunks: str
+) -> Sequence[str]:
+    return [
+        "-S /bin/bash",
+        *([shlex.join(job_options.options)] if job_options.options else []),
+        f"-N {name}",
+        f"-l select={chunks}",
+        "-l place=scatter",
+        *([f"-q {offer.zone}"] if offer is not None and offer.zone else []),
+        *([f"-A {job_options.account}"] if job_options.account else []),
+        *([f"-l walltime={format_length(task.limits.duration)}"] if task.limits.duration else []),
+        "-r n",
+        "-j oe",
+    ]
+
+
+def _make_program(task: TaskSpec, nodes: int, gpus: int, secrets: str) -> str:
+    """Return the script that runs on each node."""
+    lines = [
+        'export MASTER_ADDR="$2" MASTER_PORT="$3" CAVVY_HOSTS="$4" NODE_RANK="${PBS_NODENUM:-0}"',
+        f"export NPROC_PER_NODE={gpus or 1}",
+        *list_exports(task, nodes),
+        'cd "$(dirname "$1")" || exit 1',
+        *([f". ./{secrets} || exit 1"] if task.secrets else []),
+        *list_secret_lines(task, f"the file {secrets}"),
+        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
+        f'exec bash -c "{STAY}; $CAVVY_WORK"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _list_start(nodes: int) -> Sequence[str]:
+    """Return the lines that start the script on the nodes and wait for its end."""
+    if nodes == 1:
+        return [f'bash "$folder/work.sh" {_ARGUMENTS}']
+    return [
+        f'cat > "$folder/rank.sh" {here_document(_RANK)}',
+        _WAIT.format(arguments=_ARGUMENTS, nodes=nodes),
+    ]
 
 
 def _choose_name(name: str) -> str:
