@@ -69,7 +69,7 @@ def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_locks() 
             hint=lambda key: None,
             arrived=lambda: None,
             notify=lambda job_id, what: None,
-            remove_checkpoints=keep_checkpoints,
+            remove_files=keep_checkpoints,
         )
         await submit(store, "j", phase=JobPhase.RUNNING)
         store.error = StoreFull("no space")
@@ -104,7 +104,7 @@ def test_removing_a_job_frees_a_full_disk() -> None:
             hint=lambda key: None,
             arrived=lambda: None,
             notify=lambda job_id, what: None,
-            remove_checkpoints=remove_checkpoints,
+            remove_files=remove_checkpoints,
         )
         await submit(store, "j", phase=JobPhase.FAILED)
         assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
@@ -132,7 +132,7 @@ def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
             hint=lambda key: None,
             arrived=lambda: None,
             notify=lambda job_id, what: None,
-            remove_checkpoints=remove_checkpoints,
+            remove_files=remove_checkpoints,
         )
         await submit(store, "j", phase=JobPhase.FAILED)
         with pytest.raises(TimeoutError):

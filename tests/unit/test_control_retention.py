@@ -50,7 +50,7 @@ class Rig:
             hint=lambda key: None,
             arrived=lambda: None,
             notify=lambda job_id, what: None,
-            remove_checkpoints=self.remove_files,
+            remove_files=self.remove_files,
         )
         return Retention(self.store, clock, jobs, self.days)
 

@@ -175,7 +175,7 @@ class ControlPlane:
             hint=self.hint,
             arrived=self._arrived,
             notify=self._notify,
-            remove_checkpoints=self._remove_files,
+            remove_files=self._remove_files,
             defers=self._share is None,
         )
 

@@ -41,7 +41,7 @@ from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 _RANDOM_BITS = 30
 _TRIES = 10  # tries of a write that fails because the row was changed meanwhile
 T = TypeVar("T")
-# Deletes the logs and checkpoints of an ended job
+# deletes the logs and checkpoints of an ended job
 RemoveFiles = Callable[[JobRecord], Awaitable[RemovedCheckpoints]]
 
 
@@ -111,7 +111,7 @@ class JobService:
         hint: Callable[[str], None],
         arrived: Callable[[], None],
         notify: Callable[[str, Delivery], None],
-        remove_checkpoints: RemoveFiles,
+        remove_files: RemoveFiles,
         defers: bool = True,
     ) -> None:
         self._store = store.as_store()
@@ -122,7 +122,7 @@ class JobService:
         self._hint = hint
         self._arrived = arrived
         self._notify = notify
-        self._remove_checkpoints = remove_checkpoints
+        self._remove_files = remove_files
         self._removing: set[str] = set()  # IDs of jobs whose removal is in progress
 
     def make_id(self) -> str:
@@ -247,10 +247,10 @@ class JobService:
     async def remove(
         self, project: str, name: str, remove_files: RemoveFiles | None = None
     ) -> tuple[JobRecord, RemovedCheckpoints]:
-        """Delete an ended job and its checkpoints, but keep its bill. `remove_files` replaces the
-        function that deletes the files of all jobs that users remove. If a crash interrupts the
-        removal, a repeated request completes the removal; the job cannot be retried before the
-        removal is complete. Raises RowNotFound, TooLate.
+        """Delete an ended job, its logs and its checkpoints, but keep its bill. `remove_files`
+        replaces the function that deletes the files of all jobs that users remove. If a crash
+        interrupts the removal, a repeated request completes the removal; the job cannot be retried
+        before the removal is complete. Raises RowNotFound, TooLate.
         """
 
         async def remove(job: JobRecord) -> tuple[JobRecord, RemovedCheckpoints]:
@@ -268,7 +268,7 @@ class JobService:
                     with suppress(StoreFull):  # deleting the files makes space for the record
                         await self._store.commit(make_write(RowChanges(job=marked)))
                         job = replace(marked, version=job.version + 1)
-                removed = await (remove_files or self._remove_checkpoints)(job)
+                removed = await (remove_files or self._remove_files)(job)
                 await self._store.remove_job(job)
             finally:
                 self._removing.discard(job.id)
