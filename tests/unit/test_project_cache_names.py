@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from cavvy.providers.base import AgentEndpoint, GangSpec
-from cavvy.providers.ledger import ProjectCaches
+from cavvy.providers.project_caches import ProjectCaches
 from cavvy.providers.state import MemoryProviderState
 
 

@@ -37,6 +37,7 @@ _NOT_PROVIDERS = frozenset(
         "objections",
         "page_links",
         "prices",
+        "project_caches",
         "recording",
         "redirects",
         "registry",

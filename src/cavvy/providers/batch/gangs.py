@@ -29,7 +29,7 @@ from cavvy.providers.batch.workspace import (
     as_seen,
     list_nodes,
 )
-from cavvy.providers.ledger import ProjectCaches
+from cavvy.providers.project_caches import ProjectCaches
 
 # time limit of a delivery, in which an agent waits 15 s for a lock and then tries for 20 s
 _DELIVERY_S = 45.0

@@ -11,7 +11,8 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
 from cavvy.providers.batch.shapes import is_of, say_accelerators
-from cavvy.providers.ledger import LaunchLedger, ProjectCaches
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.project_caches import ProjectCaches
 from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
 from cavvy.providers.ray.cluster import RayNode, list_offers, promise, read_nodes

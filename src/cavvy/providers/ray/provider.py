@@ -13,7 +13,8 @@ from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
 from cavvy.providers.batch.shapes import AcceleratorRates
-from cavvy.providers.ledger import LaunchLedger, ProjectCaches
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.project_caches import ProjectCaches
 from cavvy.providers.ray.calls import DashboardAddress, RayDashboard
 from cavvy.providers.ray.cluster_client import RayCluster, RayTerms, why_not
 from cavvy.providers.ray.entry import RayOptions
