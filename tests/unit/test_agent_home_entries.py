@@ -1,5 +1,6 @@
 """What jobs created in a home folder is moved there when nothing obeys it, and otherwise said."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -212,6 +213,25 @@ def test_an_interrupted_move_goes_on(machine: Machine) -> None:
     (stage / "results").mkdir(parents=True)
     (stage / "results/x").write_text("x")
     assert machine.entries.begin().endswith(": results")
+    assert (machine.home / "results/x").exists()
+
+
+def test_a_full_disk_leaves_folders_with_their_names(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.write("results/x")
+    mkdir = os.mkdir
+
+    def fail(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", fail)
+        assert machine.entries.begin() == ""
+    assert os.listdir(machine.kept) == ["results"]
+    assert machine.entries.finish()[0].endswith(": results")
     assert (machine.home / "results/x").exists()
 
 

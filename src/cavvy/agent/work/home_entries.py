@@ -259,6 +259,11 @@ def _move(source: int, name: str, target: int) -> bool:
 
 
 def _put_back(source: int, name: str, target: int) -> None:
+    """Move an entry back. On a full disk, a folder must be renamed without making another."""
+    with suppress(OSError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # replaces no files
+            return
     if not _move(source, name, target):
         with suppress(OSError):
             os.rename(name, f"{name}.{os.urandom(4).hex()}", src_dir_fd=source, dst_dir_fd=target)
