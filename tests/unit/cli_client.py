@@ -6,6 +6,7 @@ from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import pytest
@@ -177,6 +178,7 @@ class FakeClient:
     )  # what `down` does not get rid of
     rows: list[wire.NodeListing] = field(default_factory=list)
     served: list[Any] = field(default_factory=list)  # the services
+    removes_old_from: datetime | None = None
     log_bytes: bytes = b""
     log_asked: dict[str, object] = field(default_factory=dict)
     removed: wire.JobRemoved = field(default_factory=lambda: wire.JobRemoved(freed_bytes=0))
@@ -187,6 +189,9 @@ class FakeClient:
     next_session: dict[str, str] = field(
         default_factory=dict
     )  # names that lead to another job from their second use on
+
+    def server(self) -> SimpleNamespace:
+        return SimpleNamespace(removes_old_from=self.removes_old_from)
 
     def __enter__(self) -> Self:
         return self

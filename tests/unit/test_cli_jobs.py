@@ -431,6 +431,12 @@ def test_a_policy_says_which_ended_jobs_will_be_removed(
     assert told in run("policy", "set", "--keep-jobs", "5").stderr
     for kept in (("--keep-jobs", "0"), ("--keep-jobs", "any"), ("--gpus", "T4")):
         assert "remove" not in run("policy", "set", *kept).stderr
+    client.removes_old_from = datetime(2030, 5, 6, 7, 8, tzinfo=UTC)
+    said = run("policy", "set", "--keep-jobs", "5").stderr
+    assert "checkpoints, from 2030-05-06 07:08 UTC on; their costs stay" in said
+    for text in ("\u0663", "9" * 5000, "-1", "1e2"):
+        refused = run("policy", "set", "--keep-jobs", text)
+        assert (refused.exit_code, "a whole number of days" in refused.stderr) == (2, True)
 
 
 def test_costs_are_shown_to_someone_who_may_see_only_them(

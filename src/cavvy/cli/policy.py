@@ -1,5 +1,6 @@
 """`cavvy policy`: manages restrictions on the jobs of a project."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,14 +121,16 @@ def set_policy(
         put_policy(client, where, PolicyAsk(**{**before, **changes}))
         undo = f"`cavvy policy delete -p {where}` deletes the policy"
         note = find_project_note(client, where, undo)
+        begin = client.server().removes_old_from if changes.get("keep_jobs_days") else None
     click.echo(f"the policy of {_say(where)} is set")
     if note:
         click.echo(note, err=True)
     _note_unknown(changes.get("regions", ()))
     if days := changes.get("keep_jobs_days"):
+        when = f"from {begin:%Y-%m-%d %H:%M} UTC on" if begin else "within hours"
         click.echo(
             f"note: the server will remove jobs that ended more than {days} days ago, with their "
-            "logs and checkpoints, within hours; their costs stay",
+            f"logs and checkpoints, {when}; their costs stay",
             err=True,
         )
 
@@ -225,9 +228,9 @@ def _read_price(text: str) -> int | None:
 def _read_days(text: str) -> int | None:
     if text == _ANY:
         return None
-    if not text.isdecimal():
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise CommandFailure(
-            f"--keep-jobs: {text!r} is not a whole number of days",
+            f"--keep-jobs: {text!r} is not a whole number of days from 0 to 36500",
             "for example --keep-jobs 30, or `any` to use the value of the server",
             exit_code=2,
         )
