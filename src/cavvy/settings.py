@@ -147,7 +147,7 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for a number with 5,000 digits
         raise SettingsError(
             f"{file}: {error}", "the file is TOML; see docs/reference/settings.md"
         ) from error
@@ -222,7 +222,7 @@ def _scalar(text: str, name: str | None) -> Scalar:
 
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also for a number with 5,000 digits
         return text
     return value if isinstance(value, str | int | float | bool) else text
 

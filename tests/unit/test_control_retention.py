@@ -137,6 +137,19 @@ def test_nothing_is_removed_without_a_number_of_days() -> None:
     play(scenario, days=0)
 
 
+def test_more_days_than_the_calendar_has_keep_everything() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.days = RetentionDays(jobs=10**12, audit=10**12)
+        rig.retention = rig.restart()
+        at = rig.clock.now() - timedelta(days=400)
+        await rig.store.record(AuditEntry(at=at, signed_in=True, action="PUT /v1/x"))
+        await rig.run()
+        assert rig.freed == []
+        assert len(await rig.store.audit_records()) == 1
+
+    play(scenario)
+
+
 def test_the_nearest_policy_sets_the_days() -> None:
     async def scenario(rig: Rig) -> None:
         store = rig.store

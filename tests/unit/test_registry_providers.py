@@ -113,6 +113,7 @@ def test_settings_get_their_defaults() -> None:
         ({"fence": 1}, "expected true or false"),
         ({"gates": 1.5}, "expected integer"),
         ({"acres": float("nan")}, "expected number"),
+        ({"acres": 10**400}, "expected number"),
         ({"owner": True}, "expected text"),
         ({"enabled": "no"}, "expected true or false"),
     ],

@@ -231,6 +231,10 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, update: green}", "is not one of the choices"),
         ("{port: 1, update: {weight: 10%}}", "`weight` is for canaries only"),
         ("{port: 1, update: {strategy: canary, weight: 0.5%}}", "not a whole percentage"),
+        (
+            f"{{port: 1, update: {{strategy: canary, weight: {'9' * 5000}}}}}",
+            "not a whole percentage",
+        ),
         ("{port: 1, update: {strategy: canary, weight: 30}}", "write 30%"),
         ("{port: 1, update: {strategy: canary, weight: 120%}}", "write 10%"),
         ("{port: 1, update: {strategy: canary, weight: much}}", "write 10%"),

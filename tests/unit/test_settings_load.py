@@ -50,6 +50,7 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
         ("[server]\nidle_stop_s = true\n", "must be a whole number"),
         ("[server]\nidle_stop_s = -1\n", "at least 0"),
         ("[server\n", "TOML"),
+        (f"[server]\nidle_stop_s = {'9' * 5000}\n", "TOML"),
         ("providers = 3\n", "must be a table"),
         ("[providers]\nlocal = 3\n", "must be a table"),
         ("[providers.local]\nx = [1]\n", "must be a string, number or boolean"),
@@ -69,6 +70,9 @@ def test_a_wrong_variable_names_itself(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="CAVVY_SERVER_IDLE_STOP_S") as caught:
         settings.load(env(tmp_path, CAVVY_SERVER_IDLE_STOP_S="soon"))
     assert "600" in caught.value.hint
+    for text in ("9" * 5000, "[" * 5000):
+        with pytest.raises(SettingsError, match="must be a whole number"):
+            settings.load(env(tmp_path, CAVVY_SERVER_IDLE_STOP_S=text))
     with pytest.raises(SettingsError, match=r"server\.idl_stop_s"):
         settings.load(env(tmp_path, CAVVY_SERVER_IDL_STOP_S="7"))
 

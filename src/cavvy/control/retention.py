@@ -14,6 +14,7 @@ from cavvy.domain.retention import (
     RemovedJob,
     RetentionDays,
     RetentionPeriod,
+    subtract_days,
 )
 from cavvy.store.base import ProjectArchived, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
@@ -137,9 +138,9 @@ class Retention:
     async def _cut_audit(self) -> None:
         """Once a month, remove the old records of the audit log."""
         now = self._clock.now()
-        before = now - timedelta(days=self._days.audit)
+        before = subtract_days(now, self._days.audit)
         oldest = await self._store.retention.oldest_audit()
-        if oldest is None or oldest >= before - _MONTH:
+        if oldest is None or before is None or oldest - before >= -_MONTH:
             return
         cut = self._store.retention.cut_audit
         while await cut(before, now, self._days.audit, _CUT_RECORDS):

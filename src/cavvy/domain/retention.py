@@ -15,6 +15,14 @@ class RetentionDays(Struct, frozen=True, kw_only=True):
     audit: int = 3650
 
 
+def subtract_days(now: datetime, days: int) -> datetime | None:
+    """Return the time `days` before `now`, or None if this is before the first year."""
+    try:
+        return now - timedelta(days=days)
+    except OverflowError:
+        return None
+
+
 class RetentionPeriod(Struct, frozen=True):
     """How many days ended jobs are kept, and where this number is set. 0 days mean forever."""
 
@@ -23,7 +31,7 @@ class RetentionPeriod(Struct, frozen=True):
 
     def before(self, now: datetime) -> datetime | None:
         """Return the time before which jobs must have ended to be removed, or None."""
-        return now - timedelta(days=self.days) if self.days else None
+        return subtract_days(now, self.days) if self.days else None
 
 
 class EndedJob(Struct, frozen=True, kw_only=True):

@@ -121,6 +121,7 @@ def parse_duration(text: str | int | float) -> timedelta:
         raise TooMuch(f"{str(text)[:40]} exceeds the maximum length of time") from None
 
 
+_MOST_MEMORY_MIB = 1 << 40  # one exbibyte
 # Vendors state memory in powers of two, regardless of the unit that they write: 80GB means 80 GiB.
 _MEMORY = {
     "": 1024,
@@ -143,7 +144,10 @@ def parse_memory_mib(text: str | int | float) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(text).strip())
     if match is None or match[2].upper() not in _MEMORY or isinstance(text, bool):
         raise UnitError(f"expected memory such as 16GB, 512MB or 1TB, not {text!r}")
-    return round(Decimal(match[1]) * _MEMORY[match[2].upper()])
+    mib = round(Decimal(match[1]) * _MEMORY[match[2].upper()])
+    if mib > _MOST_MEMORY_MIB:
+        raise UnitError(f"{match[1][:40]} exceeds the maximum amount of memory")
+    return mib
 
 
 def format_usd(money: Money, decimals: int = 2) -> str:

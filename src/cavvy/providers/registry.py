@@ -10,7 +10,6 @@ ProviderContext) -> Provider`; `installed` finds it.
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
-from math import isfinite
 from types import ModuleType
 
 from cavvy.domain.tasks import Scalar
@@ -211,7 +210,11 @@ def _row(setting: ProviderSetting) -> str:
 
 def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
     where = f"[providers.{provider}] {setting.name}"
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    number = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max  # not infinite, and no huge whole number
+    )
     match setting.kind:
         case SettingKind.TEXT | SettingKind.KEY_FILE:
             value = (

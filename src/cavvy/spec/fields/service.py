@@ -259,7 +259,7 @@ def _read_weight(node: ScalarNode) -> int:
         percent = round(100 * _read_share(node), 6)
         if percent == int(percent):
             return int(percent)
-    if text.isdecimal() and 0 < int(text) < 100:
+    if re.fullmatch(r"\d{1,2}", text) and int(text):
         likely = f"{int(text)}%"
     raise WrongValue(f"{shown(text)} is not a whole percentage", suggestion=f"write {likely}")
 
