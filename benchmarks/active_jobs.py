@@ -29,10 +29,10 @@ from pathlib import Path
 from measure import process_cpu_s, process_rss_mib, record, table
 from replicas import make_database, run_sql
 
-from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
 from cavvy.client.embedded import ensure_server
+from cavvy.server.node_listener.certificate import load_certificate
 
 SUBMITTERS = 8
 AGENTS_EACH = 250  # agents of one process

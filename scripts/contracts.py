@@ -2,8 +2,8 @@
 
     python scripts/contracts.py    # a test fails if the lists do not match the folder `providers`
 
-The contract `seam`: `control`, `api`, `cli` and `spec` import no provider, and no module that only
-providers share. The contract `places`: providers do not import each other.
+The contract `seam`: `control`, `api`, `server`, `cli` and `spec` import no provider, and no module
+that only providers share. The contract `places`: providers do not import each other.
 """
 
 import re

@@ -19,11 +19,11 @@ from cavvy.api.app import make_app
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import AuditMiddleware
 from cavvy.api.auth import AuthMiddleware
-from cavvy.api.open_state import open_state
-from cavvy.api.state_dir import StateDir
 from cavvy.client.ids import make_key
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.protocol import PROTOCOL
+from cavvy.server.open_state import open_state
+from cavvy.server.state_dir import StateDir
 from cavvy.settings import Settings
 
 TOKEN = "the-users-token"

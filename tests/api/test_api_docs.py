@@ -24,7 +24,8 @@ def test_the_page_of_routes_is_fresh() -> None:
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    source = "".join(path.read_text("utf-8") for path in (ROOT / "src/cavvy/api").rglob("*.py"))
+    rooms = (ROOT / "src/cavvy/api", ROOT / "src/cavvy/server")
+    source = "".join(path.read_text("utf-8") for room in rooms for path in room.rglob("*.py"))
     raised = set(re.findall(r'(?:Problem|Later)\(\s*"([a-z-]+)"', source))
     either = re.findall(r'Problem\("([a-z-]+)" if [^,]* else "([a-z-]+)"', source)
     assert raised | {code for codes in either for code in codes} == set(CODES)

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from tests.api.api_state import Api, open_api, until
 
-from cavvy.api.serving.front import GatewayFront
 from cavvy.client.state import host_name
+from cavvy.server.serving.front import GatewayFront
 
 pytestmark = pytest.mark.anyio
 SERVICE = "/v1/projects/default/services/chat"

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 from tests.waits import patience
 
-from cavvy.api.serving.endpoint_relay import EndpointRelay
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import Refused, TryAgain
+from cavvy.server.serving.endpoint_relay import EndpointRelay
 
 REPLICA = ServiceReplica(
     id="r",

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.api.team import make_service
 
-from cavvy.api.serving.gateway_caller import GatewayCaller
-from cavvy.api.serving.listener import ServiceListener
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
+from cavvy.server.serving.gateway_caller import GatewayCaller
+from cavvy.server.serving.listener import ServiceListener
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,13 +12,13 @@ from tests.waits import PATIENCE_S
 
 from cavvy.api.execs import JobExecs
 from cavvy.api.notifier import ChangeNotifier
-from cavvy.api.serving.front import GatewayFront
-from cavvy.api.serving.gateway_child import GatewayChild
-from cavvy.api.serving.listener import ServiceListener
-from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.server.serving.front import GatewayFront
+from cavvy.server.serving.gateway_child import GatewayChild
+from cavvy.server.serving.listener import ServiceListener
+from cavvy.server.serving.relays import ReplicaRelays
 
 pytestmark = pytest.mark.anyio
 

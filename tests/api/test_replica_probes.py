@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from tests.waits import patience
 
-from cavvy.api.serving.probes import ProbedPort, ReplicaProbes, probe
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.values import replace
+from cavvy.server.serving.probes import ProbedPort, ReplicaProbes, probe
 
 OFTEN = ReadinessProbe(every=timedelta(milliseconds=1))
 

@@ -14,10 +14,10 @@ from tests.waits import patience
 
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.notifier import ChangeNotifier
-from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.control.decide.nearness import FARTHEST
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests
+from cavvy.server.serving.relays import ReplicaRelays
 
 SESSION = (
     "from cavvy.agent.access.session import RemoteSession, SessionTarget\n"

@@ -16,21 +16,21 @@ from tests.contract.store_suite import NOW, begin, make_store, store_url, submit
 from tests.memory_bucket import MemoryBucket
 
 from cavvy import settings
-from cavvy.api import files_bucket
-from cavvy.api.adopt import MOVED, adopt
-from cavvy.api.backup import back_up
-from cavvy.api.database import choose_bucket, choose_files, hold_alone, join_servers
-from cavvy.api.files_bucket import bind_bucket, join_bucket
-from cavvy.api.open_state import make_dependencies
-from cavvy.api.restore import restore
-from cavvy.api.state_dir import StateDir, StateDirError
-from cavvy.api.stored_files import FilesPlace, open_stored_files
 from cavvy.api.tokens import GangTokens
 from cavvy.cli.installation import restore as restore_command
 from cavvy.cli.main import cli
 from cavvy.control.restored import count_access
 from cavvy.domain.accounts import Account, AccountToken
 from cavvy.domain.values import replace
+from cavvy.server import files_bucket
+from cavvy.server.adopt import MOVED, adopt
+from cavvy.server.backup import back_up
+from cavvy.server.database import choose_bucket, choose_files, hold_alone, join_servers
+from cavvy.server.files_bucket import bind_bucket, join_bucket
+from cavvy.server.open_state import make_dependencies
+from cavvy.server.restore import restore
+from cavvy.server.state_dir import StateDir, StateDirError
+from cavvy.server.stored_files import FilesPlace, open_stored_files
 from cavvy.settings import Settings
 from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder

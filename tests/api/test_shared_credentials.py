@@ -9,11 +9,11 @@ from tests.api.api_state import configure, database, until
 
 from cavvy.api import project_credentials
 from cavvy.api.app_state import AppState
-from cavvy.api.database import join_servers
-from cavvy.api.open_state import open_state
 from cavvy.api.project_credentials import CredentialContent
-from cavvy.api.state_dir import StateDir
 from cavvy.providers.base import Provider
+from cavvy.server.database import join_servers
+from cavvy.server.open_state import open_state
+from cavvy.server.state_dir import StateDir
 
 ACCOUNT = "fake@p"
 

@@ -14,14 +14,14 @@ from tests.system.packages import install_packages
 from tests.system.ports import free_port
 from tests.waits import START_S
 
-from cavvy.api.serving.haproxy_plane import HaproxyPlane
-from cavvy.api.serving.listener import ServiceListener
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import HOLD, is_direct, name_backend
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 from cavvy.gateway.own_values import describe_owner
+from cavvy.server.serving.haproxy_plane import HaproxyPlane
+from cavvy.server.serving.listener import ServiceListener
 
 
 def need_haproxy() -> Path:

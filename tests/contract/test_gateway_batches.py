@@ -11,8 +11,8 @@ from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.http_talk import Background, Reply, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn, Seen
 
-from cavvy.api.serving.front import make_traffic
 from cavvy.gateway.statistics import ServiceFacts
+from cavvy.server.serving.front import make_traffic
 
 KEYS = ("one", "two")
 SERVICE = {

@@ -17,7 +17,6 @@ from tests.contract.azure_description import OPERATIONS
 from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.proofs import Proof
 
-from cavvy.api.open_state import find_instance
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -41,6 +40,7 @@ from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import INSTALLATION, MachineNames
+from cavvy.server.open_state import find_instance
 
 PROOF = Proof("azure", False, "a strict stand-in for Azure Resource Manager")
 CPU, T4, SPOT = "Standard_D2s_v5", "Standard_NC4as_T4_v3", Purchase.SPOT

@@ -25,10 +25,7 @@ from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 from tests.waits import PATIENCE_S, patience
 
-from cavvy.api.doors import BoundedServer
-from cavvy.api.node_listener.certificate import load_certificate
-from cavvy.api.node_listener.downloads import NodeDownloads
-from cavvy.api.node_listener.tls import TlsContexts
+from cavvy.api.downloads import NodeDownloads
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import SERVES_NODES, ability
 from cavvy.providers.base import (
@@ -44,6 +41,9 @@ from cavvy.providers.contract.harness import FOREIGN, OURS
 from cavvy.providers.join import MANIFEST, make
 from cavvy.providers.registry import check_settings
 from cavvy.providers.state import MemoryProviderState, ProviderState
+from cavvy.server.doors import BoundedServer
+from cavvy.server.node_listener.certificate import load_certificate
+from cavvy.server.node_listener.tls import TlsContexts
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system

@@ -20,8 +20,7 @@ from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
 from tests.waits import PATIENCE_S, patience
 
-from cavvy.api.node_listener.certificate import Certificate, load_certificate
-from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.downloads import NodeDownloads
 from cavvy.providers.base import (
     GangSpec,
     GangState,
@@ -35,6 +34,7 @@ from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.provider import RayProvider
 from cavvy.providers.registry import check_settings
 from cavvy.providers.state import MemoryProviderState, ProviderState
+from cavvy.server.node_listener.certificate import Certificate, load_certificate
 
 pytestmark = [
     pytest.mark.system,

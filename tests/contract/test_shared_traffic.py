@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.contract.store_suite import NOW, store_url
 
-from cavvy.api.serving.shared_traffic import SharedTraffic
 from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.share import WorkShare
@@ -17,6 +16,7 @@ from cavvy.domain.request_bills import KeyWork, RequestWork
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.server.serving.shared_traffic import SharedTraffic
 from cavvy.store import leases
 from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts

@@ -9,9 +9,9 @@ from threading import Thread
 
 import pytest
 
-from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.join.invitation import make_invitation
+from cavvy.server.node_listener.certificate import load_certificate
 
 
 class _Script(BaseHTTPRequestHandler):

@@ -21,7 +21,6 @@ from tests.ec2.rules import Hours, allow_only
 from tests.ec2.server import Front
 from tests.sim.cloud_drill import Found
 
-from cavvy.api.provider_state import StoredProviderState
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds
@@ -37,6 +36,7 @@ from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.base import AgentEndpoint, ProviderContext
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.registry import check_settings
+from cavvy.server.provider_state import StoredProviderState
 from cavvy.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -36,7 +36,7 @@ from tests.system.namespaces import enter
 from tests.system.tied import in_starter, start_tied
 
 CLI = [sys.executable, "-c", "from cavvy.cli.main import main; main()"]
-SERVER = [sys.executable, "-P", "-m", "cavvy.api.embedded"]
+SERVER = [sys.executable, "-P", "-m", "cavvy.server.embedded"]
 _ROOT = Path(__file__).resolve().parents[2]
 # Variables that a fork would read too late begin with one of these.
 _PARSED_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_")
@@ -265,7 +265,7 @@ def _run(ask: dict[str, Any], files: list[int]) -> None:
     time.tzset()
     sys.path.remove(str(_ROOT))
     if ask["args"][: len(SERVER)] == SERVER:
-        from cavvy.api.embedded import main as serve_api
+        from cavvy.server.embedded import main as serve_api
 
         sys.argv = [SERVER[-1], *ask["args"][len(SERVER) :]]
         _end(serve_api())

@@ -276,7 +276,7 @@ class ServingPair:
                 with suppress(OSError):
                     marked = b"CAVVY_GANG=" in (environ := read_environ(pid))
                     mine = root in told or (marked and root.encode() in environ)
-                    if mine and "cavvy.api.embedded" not in told and pid != os.getpid():
+                    if mine and "cavvy.server.embedded" not in told and pid != os.getpid():
                         left.append(f"left: {pid} {told[:200]}")
             return left
 

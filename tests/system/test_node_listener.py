@@ -19,13 +19,13 @@ import pytest
 from tests.system.server_state import follow_to_end, home_at, wait_until
 
 from cavvy.agent.bundle import make_archive
-from cavvy.api.node_listener.certificate import load_certificate
-from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.downloads import NodeDownloads
 from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
 from cavvy.domain.values import replace
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_preamble
+from cavvy.server.node_listener.certificate import load_certificate
 
 pytestmark = pytest.mark.system
 

@@ -355,7 +355,7 @@ def test_a_job_lives_on_while_its_server_is_replaced(home: Path) -> None:
 
 ANEW = """
 import asyncio, os, sys
-from cavvy.api import embedded
+from cavvy.server import embedded
 from cavvy.control.control_plane import ControlPlane
 from cavvy.store.sql import Store
 
@@ -387,7 +387,7 @@ embedded.stopped = False
 embedded.StateDir.forget = forgotten
 """
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=PATIENCE_S)
-    assert out == "anew: -P -m cavvy.api.embedded\n", err
+    assert out == "anew: -P -m cavvy.server.embedded\n", err
 
 
 def test_a_server_without_control_starts_anew_and_says_why(home: Path) -> None:
@@ -397,5 +397,5 @@ async def broken(self):
 ControlPlane._run = broken
 """
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=PATIENCE_S)
-    assert out == "anew: -P -m cavvy.api.embedded\n", err
+    assert out == "anew: -P -m cavvy.server.embedded\n", err
     assert "a bug in control" in err

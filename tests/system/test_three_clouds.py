@@ -28,12 +28,12 @@ from tests.system.vm_places import (
     user_of,
 )
 
-from cavvy.api.open_state import read_egress
 from cavvy.client.wire import AttemptView, JobDetail
 from cavvy.domain.offers import Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.vm.cloud import BillStart
+from cavvy.server.open_state import read_egress
 
 pytestmark = pytest.mark.system
 PROVIDERS = ["azure", "lambda", "gcp"]

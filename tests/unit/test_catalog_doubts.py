@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from cavvy.api.open_state import list_doubts
 from cavvy.catalog.doubts import OfferJudge
 from cavvy.cli.check import _find_doubts
 from cavvy.cli.task import market
@@ -21,6 +20,7 @@ from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.base import Manifest, Provider
 from cavvy.providers.contract.sold import read_table
+from cavvy.server.open_state import list_doubts
 from cavvy.store.snapshot import CatalogSnapshot
 
 STAND_INS = sorted(Path(__file__).parents[1].glob("contract/*_stand_in.py"))

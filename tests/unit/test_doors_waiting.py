@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from cavvy.api import waiting as waiting_module
-from cavvy.api.handshakes import HandshakeQueue
-from cavvy.api.turns import HANDSHAKE_S, Turns
-from cavvy.api.waiting import SERVED_S, WAITING, WAITING_EACH, Waiting, find_origin
+from cavvy.server import waiting as waiting_module
+from cavvy.server.handshakes import HandshakeQueue
+from cavvy.server.turns import HANDSHAKE_S, Turns
+from cavvy.server.waiting import SERVED_S, WAITING, WAITING_EACH, Waiting, find_origin
 
 
 class Clock:

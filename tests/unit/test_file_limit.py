@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.api.state_dir import home_error
 from cavvy.client.errors import Unreachable
 from cavvy.client.file_limit import CODE, LEAST
 from cavvy.client.transport import ClientConnection
+from cavvy.server.state_dir import home_error
 from cavvy.store.drivers import make_driver, translate
 
 CODE_TO_RAISE = """
@@ -58,7 +58,7 @@ def test_commands_name_a_limit_that_is_too_low(limit: int, tmp_path: Path) -> No
 
 
 def test_the_server_names_a_limit_that_is_too_low(tmp_path: Path) -> None:
-    told = run_limited("-n 24", ["-m", "cavvy.api.embedded"], tmp_path)
+    told = run_limited("-n 24", ["-m", "cavvy.server.embedded"], tmp_path)
     assert told.returncode == 1
     assert f"{CODE}: a process may have only 24 files open" in told.stderr
     assert not list(tmp_path.iterdir())

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.gateway.control_socket import ControlReply, ReadStatistics
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
+from cavvy.server.serving.gateway_link import GatewayLink, GatewayLost
 
 HEAD = "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"
 ROWS = "svc-chat,r1.a1,0,1,7,2,0,5,\nsvc-chat,hold,0,0,1,0,0,1,\nsvc-chat,BACKEND,0,1,8,2,0,5,\n"

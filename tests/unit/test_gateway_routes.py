@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cavvy.api.serving.gateway_route import list_routes
 from cavvy.domain.services import BatchRule, RateScope, RequestRate, ServiceSpec
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -27,6 +26,7 @@ from cavvy.gateway.haproxy.configuration import (
     list_direct,
     write_configuration,
 )
+from cavvy.server.serving.gateway_route import list_routes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cavvy.api.serving.haproxy_plane import DirectCount, add_direct, add_load
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.gateway.haproxy.runtime import HaproxyLoad
+from cavvy.server.serving.haproxy_plane import DirectCount, add_direct, add_load
 
 
 def test_requests_that_haproxy_still_holds_get_older() -> None:

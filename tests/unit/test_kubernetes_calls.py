@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from tests.unit.test_kubernetes_reading import make_node
 
-from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSpec,
@@ -33,6 +32,7 @@ from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.provider import KubernetesProvider
 from cavvy.providers.registry import check_settings
+from cavvy.server.node_listener.certificate import load_certificate
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cavvy.api.serving.probes import read_metric, sum_samples
+from cavvy.server.serving.probes import read_metric, sum_samples
 
 TEXT = """# HELP vllm:num_requests_waiting Requests that wait.
 # TYPE vllm:num_requests_waiting gauge

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cavvy.api.open_files import OpenFilesCheck
+from cavvy.client.file_limit import OpenFilesCheck
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.api.open_state import find_instance
+from cavvy.server.open_state import find_instance
 from cavvy.store.snapshot.choose import SHIPPED
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.api.serving.listener import ServiceListener, read_listener
-from cavvy.api.state_dir import StateDirError
+from cavvy.server.serving.listener import ServiceListener, read_listener
+from cavvy.server.state_dir import StateDirError
 from cavvy.settings import load
 
 

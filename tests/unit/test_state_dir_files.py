@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.client.state import ServerFile, host_name, read_server, write_server
+from cavvy.server.state_dir import StateDir, StateDirError
 
 
 def describe(host: str) -> ServerFile:

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.serialization import (
 from tests.certificates import Authority
 
 from cavvy import settings
-from cavvy.api import user_tls
-from cavvy.api.state_dir import StateDirError
-from cavvy.api.user_listener import listen_for_users
-from cavvy.api.user_tls import UserTls
+from cavvy.server import user_tls
+from cavvy.server.state_dir import StateDirError
+from cavvy.server.user_listener import listen_for_users
+from cavvy.server.user_tls import UserTls
 
 
 @pytest.fixture

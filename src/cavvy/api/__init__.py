@@ -1,1 +1,1 @@
-"""The HTTP API: its routes, their schemas, authentication, and the process of the server."""
+"""The HTTP API: its routes, their schemas and authentication. The process is in `server`."""

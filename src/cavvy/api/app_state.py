@@ -8,11 +8,11 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
+from cavvy.api.downloads import NodeDownloads
 from cavvy.api.execs import JobExecs
 from cavvy.api.hook_limits import HookLimits
 from cavvy.api.id_tokens import IdTokenVerifier
 from cavvy.api.images.pinned import ImageVerifier
-from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials

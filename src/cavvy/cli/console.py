@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from cavvy.api.doors import BoundedServer
-    from cavvy.api.user_tls import UserTls
     from cavvy.client import ApiClient
+    from cavvy.server.doors import BoundedServer
+    from cavvy.server.user_tls import UserTls
 
 _PATIENCE_S = 5.0  # seconds for which a page waits for a server that does not answer
 _HOST = "127.0.0.1"
@@ -129,7 +129,7 @@ def _serve_each_user(listen: str, tls: tuple[str, str] | None) -> None:
 
 def _http_server_maker(tls: "UserTls | None") -> "Callable[[ASGIApp], BoundedServer]":
     """Return a function that makes the HTTP server, which has the limits of Cavvy's own server."""
-    from cavvy.api.doors import BoundedServer
+    from cavvy.server.doors import BoundedServer
 
     return lambda app: BoundedServer(app, tls)
 
@@ -241,8 +241,8 @@ def _cannot_listen(where: str, error: OSError, option: str) -> CommandFailure:
 
 def _read_tls(files: tuple[str, str]) -> "UserTls":
     """Raises CommandFailure."""
-    from cavvy.api.state_dir import StateDirError
-    from cavvy.api.user_tls import UserTls
+    from cavvy.server.state_dir import StateDirError
+    from cavvy.server.user_tls import UserTls
 
     try:
         return UserTls(*files, settings=("--tls-cert", "--tls-key"))

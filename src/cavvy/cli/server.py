@@ -89,7 +89,7 @@ def run(wait: bool, **chosen: str | None) -> None:
 
     _set(chosen)
     os.environ.setdefault("CAVVY_SERVER_IDLE_STOP_S", "0")
-    program = [sys.executable, "-P", "-m", "cavvy.api.embedded"]
+    program = [sys.executable, "-P", "-m", "cavvy.server.embedded"]
     os.execv(sys.executable, [*program, "--wait"] if wait else program)
 
 

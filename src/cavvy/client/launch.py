@@ -16,7 +16,7 @@ from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import ServerFile, read_server
 
 start_process = subprocess.Popen  # tests replace it
-_MODULE = "cavvy.api.embedded"
+_MODULE = "cavvy.server.embedded"
 _TAIL_LINES = 12
 
 

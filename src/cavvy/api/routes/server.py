@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from cavvy import __version__
 from cavvy.api.app_state import AppState, app_state_of
-from cavvy.api.open_files import describe_open_files
 from cavvy.api.openapi import document
 from cavvy.api.rules import OPEN, SIGNED_IN, on_installation, principal_of
 from cavvy.api.wire import done, reply
 from cavvy.client import API, REVISION, wire
+from cavvy.client.file_limit import describe_open_files
 from cavvy.client.state import host_name
 from cavvy.control.retention import read_begin
 from cavvy.domain.accounts import INSTALLATION, Permission

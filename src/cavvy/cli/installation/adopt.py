@@ -33,9 +33,9 @@ def command(database: str | None, source: str | None) -> None:
     the command is interrupted, run the command again.
     """
     from cavvy import settings
-    from cavvy.api.adopt import MOVED, adopt
-    from cavvy.api.state_dir import StateDir
     from cavvy.cli.installation.failures import folder_failures
+    from cavvy.server.adopt import MOVED, adopt
+    from cavvy.server.state_dir import StateDir
 
     with folder_failures():
         configured = settings.load()

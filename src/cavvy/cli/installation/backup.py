@@ -21,10 +21,10 @@ def command(file: str) -> None:
     import sys
 
     from cavvy import settings
-    from cavvy.api.backup import back_up
-    from cavvy.api.state_dir import StateDir
     from cavvy.cli.installation.failures import folder_failures
     from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.server.backup import back_up
+    from cavvy.server.state_dir import StateDir
 
     with folder_failures(), ended_by_signals():
         configured = settings.load()

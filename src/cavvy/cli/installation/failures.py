@@ -11,8 +11,8 @@ def folder_failures() -> Iterator[None]:
     """Turn errors of the state folder, the settings, the database and the disk into a
     CommandFailure.
     """
-    from cavvy.api.state_dir import StateDirError
     from cavvy.providers.base import ProviderError
+    from cavvy.server.state_dir import StateDirError
     from cavvy.settings import SettingsError
     from cavvy.store.base import StoreError
 

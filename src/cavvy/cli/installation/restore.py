@@ -9,9 +9,9 @@ import click
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.api.restore import RestoreReport
-    from cavvy.api.state_dir import StateDir
     from cavvy.control.decide.restored import JobNumber
+    from cavvy.server.restore import RestoreReport
+    from cavvy.server.state_dir import StateDir
     from cavvy.settings import Settings
 
 _COLUMNS = (
@@ -63,10 +63,10 @@ def command(
     came back. ID tokens from before the restore cannot sign in.
     """
     from cavvy import settings
-    from cavvy.api.restore import end_restored_access
-    from cavvy.api.state_dir import StateDir
     from cavvy.cli.installation.failures import folder_failures
     from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.server.restore import end_restored_access
+    from cavvy.server.state_dir import StateDir
 
     with folder_failures(), ended_by_signals():
         configured = settings.load()
@@ -101,7 +101,7 @@ def _restore(
     import sys
     from contextlib import nullcontext
 
-    from cavvy.api.restore import check_restored, restore
+    from cavvy.server.restore import check_restored, restore
 
     if archive is None:
         if database:

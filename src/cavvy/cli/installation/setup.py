@@ -151,8 +151,8 @@ def _check(text: str) -> None:
     import tempfile
 
     from cavvy import settings
-    from cavvy.api.database import SCHEMES
-    from cavvy.api.user_listener import listen_for_users
+    from cavvy.server.database import SCHEMES
+    from cavvy.server.user_listener import listen_for_users
     from cavvy.store.leases import list_replicas
 
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as draft:

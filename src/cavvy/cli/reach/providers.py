@@ -74,9 +74,9 @@ def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
     """
     if not settings.text("server.tls_listen"):
         return None
-    from cavvy.api.node_listener.listener import read_listen, told_address
-    from cavvy.api.state_dir import StateDirError
     from cavvy.providers.base import NodeEndpoint
+    from cavvy.server.node_listener.listener import read_listen, told_address
+    from cavvy.server.state_dir import StateDirError
 
     try:
         address = told_address(settings, *read_listen(settings))

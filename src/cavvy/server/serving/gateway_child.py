@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
-from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
 from cavvy.gateway.addresses import find_obstacle
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.control_socket import StopGateway
+from cavvy.server.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.server.serving.listener import ServiceListener
 
 _START_S = 30.0
 _END_S = 5.0

@@ -5,10 +5,10 @@ the settings name a certificate. Without TLS, only this machine can reach the li
 import ipaddress
 import socket
 
-from cavvy.api.ports import open_port
-from cavvy.api.state_dir import StateDirError
-from cavvy.api.user_tls import UserTls
 from cavvy.gateway.addresses import explain_reason
+from cavvy.server.ports import open_port
+from cavvy.server.state_dir import StateDirError
+from cavvy.server.user_tls import UserTls
 from cavvy.settings import Settings
 
 

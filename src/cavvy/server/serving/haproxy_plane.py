@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
-from cavvy.api.serving.direct_requests import DirectRequests
-from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.request_bills import RequestWork
@@ -32,6 +30,8 @@ from cavvy.gateway.haproxy.configuration import (
 from cavvy.gateway.haproxy.program import list_arguments, may_use_http2
 from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
 from cavvy.gateway.own_values import OwnValues
+from cavvy.server.serving.direct_requests import DirectRequests
+from cavvy.server.serving.listener import ServiceListener
 
 _LOCAL = "127.0.0.1"
 _START_S = 10.0

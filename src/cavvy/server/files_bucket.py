@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, cast
 
-from cavvy.api.node_listener.certificate import load_certificate
-from cavvy.api.state_dir import StateDir, StateDirError
-from cavvy.api.stored_files import FilesPlace, open_file_keys
 from cavvy.api.tokens import load_tokens
 from cavvy.client.state import write_private
+from cavvy.server.node_listener.certificate import load_certificate
+from cavvy.server.state_dir import StateDir, StateDirError
+from cavvy.server.stored_files import FilesPlace, open_file_keys
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder

@@ -18,7 +18,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import cast
 
-from cavvy.api.database import (
+from cavvy.client.state import write_private
+from cavvy.domain.values import Struct
+from cavvy.server.database import (
     SCHEMES,
     BindsFolder,
     bind_folder,
@@ -27,10 +29,8 @@ from cavvy.api.database import (
     hold_alone,
     refuse_used,
 )
-from cavvy.api.folder_copy import copy_files
-from cavvy.api.state_dir import StateDir, StateDirError
-from cavvy.client.state import write_private
-from cavvy.domain.values import Struct
+from cavvy.server.folder_copy import copy_files
+from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver, translate

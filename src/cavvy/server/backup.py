@@ -24,13 +24,13 @@ from typing import BinaryIO
 from msgspec.json import encode, format
 
 from cavvy import __version__
-from cavvy.api.database import choose_bucket, choose_database, choose_files
-from cavvy.api.files_bucket import IN_BUCKET
-from cavvy.api.folder_copy import list_files, list_keys
-from cavvy.api.state_dir import StateDir, StateDirError
-from cavvy.api.work_folders import work_folder
 from cavvy.client.state import host_name
 from cavvy.domain.values import Struct
+from cavvy.server.database import choose_bucket, choose_database, choose_files
+from cavvy.server.files_bucket import IN_BUCKET
+from cavvy.server.folder_copy import list_files, list_keys
+from cavvy.server.state_dir import StateDir, StateDirError
+from cavvy.server.work_folders import work_folder
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder

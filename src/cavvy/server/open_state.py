@@ -15,23 +15,12 @@ from typing import cast
 
 from cavvy.agent.bundle import make_archive, make_command
 from cavvy.api.app_state import AppState
-from cavvy.api.database import BindsFolder, bind_folder
+from cavvy.api.downloads import NodeDownloads
 from cavvy.api.execs import JobExecs
 from cavvy.api.images.pinned import ImageVerifier
-from cavvy.api.node_listener.downloads import NodeDownloads
-from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
-from cavvy.api.provider_peers import ProviderPeers
-from cavvy.api.provider_state import StoredProviderState
-from cavvy.api.serving.front import GatewayFront
-from cavvy.api.serving.haproxy_plane import HaproxyPlane
-from cavvy.api.serving.listener import read_listener
-from cavvy.api.serving.relays import ReplicaRelays
-from cavvy.api.serving.shared_traffic import SharedTraffic
-from cavvy.api.state_dir import StateDir
-from cavvy.api.stored_files import FilesPlace, StoredFiles, open_stored_files
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.catalog.doubts import OfferJudge
 from cavvy.client.state import write_private
@@ -50,6 +39,17 @@ from cavvy.domain.values import Struct, replace
 from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
+from cavvy.server.database import BindsFolder, bind_folder
+from cavvy.server.node_listener.listener import NodeListener
+from cavvy.server.provider_peers import ProviderPeers
+from cavvy.server.provider_state import StoredProviderState
+from cavvy.server.serving.front import GatewayFront
+from cavvy.server.serving.haproxy_plane import HaproxyPlane
+from cavvy.server.serving.listener import read_listener
+from cavvy.server.serving.relays import ReplicaRelays
+from cavvy.server.serving.shared_traffic import SharedTraffic
+from cavvy.server.state_dir import StateDir
+from cavvy.server.stored_files import FilesPlace, StoredFiles, open_stored_files
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import ProjectBlobs

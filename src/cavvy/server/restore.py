@@ -17,22 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from cavvy.api.backup import DATABASE, ArchiveManifest
-from cavvy.api.database import (
-    BindsFolder,
-    bind_folder,
-    choose_bucket,
-    choose_database,
-    choose_files,
-    hold_alone,
-    refuse_used,
-)
-from cavvy.api.files_bucket import refuse_other_form, send_files
-from cavvy.api.folder_copy import LEFT_OUT, make_private
-from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
-from cavvy.api.state_dir import StateDir, StateDirError
-from cavvy.api.unpacked import unpack
-from cavvy.api.work_folders import work_folder
 from cavvy.control.clock import WallClock
 from cavvy.control.decide.restored import RestoreComparison
 from cavvy.control.job_service import gang_name
@@ -50,6 +34,22 @@ from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
 from cavvy.providers.hosts.marked import find_agents
+from cavvy.server.backup import DATABASE, ArchiveManifest
+from cavvy.server.database import (
+    BindsFolder,
+    bind_folder,
+    choose_bucket,
+    choose_database,
+    choose_files,
+    hold_alone,
+    refuse_used,
+)
+from cavvy.server.files_bucket import refuse_other_form, send_files
+from cavvy.server.folder_copy import LEFT_OUT, make_private
+from cavvy.server.open_state import load_providers, make_context, make_credentials, open_sealer
+from cavvy.server.state_dir import StateDir, StateDirError
+from cavvy.server.unpacked import unpack
+from cavvy.server.work_folders import work_folder
 from cavvy.settings import Settings
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import make_driver, translate

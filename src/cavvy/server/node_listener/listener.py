@@ -10,18 +10,18 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cavvy.api.auth import AGENT, BOOT, HEALTH, NODES
+from cavvy.api.downloads import NodeDownloads
 from cavvy.api.errors import ApiProblem
-from cavvy.api.node_listener.certificate import Certificate, load_certificate
-from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.peers import is_passed_on
-from cavvy.api.ports import WAIT_S, open_port
-from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.tokens import GangTokens
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 from cavvy.gateway.addresses import explain_reason
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bundles import pack_python, platform
+from cavvy.server.node_listener.certificate import Certificate, load_certificate
+from cavvy.server.ports import WAIT_S, open_port
+from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
 
 _OPEN = (AGENT, BOOT, NODES)

@@ -1,9 +1,9 @@
 """The process of the embedded server. Each state folder has one server. The server runs in the
 background and exits when it is idle.
 
-`cavvy.client.launch` starts the process as `python -m cavvy.api.embedded --ready-fd N`. Through the
-pipe N, the process reports that it is serving requests, that another server is already running, or
-why the start failed.
+`cavvy.client.launch` starts the process as `python -m cavvy.server.embedded --ready-fd N`. Through
+the pipe N, the process reports that it is serving requests, that another server is already running,
+or why the start failed.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy import __version__, settings
-from cavvy.api.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
 from cavvy.client import API, REVISION, file_limit
 from cavvy.client.launch import StartupReport
 from cavvy.client.state import (
@@ -31,6 +30,7 @@ from cavvy.client.state import (
     write_private,
     write_server,
 )
+from cavvy.server.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
 
 if TYPE_CHECKING:
     import socket
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from cavvy.api.app_state import AppState
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware
-    from cavvy.api.doors import BoundedServer
-    from cavvy.api.machine_socket import MachineSocket
-    from cavvy.api.node_listener.listener import NodeListener
-    from cavvy.api.user_listener import UserListener
+    from cavvy.server.doors import BoundedServer
+    from cavvy.server.machine_socket import MachineSocket
+    from cavvy.server.node_listener.listener import NodeListener
+    from cavvy.server.user_listener import UserListener
     from cavvy.store.bucket_folder import BucketFolder
     from cavvy.store.leases import ReplicaLeases
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configured = settings.load()
         home = StateDir(str(configured.home))
         if waits:
-            from cavvy.api.database import wait_for_turn
+            from cavvy.server.database import wait_for_turn
 
             _start_log()
             _load_modules()
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _start_log()
     again = _serve(home, configured, word)
     if again:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded", *waits])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.server.embedded", *waits])
     return 0 if word.said_ready else 1
 
 
@@ -91,7 +91,7 @@ def _load_modules() -> None:
     import uvloop  # noqa: F401
 
     import cavvy.api.app
-    import cavvy.api.open_state  # noqa: F401
+    import cavvy.server.open_state  # noqa: F401
 
 
 def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool:
@@ -182,9 +182,9 @@ class _ServerRun:
         leases: "ReplicaLeases | None",
     ) -> bool:
         """Serve until stopped. Returns True if the server must restart immediately."""
-        from cavvy.api.node_listener.listener import listen_for_nodes
-        from cavvy.api.open_state import open_state
         from cavvy.domain.values import replace
+        from cavvy.server.node_listener.listener import listen_for_nodes
+        from cavvy.server.open_state import open_state
 
         bucket = None if leases is None else await self._open_bucket(leases.url)
         with files.setting_up():
@@ -221,7 +221,7 @@ class _ServerRun:
         """Register this server with the other servers of its PostgreSQL database, if the server
         uses PostgreSQL. Returns the folder for files, and this server's registration.
         """
-        from cavvy.api.database import choose_database, choose_files, join_servers
+        from cavvy.server.database import choose_database, choose_files, join_servers
 
         url = choose_database(self._home, self._settings)
         files = choose_files(self._home, self._settings, url)
@@ -235,8 +235,8 @@ class _ServerRun:
         """Open the bucket for files, if the server uses one, and read the values that all servers
         of the database share.
         """
-        from cavvy.api.database import choose_bucket
-        from cavvy.api.files_bucket import join_bucket
+        from cavvy.server.database import choose_bucket
+        from cavvy.server.files_bucket import join_bucket
 
         bucket = choose_bucket(self._home, self._settings, url)
         if bucket is not None:
@@ -258,8 +258,8 @@ class _ServerRun:
         address: str,
         node_endpoint: "NodeListener | None",
     ) -> None:
-        from cavvy.api.ports import WAIT_S
-        from cavvy.api.user_listener import listen_for_users
+        from cavvy.server.ports import WAIT_S
+        from cavvy.server.user_listener import listen_for_users
 
         auth, app = _make_apps(app_state, self._home.token())
         user_listener = await asyncio.to_thread(listen_for_users, self._settings, WAIT_S)
@@ -314,7 +314,7 @@ class _ServerRun:
         """Until the server stops: rotate the log, warn if file descriptors are short, stop the
         server when it is idle, and restart it if the control plane has failed.
         """
-        from cavvy.api.open_files import OpenFilesCheck
+        from cavvy.client.file_limit import OpenFilesCheck
         from cavvy.store.reserve import Reserve
 
         open_files = OpenFilesCheck()
@@ -397,10 +397,10 @@ def _make_servers(
     """Create the servers for the Unix socket `own`, for users and for outside nodes, each with its
     listening sockets.
     """
-    from cavvy.api.doors import BoundedServer
-    from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
-    from cavvy.api.node_listener.tls import TlsContexts
-    from cavvy.api.turns import Turns
+    from cavvy.server.doors import BoundedServer
+    from cavvy.server.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
+    from cavvy.server.node_listener.tls import TlsContexts
+    from cavvy.server.turns import Turns
 
     servers, turns = [(BoundedServer(app), [own])], Turns()
     if user_listener is not None:
@@ -418,7 +418,7 @@ def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSoc
     the agents. If this is the only server, do nothing, because agents connect to the server's own
     socket.
     """
-    from cavvy.api.machine_socket import MachineSocket
+    from cavvy.server.machine_socket import MachineSocket
 
     machine_socket = MachineSocket(
         app, app_state.address.removeprefix("unix:"), app_state.end_order_polls

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from cavvy.api.state_dir import listen_at
+from cavvy.server.state_dir import listen_at
 
 if TYPE_CHECKING:
-    from cavvy.api.doors import BoundedServer
+    from cavvy.server.doors import BoundedServer
 
 _PAUSE_S = 0.2
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class MachineSocket:
         """Start or stop serving. If another server has left a socket file at this path, the file is
         replaced.
         """
-        from cavvy.api.doors import BoundedServer
+        from cavvy.server.doors import BoundedServer
 
         if mine and self._server is None:
             self._server = BoundedServer(self._app)

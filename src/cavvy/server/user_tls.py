@@ -8,7 +8,7 @@ import os
 import ssl
 import time
 
-from cavvy.api.state_dir import StateDirError
+from cavvy.server.state_dir import StateDirError
 
 _LOOK_S = 5.0  # seconds between two checks of the files
 _log = logging.getLogger(__name__)

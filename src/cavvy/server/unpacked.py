@@ -14,9 +14,9 @@ from msgspec import MsgspecError
 from msgspec.json import decode
 
 from cavvy import __version__
-from cavvy.api.backup import DATABASE, FORMAT, MANIFEST, ArchiveManifest
-from cavvy.api.folder_copy import make_private
-from cavvy.api.state_dir import StateDirError
+from cavvy.server.backup import DATABASE, FORMAT, MANIFEST, ArchiveManifest
+from cavvy.server.folder_copy import make_private
+from cavvy.server.state_dir import StateDirError
 from cavvy.store.base import StoreError
 from cavvy.store.drivers import make_driver
 from cavvy.store.migrate import HEAD

@@ -11,10 +11,10 @@ from typing import cast
 from urllib.parse import quote
 
 from cavvy.api.access_tokens import hash_token
-from cavvy.api.serving.listener import ServiceListener
 from cavvy.domain.queued_calls import MOST_BYTES, CallAnswer, QueuedCall
 from cavvy.domain.stored_services import StoredService
 from cavvy.gateway.client_keys import SERVICE_KEY
+from cavvy.server.serving.listener import ServiceListener
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _PATH_MARKS = "/?=&%:;,@+$!*'()~[]-._"

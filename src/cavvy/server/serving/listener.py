@@ -4,11 +4,11 @@ settings.
 
 from pathlib import Path
 
-from cavvy.api.state_dir import StateDirError
 from cavvy.domain.host_names import is_loopback_name
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import OwnerToken
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
+from cavvy.server.state_dir import StateDirError
 from cavvy.settings import Settings
 
 _PLANES = ("embedded", "haproxy")

@@ -18,9 +18,6 @@ from time import monotonic
 from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.execs import JobExecs
 from cavvy.api.peers import PeerServers
-from cavvy.api.serving.endpoint_relay import EndpointRelay
-from cavvy.api.serving.exec_carrier import ExecCarrier
-from cavvy.api.serving.held_port import LOCAL, hold_port
 from cavvy.client.tunnel.mux import (
     NodeTunnel,
     RemoteError,
@@ -31,6 +28,9 @@ from cavvy.client.tunnel.mux import (
 from cavvy.control.decide.nearness import FARTHEST, RoundTrips, add_round_trip
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests
+from cavvy.server.serving.endpoint_relay import EndpointRelay
+from cavvy.server.serving.exec_carrier import ExecCarrier
+from cavvy.server.serving.held_port import LOCAL, hold_port
 
 _RANK = 0  # the rank that answers the requests of its replica
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # seconds between two attempts to open a tunnel

@@ -10,15 +10,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from cavvy.api.serving.gateway_caller import GatewayCaller
-from cavvy.api.serving.gateway_child import GatewayChild
-from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost, GatewayRefused
-from cavvy.api.serving.gateway_route import list_routes, make_route
-from cavvy.api.serving.haproxy_plane import HaproxyPlane
-from cavvy.api.serving.listener import ServiceListener
-from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
-from cavvy.api.serving.relays import ReplicaRelays
-from cavvy.api.serving.shared_traffic import SharedTraffic
 from cavvy.api.wire import view
 from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.service import list_serving
@@ -41,6 +32,15 @@ from cavvy.gateway.control_socket import (
 from cavvy.gateway.haproxy.runtime import HaproxyRefused
 from cavvy.gateway.kept_counts import read_work
 from cavvy.gateway.statistics import ServiceFacts
+from cavvy.server.serving.gateway_caller import GatewayCaller
+from cavvy.server.serving.gateway_child import GatewayChild
+from cavvy.server.serving.gateway_link import GatewayLink, GatewayLost, GatewayRefused
+from cavvy.server.serving.gateway_route import list_routes, make_route
+from cavvy.server.serving.haproxy_plane import HaproxyPlane
+from cavvy.server.serving.listener import ServiceListener
+from cavvy.server.serving.probes import ProbedPort, ReplicaProbes
+from cavvy.server.serving.relays import ReplicaRelays
+from cavvy.server.serving.shared_traffic import SharedTraffic
 
 _LOCAL = "127.0.0.1"
 _POLL_S = 1.0
