@@ -12,7 +12,7 @@ from tests.system.agent_server import Rig, make_rig
 from tests.system.test_agent_folder import again
 from tests.waits import PATIENCE_S
 
-from cavvy.agent.work.monitor import born_ns
+from cavvy.agent.work.checkpoint_files import born_ns
 
 pytestmark = pytest.mark.system
 SYNC = {"path": "ckpt", "sync": True, "every_s": 0.2}

@@ -122,7 +122,7 @@ def test_a_wait_can_end_early_and_a_stop_ends_the_job(client: Client, tmp_path: 
 
 def test_a_job_in_a_notebook_is_escaped(client: Client) -> None:
     from cavvy.domain.values import replace
-    from cavvy.sdk.html import show_job
+    from cavvy.sdk.status import show_job
 
     job = client.submit(Task("true"), consent=True)
     status = job.wait()

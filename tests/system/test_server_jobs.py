@@ -159,6 +159,7 @@ def test_a_command_beside_the_work_streams_and_returns_its_code(home: Path) -> N
 
 
 def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> None:
+    from cavvy.client.upload import upload
     from cavvy.domain.jobs import RunOrigin
     from cavvy.spec.workdir import freeze
 
@@ -168,11 +169,9 @@ def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> Non
     frozen = freeze(folder)
     seen: list[tuple[int, int]] = []
     with connect() as client:
-        sent = client.upload(
-            "default", frozen.blobs(), progress=lambda done, of: seen.append((done, of))
-        )
+        sent = upload(client, "default", frozen.blobs(), lambda done, of: seen.append((done, of)))
         assert sent == seen[-1][0] == seen[-1][1] > 0
-        assert client.upload("default", frozen.blobs()) == 0
+        assert upload(client, "default", frozen.blobs()) == 0
         client.submit(
             "{name: w, run: cat hello.txt, workdir: .}", origin=RunOrigin(snapshot=frozen.hash)
         )

@@ -15,8 +15,8 @@ import pytest
 from cavvy.agent.step_runner import StepRunner
 from cavvy.agent.work import cache
 from cavvy.agent.work.cache import AGE_S, DAY_S, EVERY_S, is_due, sweep, touch
+from cavvy.agent.work.checkpoint_files import born_ns, written
 from cavvy.agent.work.checkpoint_upload import FileEntry
-from cavvy.agent.work.monitor import born_ns, written
 
 
 def need(**given: object) -> Any:

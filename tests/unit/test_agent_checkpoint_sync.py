@@ -17,7 +17,7 @@ from cavvy.agent.data.upload import list_files
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.states import AgentState
-from cavvy.agent.work import checkpoint_upload
+from cavvy.agent.work import checkpoint_files, checkpoint_upload
 
 
 class CountingSaver(CheckpointSync):
@@ -125,7 +125,7 @@ def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(
     config: Any = SimpleNamespace(
         home=str(tmp_path), private=str(tmp_path), folder=str(tmp_path), placed=[]
     )
-    entries = checkpoint_upload.list_folder(str(folder))
+    entries = checkpoint_files.list_folder(str(folder))
     saving = checkpoint_upload.CheckpointUpload(config, str(folder), entries)
     try:
         saving.hash()

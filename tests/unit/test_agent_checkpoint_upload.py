@@ -19,8 +19,8 @@ from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 from cavvy.agent import checkpoint_sync as module
 from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
-from cavvy.agent.work import checkpoint_upload
-from cavvy.agent.work.monitor import SHORTEST_S, CheckpointWatcher, born_ns
+from cavvy.agent.work import checkpoint_files, checkpoint_upload
+from cavvy.agent.work.checkpoint_files import SHORTEST_S, CheckpointWatcher, born_ns
 from cavvy.store.checkpoints.folders import NEWEST_NS
 
 
@@ -86,7 +86,7 @@ class Hands(CheckpointSync):
         self._gone()
 
     def save(self, number: int = 1, wrote_s: float = 0.0) -> None:
-        found = checkpoint_upload.fingerprint(checkpoint_upload.list_folder(str(self.folder)))
+        found = checkpoint_files.fingerprint(checkpoint_files.list_folder(str(self.folder)))
         facts = {
             "files": 1,
             "bytes": 3,
@@ -234,14 +234,14 @@ def test_a_file_that_vanishes_before_it_is_opened_makes_the_checkpoint_void(
 ) -> None:
     """Work that removes its old checkpoints does so at any moment."""
     folder = make_calm_folder(tmp_path, monkeypatch, "old")
-    plain = checkpoint_upload.list_folder
+    plain = checkpoint_files.list_folder
 
     def late(path: str, **kinds: Any) -> Any:
         found = plain(path, **kinds)
         (folder / "old").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(checkpoint_upload, "list_folder", late)
+    monkeypatch.setattr(checkpoint_files, "list_folder", late)
     checkpoint_upload.hand_over(
         make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
     )
@@ -393,7 +393,7 @@ def test_a_file_of_the_same_size_that_was_written_again_is_another(tmp_path: Pat
     folder.mkdir()
     (folder / "a").write_text("one")
     os.utime(folder / "a", (10, 10))
-    entries = checkpoint_upload.list_folder(str(folder))
+    entries = checkpoint_files.list_folder(str(folder))
     saving = checkpoint_upload.CheckpointUpload(make_config(tmp_path), str(folder), entries)
     try:
         with (folder / "a").open("r+") as file:
@@ -413,7 +413,7 @@ def test_a_hash_is_remembered_only_of_a_file_that_has_been_still(tmp_path: Path)
 
     def names() -> dict[str, str]:
         saving = checkpoint_upload.CheckpointUpload(
-            config, str(folder), checkpoint_upload.list_folder(str(folder))
+            config, str(folder), checkpoint_files.list_folder(str(folder))
         )
         saving.hash()
         for number in saving._open.values():
@@ -526,7 +526,7 @@ def test_a_time_far_in_the_future_is_stored_as_the_latest_time(
     """The control plane accepts no later time: the times of such files are mistakes."""
     folder = make_calm_folder(tmp_path, monkeypatch)
     os.utime(folder / "a", (1e10, 1e10))
-    entries = checkpoint_upload.list_folder(str(folder))
+    entries = checkpoint_files.list_folder(str(folder))
     upload = checkpoint_upload.CheckpointUpload(make_config(tmp_path), str(folder), entries)
     upload.hash()
     [file] = upload.describe()["files"]  # type: ignore[misc]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.agent.control_client import make_connection
 from cavvy.agent.http_client import connect
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.mailbox import MailboxConnection
-from cavvy.agent.wire import ServerAddress, make_connection
+from cavvy.agent.wire import ServerAddress
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 

@@ -24,7 +24,8 @@ from cavvy.agent.log import LogSpool
 from cavvy.agent.main import clear
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.agent.work.blobs import write_anew
-from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged, list_checkpoint
+from cavvy.agent.work.checkpoint_files import list_checkpoint
+from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged
 from cavvy.agent.work.folder import CannotBuild, transfer
 from cavvy.agent.work.monitor import ProgressScanner
 from cavvy.agent.work.prepare import bring_inputs, carry_out

@@ -12,8 +12,14 @@ import time
 from .control_client import complain
 from .outbox import time_text
 from .sidecar import SidecarProcess
-from .work.checkpoint_upload import fingerprint, hand_over, list_checkpoint, newest
-from .work.monitor import SHORTEST_S, watch_start_ns
+from .work.checkpoint_files import (
+    SHORTEST_S,
+    fingerprint,
+    list_checkpoint,
+    newest,
+    watch_start_ns,
+)
+from .work.checkpoint_upload import hand_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 
     from .config import AgentConfig
     from .loop import EventLoop
-    from .work.checkpoint_upload import FileEntry
+    from .work.checkpoint_files import FileEntry
 
 LOOK_S = 3.0
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed

@@ -18,7 +18,7 @@ from .disk import write_whole
 from .documents import PROTOCOL
 from .log import CHUNK
 from .tunnel import TunnelOffer
-from .wire import BackOff, ServerAddress, make_connection
+from .wire import BackOff, LoopConnection, ServerAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .log import LogSpool
     from .loop import EventLoop, LoopTimer
     from .outbox import MessageOutbox
+    from .wire import RequestConnection
 
     class OrderListener(Protocol):
         """Callbacks for events that the client reports to the agent."""
@@ -59,6 +60,15 @@ REFUSALS = (
     426,
 )  # statuses that refuse a claim for good
 LOST = (409, 410)  # after the claim, these statuses mean that another agent has claimed the work
+
+
+def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> RequestConnection:
+    """Create a connection to an address; the scheme of the address selects the transport."""
+    if address.by_mail:
+        from .mailbox import MailboxConnection  # only agents without a network need this module
+
+        return MailboxConnection(loop, address, headers)
+    return LoopConnection(loop, address, headers)
 
 
 class RetryingConnection:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .data.pipes import PipeStreams
     from .documents import WorkConfig
     from .loop import EventLoop
-    from .work.monitor import CheckpointWatcher, WorkMonitor
+    from .work.checkpoint_files import CheckpointWatcher
+    from .work.monitor import WorkMonitor
 
     Failure = tuple[str, int | None, str]  # outcome, exit code and reason
 
@@ -164,7 +165,7 @@ class StepRunner:
                     given=given,
                 )
             else:
-                from .work.monitor import CheckpointWatcher
+                from .work.checkpoint_files import CheckpointWatcher
 
                 self._checkpoints = CheckpointWatcher(folder)
         if work.mirrored:

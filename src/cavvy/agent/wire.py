@@ -349,15 +349,6 @@ class LoopConnection(RequestConnection):
             self._socket = None
 
 
-def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> RequestConnection:
-    """Create a connection to an address; the scheme of the address selects the transport."""
-    if address.by_mail:
-        from .mailbox import MailboxConnection  # only agents without a network need this module
-
-        return MailboxConnection(loop, address, headers)
-    return LoopConnection(loop, address, headers)
-
-
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
     """Return the status, the body, and whether the connection stays open. Returns None while the
     answer is incomplete. Raises ValueError.

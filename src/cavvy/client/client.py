@@ -1,6 +1,5 @@
 """The synchronous client of the API. The client has one method per route and returns typed answers.
-The client repeats requests where that is safe, and uploads only blobs that the server does not
-have.
+The client repeats requests where that is safe.
 """
 
 import getpass
@@ -10,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from msgspec import UNSET, Raw
 from msgspec.json import encode
@@ -24,9 +23,6 @@ from cavvy.client.paths import job_path, machine_path, project_path, query, segm
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
 from cavvy.client.versions import explain_older
-
-if TYPE_CHECKING:
-    from cavvy.client.upload import Source
 
 API = 1  # major version of the routes; two different versions are incompatible
 REVISION = 12  # increases with every change to the routes
@@ -465,20 +461,6 @@ class ApiClient:
         )
 
     # Blobs
-
-    def upload(
-        self,
-        project: str,
-        blobs: "Mapping[str, Source]",
-        *,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> int:
-        """Upload the blobs, named by their SHA-256, that the server lacks, and return their bytes.
-        Any thread may call `progress`, with the bytes sent and in total. Raises SourceChanged.
-        """
-        from cavvy.client.upload import upload
-
-        return upload(self, project, blobs, progress)
 
     def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
         ask = wire.BlobsAsk(blobs=list(blobs))

@@ -30,10 +30,15 @@ Progress = Callable[[int, int], None]
 
 
 def upload(
-    client: "ApiClient", project: str, blobs: Mapping[str, Source], progress: Progress | None
+    client: "ApiClient",
+    project: str,
+    blobs: Mapping[str, Source],
+    progress: Progress | None = None,
 ) -> int:
-    """Upload the missing blobs, and return the number of bytes sent. Raises the first ApiError of
-    any thread, which is SourceChanged if a file no longer has the content that its hash names.
+    """Upload the blobs, named by their SHA-256, that the server lacks, and return the number of
+    bytes sent. Any thread may call `progress`, with the bytes sent and in total. Raises the first
+    ApiError of any thread, which is SourceChanged if a file no longer has the content that its hash
+    names.
     """
     names = list(blobs)
     missing = [

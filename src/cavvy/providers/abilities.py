@@ -7,7 +7,7 @@ abilities that it declares.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
@@ -15,20 +15,12 @@ from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.domain.volumes import KeptVolume
+from cavvy.providers.base import Ability, Provider
 
 if TYPE_CHECKING:
     from cavvy.domain.messages import AgentCalls
-    from cavvy.providers.base import Provider
 
 _P = TypeVar("_P")
-
-
-class Ability(Struct, Generic[_P], frozen=True, kw_only=True):
-    """One optional ability; `_P` is the protocol that providers with this ability implement."""
-
-    name: str
-    methods: tuple[str, ...]
-    purpose: str  # description for authors of providers, shown on the reference page
 
 
 class SharesHosts(Protocol):
@@ -373,7 +365,7 @@ ABILITIES: Sequence[Ability[Any]] = (
 )
 
 
-def ability(provider: "Provider", wanted: Ability[_P]) -> _P | None:
+def ability(provider: Provider, wanted: Ability[_P]) -> _P | None:
     """Return the provider, typed by the ability, or None if its manifest does not declare the
     ability.
     """

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.gangs import GangSeen as GangSeen
@@ -26,10 +26,11 @@ from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, Scalar, Transfer, Volume
 from cavvy.domain.values import Struct, field
-from cavvy.providers.abilities import Ability
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.servers import OtherServers
 from cavvy.providers.state import MemoryProviderState, ProviderState
+
+_P = TypeVar("_P")
 
 
 class ProviderError(Exception):
@@ -122,6 +123,14 @@ class ProviderSetting(Struct, frozen=True, kw_only=True):
     default: Scalar | None = None
     consequence: str
     minimum: float | None = None  # bounds of a number, inclusive
+
+
+class Ability(Struct, Generic[_P], frozen=True, kw_only=True):
+    """One optional ability; `_P` is the protocol that providers with this ability implement."""
+
+    name: str
+    methods: tuple[str, ...]
+    purpose: str  # description for authors of providers, shown on the reference page
 
 
 class Manifest(Struct, frozen=True, kw_only=True):

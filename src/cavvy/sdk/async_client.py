@@ -137,7 +137,7 @@ class AsyncJob:
         return f"<AsyncJob {self.name} ({self.id}): {self.last_status.phase}>"
 
     def _repr_html_(self) -> str:
-        from cavvy.sdk.html import show_job
+        from cavvy.sdk.status import show_job
 
         return show_job(self.last_status)
 

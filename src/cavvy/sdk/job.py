@@ -161,7 +161,7 @@ class Job:
         return f"<Job {self.name} ({self.id}): {self.last_status.phase}>"
 
     def _repr_html_(self) -> str:
-        from cavvy.sdk.html import show_job
+        from cavvy.sdk.status import show_job
 
         try:
             return show_job(self.status())

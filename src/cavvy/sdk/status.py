@@ -4,13 +4,14 @@ Times are in UTC.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from html import escape
 from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec import convert
 
-from cavvy.domain.units import HourlyRate, Money, format_usd
+from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 
 Phase = Literal["queued", "starting", "running", "stopping", "done", "failed", "stopped"]
 ENDS: frozenset[Phase] = frozenset({"done", "failed", "stopped"})
+# colors that can be read on light and on dark pages
+_COLORS = {
+    "queued": "#b58900",
+    "starting": "#2aa198",
+    "running": "#3a9d23",
+    "stopping": "#b58900",
+    "done": "#3a9d23",
+    "failed": "#dc322f",
+    "stopped": "#a34fa8",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +79,6 @@ class JobStatus:
         return f"{self.phase}: {self.reason}" if self.reason else self.phase
 
     def _repr_html_(self) -> str:
-        from cavvy.sdk.html import show_job
-
         return show_job(self)
 
 
@@ -196,3 +205,39 @@ def _make_status(job: "wire.JobListing") -> JobStatus:
         rate_usd_per_hour=None,
         spent_usd=Money(job.spent_micros).usd,
     )
+
+
+def show_job(status: JobStatus, note: str = "") -> str:
+    """Return an HTML table with the state, the offer, the price and the cost of a job."""
+    color = _COLORS.get(status.phase, "inherit")
+    rows = [
+        ("job", f"{escape(status.name)} <small>({escape(status.id)})</small>"),
+        ("state", f'<b style="color:{color}">{escape(status.phase)}</b>{_since(status)}'),
+        ("reason", escape(status.reason)),
+        ("place", escape(status.placement or "")),
+        ("price", _price(status)),
+        ("spent", format_usd(Money(_micros(status.spent_usd)))),
+        ("note", escape(note)),
+    ]
+    cells = "".join(
+        f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{text}</td></tr>'
+        for name, text in rows
+        if text
+    )
+    return f"<table>{cells}</table>"
+
+
+def _since(status: JobStatus) -> str:
+    end = status.ended_at
+    if end is not None:
+        return f" after {format_duration(end - status.submitted_at)}"
+    return f" for {format_duration(max(datetime.now(UTC) - status.since, timedelta(0)))}"
+
+
+def _price(status: JobStatus) -> str:
+    rate = status.rate_usd_per_hour
+    return "" if rate is None else format_rate(HourlyRate(_micros(rate)))
+
+
+def _micros(usd: Decimal) -> int:
+    return int(usd * 1_000_000)

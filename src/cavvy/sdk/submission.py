@@ -15,6 +15,7 @@ from cavvy import settings
 from cavvy.client import make_key
 from cavvy.client.addresses import list_own_path
 from cavvy.client.state import default_home
+from cavvy.client.upload import upload
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
 from cavvy.sdk.arguments import check_type
@@ -111,7 +112,7 @@ def _make_origin(
         folder = Path(home or default_home())
         snapshot, _ = send_frozen(
             lambda: freeze_parts(loaded.task, parts, folder, limit_mib),
-            lambda snapshot: connection.upload(project, snapshot.blobs()),
+            lambda snapshot: upload(connection, project, snapshot.blobs()),
         )
         origin, notes = replace(origin, snapshot=snapshot.hash), (*notes, *snapshot.notes)
     path = list_own_path(connection.address, *_list_programs())

@@ -24,11 +24,13 @@ def parse_own(
 ) -> TaskSpec:
     """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
     from cavvy.spec.engine_section import add_own_command, expand_engine
+    from cavvy.spec.fields.hints import elsewhere
     from cavvy.spec.fields.params import ParamFiller, read_params
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import MapNode, check_single
 
+    notes.place_key = elsewhere
     root = check_single(documents, notes) if documents else None
     if root is None:
         notes.check()

@@ -8,6 +8,7 @@ from typing import Any
 
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
+from cavvy.spec.fields.hints import elsewhere
 from cavvy.spec.fields.kinds import SectionReader, SectionSpec
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
@@ -44,6 +45,7 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
     if not text:
         return task
     notes = ProblemNotes("the options", text, now)
+    notes.place_key = elsewhere
     documents = compose_all(text, notes)
     root = check_single(documents, notes) if documents else None
     values = _OVERRIDES.read(root, notes) if root is not None else None

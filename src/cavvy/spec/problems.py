@@ -6,7 +6,7 @@ Errors:
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import ClassVar
 
@@ -101,6 +101,8 @@ class ProblemNotes:
         self.file = file
         self.text = text
         self.now = now  # the current time; if None, times in the past are not detected
+        # suggests where an unknown key of the section at a path belongs, or returns ""
+        self.place_key: Callable[[str, str], str] = lambda key, path: ""
         self._lines: list[str] | None = None
         self._problems: list[SpecProblem] = []
 
@@ -159,6 +161,7 @@ class ProblemNotes:
         """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines, notes._is_scratch = self.lines, True
+        notes.place_key = self.place_key
         return notes
 
     def adopt(self, other: "ProblemNotes") -> None:

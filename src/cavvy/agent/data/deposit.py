@@ -20,7 +20,8 @@ from ..disk import read_text
 from ..ends import may_leave
 from ..http_client import TransferFailed
 from ..step_runner import log_failure
-from ..work.checkpoint_upload import CheckpointUpload, FileChanged, list_checkpoint
+from ..work.checkpoint_files import list_checkpoint
+from ..work.checkpoint_upload import CheckpointUpload, FileChanged
 from ..work.folder import CannotBuild, check_seen
 from ..work.prepare import copy_outputs
 from ..work.process import WorkProcess

@@ -17,6 +17,7 @@ from ..config import AgentConfig
 from ..disk import open_own
 from ..documents import VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, check_kept, check_seen, inside
+from ..work.view import find_mount
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative path
@@ -82,12 +83,6 @@ def find_mounted(export: str) -> str | None:
             if kind.startswith("nfs") and _decode(device).rstrip("/") == export.rstrip("/"):
                 return _decode(where)
     return None
-
-
-def find_mount(config: AgentConfig, volume: VolumeConfig) -> str:
-    """Return the folder where `mount_nfs` mounts the export."""
-    name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
-    return os.path.join(config.caches, "mounts", name)
 
 
 def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:

@@ -14,13 +14,11 @@ import errno
 import hashlib
 import json
 import os
-import stat
 import time
-from collections import namedtuple
 from functools import partial
 
-from ..allowed_folders import AllowedFolders, ignore_error, open_below, raise_unless_vanished
-from ..disk import open_own, read_known, read_number, read_text, walk_files, write_whole
+from ..allowed_folders import AllowedFolders, open_below
+from ..disk import open_own, read_known, read_number, read_text, write_whole
 from ..http_client import (
     CHUNK,
     FAULTS,
@@ -31,6 +29,14 @@ from ..http_client import (
 )
 from ..outbox import time_text
 from .blobs import fetch_to
+from .checkpoint_files import (
+    NEWEST_NS,
+    FileEntry,
+    fingerprint,
+    list_checkpoint,
+    newest,
+    written,
+)
 from .trees import copy_open, remove_tree
 
 TYPE_CHECKING = False
@@ -41,8 +47,6 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-# `link` is the target of a symbolic link; "" for a file.
-FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
 # Errors that opening a listed file raises if the work has removed it, or replaced it with a link or
 # another file.
 REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
@@ -55,7 +59,6 @@ RACY_NS = 2_000_000_000
 COMMITS = 5
 RESTORES = 5
 SETTLE_S = 0.5  # seconds between checks whether rank 0 has finished
-NEWEST_NS = 1 << 62  # ns since 1970; the control plane accepts no later time of a file
 PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow at most 64 MiB
 
 
@@ -72,49 +75,6 @@ FAILURES = {
     TransferFailed: "refused",
     OSError: "failed",
 }
-
-
-def list_checkpoint(
-    config: AgentConfig, folder: str, given: list[str] | None = None
-) -> list[FileEntry]:
-    """Return every file and link below the checkpoint folder. This folder must be in the working
-    folder or in a volume; `given` lists the volumes. The list is empty if the checkpoint folder is
-    missing. Raises LeadsOutside, OSError.
-    """
-    try:
-        top = AllowedFolders([config.folder], given).open_folder(folder)
-    except FileNotFoundError:
-        return []
-    try:
-        return list_folder(top, on_error=raise_unless_vanished)
-    finally:
-        os.close(top)
-
-
-def list_folder(
-    folder: str | int, *, on_error: Callable[[OSError], object] = ignore_error
-) -> list[FileEntry]:
-    """Return every file and link below the folder, sorted by path. The arguments are the same as
-    for `walk_files`. Raises OSError."""
-    found: list[FileEntry] = []
-    for path, seen, link in walk_files(folder, on_error=on_error):
-        if stat.S_ISLNK(seen.st_mode):
-            found.append(FileEntry(path, 0, 0, 0, 0, link))
-        elif stat.S_ISREG(seen.st_mode):
-            mode = stat.S_IMODE(seen.st_mode)
-            size, mtime_ns = seen.st_size, seen.st_mtime_ns
-            found.append(FileEntry(path, size, mtime_ns, seen.st_ino, mode, ""))
-    return sorted(found)
-
-
-def fingerprint(entries: list[FileEntry]) -> str:
-    """Return a fingerprint of the folder, which changes whenever a file in the folder is written,
-    or "" for an empty folder."""
-    return (
-        hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
-        if entries
-        else ""
-    )
 
 
 def hand_over(
@@ -135,8 +95,6 @@ def hand_over(
     disk and upload the copies, because the work changes the files during each upload. `given`: see
     `list_checkpoint`.
     """
-    from .monitor import written
-
     os.nice(10)
     raise_limit()
     began = time.monotonic()
@@ -502,12 +460,6 @@ def fetch(
         os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
     remove_tree(folder)
     os.rename(fresh, folder)
-
-
-def newest(entries: list[FileEntry]) -> int:
-    """Return when any file was last changed, in nanoseconds since the epoch, or 0 if no files
-    exist."""
-    return min(max((entry.mtime_ns for entry in entries), default=0), NEWEST_NS)
 
 
 def check_names(entries: list[FileEntry]) -> None:

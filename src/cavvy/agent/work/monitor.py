@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-import struct
 import time
 
-from ..disk import open_own, walk_files
-from ..outbox import time_text
+from ..disk import open_own
 from .means import UsageMeans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .checkpoint_upload import FileEntry
+    from .checkpoint_files import CheckpointWatcher
     from .usage import UsageMeter
 
     Say = Callable[..., None]
@@ -27,15 +25,11 @@ LONGEST_TEXT = 1000  # maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
-# minimum seconds of a write whose rate is measured; the rate of a shorter write is useless
-SHORTEST_S = 0.02
 IDLE_CPU_PERCENT = 1.0  # percent of one CPU; work that uses less counts as waiting
 IDLE_GPU_PERCENT = 1.0
 # GPU use below which a node reports how long its GPUs have been idle, if the task sets no limit
 LOW_GPU_PERCENT = 5.0
 WARN_S = 300.0  # seconds from the warning until idle work is ended; at most half of the idle limit
-_AT_FDCWD, _NO_FOLLOW, _STATX_BTIME = -100, 0x100, 0x800  # linux/fcntl.h, linux/stat.h
-_REALTIME_COARSE = 5  # linux/time.h; the time module does not name this clock
 
 
 class ProgressScanner:
@@ -76,44 +70,6 @@ class ProgressScanner:
         except OSError:
             return {}
         return parse_progress(lines[-1]) if lines else {}
-
-
-class CheckpointWatcher:
-    """Detects new checkpoints: a checkpoint is new when files of the folder have changed since the
-    last checkpoint and then stayed unchanged between two checks. The object must be created before
-    the work starts.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._told = self._last = measure(folder)
-        self._began_ns = watch_start_ns(self._told[0] > 0)
-
-    def look(self, *, last: bool = False) -> dict[str, object]:
-        """Return the fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass
-        `last` when the work has ended and writes no more.
-        """
-        found = measure(self._folder)
-        still, self._last = found == self._last or last, found
-        if not still or found == self._told or not found[0]:
-            return {}
-        from .checkpoint_upload import (
-            list_folder,
-        )  # this import takes long, and work without checkpoints does not need it
-
-        sent, seconds = written(
-            self._folder, list_folder(self._folder), self._told[2], self._began_ns
-        )
-        self._told = found
-        files, size, newest = found
-        fields: dict[str, object] = {
-            "files": files,
-            "bytes": size,
-            "newest_at": time_text(newest / 1e9),
-        }
-        if seconds >= SHORTEST_S:
-            fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))
-        return fields
 
 
 class WorkMonitor:
@@ -230,59 +186,6 @@ class WorkMonitor:
             self._say("checkpoint", **found)
 
 
-def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> tuple[int, float]:
-    """Return the size in bytes of the files that changed after `since`, and the seconds needed to
-    write them.
-
-    The time runs from the creation of the first file to the last change of any file. If a file's
-    creation time is unknown, the time of the file's last change is used instead. Files created
-    before `watched` belong to earlier attempts. `since` and `watched` are in ns since the epoch.
-    """
-    fresh = [entry for entry in entries if entry.mtime_ns > since and not entry.link]
-    if not fresh:
-        return 0, 0.0
-    first = min(fresh, key=lambda entry: entry.mtime_ns)
-    began = born_ns(os.path.join(folder, first.path))
-    if (
-        began is None or not max(since, watched) <= began <= first.mtime_ns
-    ):  # an old file that was overwritten at an unknown time
-        began = first.mtime_ns
-    ended = min(
-        max(entry.mtime_ns for entry in fresh), time.time_ns()
-    )  # a file's time may lie in the future
-    return sum(entry.size for entry in fresh), max(0, ended - began) / 1e9
-
-
-def watch_start_ns(has_files: bool) -> int:
-    """Return the creation time from which files are new, in ns since the epoch, for a folder that
-    was listed just now and that has files or none.
-
-    The kernel may date a new file with a coarse clock, which is up to 10 ms behind `time.time_ns`.
-    If the folder has files, the exact time is returned, because they were restored just now: a file
-    that the work creates in the next 10 ms is then taken for a restored one.
-    """
-    return time.time_ns() if has_files else time.clock_gettime_ns(_REALTIME_COARSE)
-
-
-def born_ns(path: str) -> int | None:
-    """Return when the file was created, in ns since the epoch, or None if the file system does not
-    record it. Calls statx(2) through the C library, because Python's standard library does not
-    offer it.
-    """
-    try:
-        from ctypes import CDLL, c_uint, create_string_buffer
-
-        found = create_string_buffer(256)
-        if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _NO_FOLLOW, c_uint(_STATX_BTIME), found):
-            return None
-    except (ImportError, OSError, AttributeError):  # Python without statx, or an old C library
-        return None
-    if not struct.unpack_from("=I", found, 0)[0] & _STATX_BTIME:
-        return None
-    seconds, nanoseconds = struct.unpack_from("=qI", found, 80)
-    return int(seconds * 1_000_000_000 + nanoseconds)
-
-
 def parse_progress(text: bytes) -> dict[str, object]:
     """Return the values of a JSON object, keyed by name. Only numbers, strings, true and false are
     returned; true and false are returned as 1 and 0. Returns {} if the text is not a JSON
@@ -299,15 +202,6 @@ def parse_progress(text: bytes) -> dict[str, object]:
         if _is_value(value)
     ]
     return dict(values[:MOST_VALUES])
-
-
-def measure(folder: str) -> tuple[int, int, int]:
-    """Return the number of files, their total size in bytes, and the time of the newest change (ns
-    since the epoch)."""
-    files = size = newest = 0
-    for _, seen, _ in walk_files(folder):
-        files, size, newest = files + 1, size + seen.st_size, max(newest, seen.st_mtime_ns)
-    return files, size, newest
 
 
 def _is_value(value: object) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..config import AgentConfig
-    from ..documents import WorkConfig
+    from ..documents import VolumeConfig, WorkConfig
 
 
 class WorkView:
@@ -82,8 +82,6 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
     shown = [gang, *ranks]
     if any(each.kind == "nfs" for each in work.volumes):
-        from ..data.mounts import find_mount
-
         shown += [find_mount(config, each) for each in work.volumes if each.kind == "nfs"]
     if work.setup is not None:  # do not show `tree`, because the agent copies from it later
         from .setup_folder import find_setup
@@ -92,3 +90,11 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         shown.append(work.checkpoint.storage)
     return shown
+
+
+def find_mount(config: AgentConfig, volume: VolumeConfig) -> str:
+    """Return the folder where the agent mounts an NFS export."""
+    import hashlib  # only agents that mount volumes need this module
+
+    name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
+    return os.path.join(config.caches, "mounts", name)

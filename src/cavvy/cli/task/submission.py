@@ -15,6 +15,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.addresses import list_own_path
 from cavvy.client.state import default_home
+from cavvy.client.upload import upload
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
@@ -173,13 +174,13 @@ def _freeze(task: TaskSpec, parts: Mapping[str, Path]) -> "FolderSnapshot":
 def _upload(client: "ApiClient", project: str, blobs: Mapping[str, bytes | FrozenFile]) -> int:
     """Upload blobs, with a progress bar on a terminal. Returns the number of bytes sent."""
     if not sys.stderr.isatty():
-        return client.upload(project, blobs)
+        return upload(client, project, blobs)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("uploading", total=None)
-        return client.upload(
-            project, blobs, progress=lambda done, of: bar.update(task, completed=done, total=of)
+        return upload(
+            client, project, blobs, lambda done, of: bar.update(task, completed=done, total=of)
         )

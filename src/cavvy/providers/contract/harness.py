@@ -14,8 +14,9 @@ import pytest
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, SIGNALS_CHANGES, Ability, ability
+from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, SIGNALS_CHANGES, ability
 from cavvy.providers.base import (
+    Ability,
     AgentEndpoint,
     Feature,
     GangSeen,

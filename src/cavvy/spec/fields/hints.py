@@ -9,14 +9,13 @@ from cavvy.spec.fields.kinds import (
     SectionSpec,
     ValueKind,
 )
+from cavvy.spec.fields.task import TASK
 
 
 def elsewhere(key: str, path: str) -> str:
     """Return a suggestion that names the section to which `key` belongs, or "" if no section has
     such a key.
     """
-    from cavvy.spec.fields.task import TASK
-
     if path == "resources.gpu":
         # The value has the form of another tool, such as {H100: 8}.
         return f"write `gpu: {key}:COUNT`"

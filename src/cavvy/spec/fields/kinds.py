@@ -436,10 +436,7 @@ class SectionReader:
         hint = self.section.hints.get(key.text, "")
         close = nearest(key.text, self._fields)
         suggestion = hint or (f"did you mean `{close}`?" if close else "")
-        if not suggestion:
-            from cavvy.spec.fields.hints import elsewhere
-
-            suggestion = elsewhere(key.text, self.section.path)
+        suggestion = suggestion or self.notes.place_key(key.text, self.section.path)
         expected = "" if hint or close else f"one of {', '.join(sorted(self._fields))}"
         self.notes.add(
             key.mark,
