@@ -9,11 +9,9 @@ import pytest
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.aws_batch.notices import list_notices as list_batch_notices
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
-from cavvy.providers.ecs.notices import list_notices
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.container import make_container_script
 
@@ -53,7 +51,7 @@ def test_agents_on_spot_instances_poll_the_metadata(
     asked = gang(zone, purchase)
     published: list[bytes] = []
     endpoint = publish_to(published)
-    make_container_script(asked, endpoint, EcsService.traits, "ECS", list_notices(asked))
+    make_container_script(asked, endpoint, EcsService.traits, "ECS", EcsService.list_notices(asked))
     assert (URL in b"".join(published)) is polls
 
 
@@ -62,7 +60,9 @@ def test_agents_of_aws_batch_poll_on_spot_instances(purchase: Purchase) -> None:
     asked = gang("queue", purchase)
     published: list[bytes] = []
     endpoint = publish_to(published)
-    make_container_script(asked, endpoint, BatchService.traits, "AWS", list_batch_notices(asked))
+    make_container_script(
+        asked, endpoint, BatchService.traits, "AWS", BatchService.list_notices(asked)
+    )
     assert (URL in b"".join(published)) is (purchase is Purchase.SPOT)
 
 

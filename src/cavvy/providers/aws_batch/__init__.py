@@ -8,9 +8,8 @@ __all__ = ["MANIFEST", "make"]
 
 def make(context: ProviderContext) -> Provider:
     # imported only here, so that listing the providers stays fast
-    from cavvy.providers.aws_batch.notices import list_notices
     from cavvy.providers.aws_batch.service import BatchService
     from cavvy.providers.managed.provider import make_provider
 
     service = BatchService(context)
-    return make_provider(MANIFEST, context, service, list_notices=list_notices)
+    return make_provider(MANIFEST, context, service, list_notices=BatchService.list_notices)

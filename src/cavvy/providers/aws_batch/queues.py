@@ -38,18 +38,11 @@ class BatchQueues:
             raise Refused("[providers.aws-batch] queues: not set; name the job queues to use")
         return named
 
-    async def region(self) -> str:
-        """Return the region of the queues. Raises Refused."""
-        found = await self._aws.regions()
-        if len(found) != 1:
-            raise Refused("[providers.aws-batch] regions: name only the region of the queues")
-        return found[0]
-
     async def offers(self) -> Sequence[Offer]:
         """Return one offer for each queue whose instance type and price are known. Raises
         CloudFault, Refused.
         """
-        region = await self.region()
+        region = await self._aws.only_region("queues")
         told = await self._aws.pages(
             region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())
         )

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from itertools import islice
 from typing import Any, TypedDict
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.aws_batch.queues import BatchQueues
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.aws_batch.request import (
@@ -21,6 +20,7 @@ from cavvy.providers.formats.aws_batch.request import (
     make_submission,
 )
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.definitions import JobDefinitions, list_revisions
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
@@ -29,12 +29,12 @@ from cavvy.providers.managed.service import (
     ServiceJob,
     ServiceTraits,
 )
+from cavvy.providers.notices import NoticeSource
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
 _MOST_DESCRIBED = 100  # maximum jobs in one call
-_MOST_FORGOTTEN = 10  # job definitions that one poll deregisters; each takes a separate call
 _FULL = "offer unavailable"  # Cavvy's own code
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
@@ -74,10 +74,9 @@ class BatchService:
         self._aws = AwsService(
             "batch", self._settings, account, gone=frozenset(), provider="aws-batch"
         )
+        self._definitions = JobDefinitions(self._aws, "job")
         self._queues = BatchQueues(self._aws, self._settings, context.list_prices, self._now)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that cannot change any more
-        # definitions of jobs that have ended, in the order of their ends
-        self._unused: dict[str, None] = {}
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`. The caller must first call `offers`, which reads the
@@ -92,7 +91,7 @@ class BatchService:
         return await self._queues.offers()
 
     async def submit(self, request: JobRequest) -> str:
-        region = await self._queues.region()
+        region = await self._aws.only_region("queues")
         queue = request.offer.zone or ""
         if request.offer.region != region or queue not in self._queues.names():
             raise Refused(
@@ -108,13 +107,14 @@ class BatchService:
             told = await self._aws.call(region, "submit_job", **make_submission(job))
         except CloudFault as fault:
             if not fault.uncertain:
-                await self._forget(region, _list_revisions(str(made["jobDefinitionArn"])))
+                revisions = list_revisions(str(made["jobDefinitionArn"]))
+                await self._definitions.remove(region, revisions)
                 await self._check_offer(request.offer)
             raise
         return f"{region}/{told['jobId']}"
 
     async def list(self) -> Sequence[ServiceJob]:
-        region, now = await self._queues.region(), self._now()
+        region, now = await self._aws.only_region("queues"), self._now()
         found: dict[str, Mapping[str, Any]] = {}
         for queue in self._queues.names():
             told = await self._aws.pages(
@@ -130,7 +130,7 @@ class BatchService:
         self._ended = {each: job for each, job in self._ended.items() if each in known}
         asked = [each for each in found if f"{region}/{each}" not in self._ended]
         jobs = {each.id: each for each in await self._describe(region, asked)}
-        await self._forget_some(region)
+        await self._definitions.tidy(region)
         # AWS Batch may list a job and not describe it for a moment
         listed = {f"{region}/{each}": read_job(region, found[each]) for each in asked}
         return list({**listed, **self._ended, **jobs}.values())
@@ -153,6 +153,15 @@ class BatchService:
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         return ()
 
+    @staticmethod
+    def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
+        """Return EC2's notice sources for jobs on spot instances, or () for other jobs. Jobs on
+        spot instances have one node and use the network of their instance, so these jobs can read
+        the instance's metadata:
+        https://docs.aws.amazon.com/batch/latest/userguide/networking-modes-jobs.html
+        """
+        return NOTICES if gang.offer.purchase is Purchase.SPOT else ()
+
     async def _check_offer(self, offer: Offer) -> None:
         """Raise CloudFault if the queue is disabled, or no longer has the offer's instances."""
         if offer.key not in [each.key for each in await self._queues.offers()]:
@@ -170,26 +179,8 @@ class BatchService:
                 if job.state is JobState.ENDED:
                     self._ended[job.id] = job
                     if each.get("tags", {}).get(INSTALLATION) == self._mark:
-                        definition = str(each["jobDefinition"])
-                        self._unused |= dict.fromkeys(_list_revisions(definition))
+                        self._definitions.retire(str(each["jobDefinition"]))
         return found
-
-    async def _forget_some(self, region: str) -> None:
-        """Deregister some of the definitions of this installation's ended jobs. Each poll
-        deregisters only a few definitions, because polls must be quick.
-        """
-        some = list(islice(self._unused, _MOST_FORGOTTEN))
-        for each in some:
-            del self._unused[each]
-        await self._forget(region, some)
-
-    async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister a job's definitions. Failed calls are ignored, because definitions that were
-        not deregistered cost nothing.
-        """
-        for each in definitions:
-            with suppress(CloudFault):
-                await self._aws.call(region, "deregister_job_definition", jobDefinition=each)
 
     def _make_job(self, request: JobRequest, queue: str) -> BatchJobRequest:
         gang, offer, settings = request.gang, request.offer, self._settings
@@ -256,12 +247,6 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
         # https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
         waits=f"AWS Batch reports: {status} {reason}".rstrip() if state is JobState.WAITING else "",
     )
-
-
-def _list_revisions(definition: str) -> Sequence[str]:
-    """Return a job definition and its earlier revisions, which repeated requests created."""
-    name, _, newest = definition.rpartition(":")
-    return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]
 
 
 def _lost_host(told: Mapping[str, Any]) -> bool:

@@ -92,17 +92,10 @@ class EcsCapacity:
         """The name of the cluster in the settings."""
         return str(self._settings["cluster"])
 
-    async def region(self) -> str:
-        """Return the region of the cluster. Raises Refused."""
-        found = await self._aws.regions()
-        if len(found) != 1:
-            raise Refused("[providers.ecs] regions: name only the region of the cluster")
-        return found[0]
-
     async def offers(self) -> Sequence[Offer]:
         """Return the offers of all entries of the setting `capacity`. Raises CloudFault,
         Refused."""
-        region, entries = await self.region(), parse_capacity(self._settings)
+        region, entries = await self._aws.only_region("cluster"), parse_capacity(self._settings)
         known = await self._list_names(region)
         await self._prices.refresh()
         offers: list[Offer] = []

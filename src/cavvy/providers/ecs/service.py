@@ -2,16 +2,16 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any
 
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.aws.manifest import NOTICES
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.ecs.capacity import Capacity, EcsCapacity, parse_capacity
+from cavvy.providers.ecs.fargate import PURCHASES
 from cavvy.providers.formats.ecs.request import (
     EcsTaskRequest,
     LaunchType,
@@ -19,6 +19,7 @@ from cavvy.providers.formats.ecs.request import (
     make_task_definition,
 )
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.definitions import JobDefinitions
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
@@ -27,15 +28,13 @@ from cavvy.providers.managed.service import (
     ServiceJob,
     ServiceTraits,
 )
+from cavvy.providers.notices import NoticeSource
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a container's rank
 _MOST_DESCRIBED = 100  # maximum tasks in one call
-# maximum task definitions that one call deletes, and that one poll deregisters:
-# https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_DeleteTaskDefinitions.html
-_MOST_DELETED = 10
 _FULL = "not placed"  # Cavvy's own code
 # the longest time between SIGTERM and SIGKILL on Fargate:
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
@@ -85,11 +84,10 @@ class EcsService:
         self._settings = context.settings
         self._started_by = f"cavvy-{make_mark(context.installation)}"
         self._aws = AwsService("ecs", self._settings, account, gone=frozenset(), provider="ecs")
+        self._definitions = JobDefinitions(self._aws, "task", deletes=True)
         self._capacity = EcsCapacity(self._aws, context)
         self._ended: dict[str, ServiceJob] = {}  # by id: tasks that cannot change any more
         self._live: dict[str, ServiceJob] = {}  # by id: other tasks, as last described
-        # definitions of tasks that have ended, in the order of their ends
-        self._unused: dict[str, None] = {}
         self._foreign: frozenset[str] = (
             frozenset()
         )  # stopped tasks that are not this installation's
@@ -107,7 +105,7 @@ class EcsService:
         return await self._capacity.offers()
 
     async def submit(self, request: JobRequest) -> str:
-        region = await self._capacity.region()
+        region = await self._aws.only_region("cluster")
         entries = {each.name: each for each in parse_capacity(self._settings)}
         capacity = entries.get(request.offer.zone or "")
         if request.offer.region != region or capacity is None:
@@ -127,15 +125,15 @@ class EcsService:
             told = await self._aws.call(region, "run_task", **make_run(task))
         except CloudFault as fault:
             if not fault.uncertain:
-                await self._forget(region, [definition])
+                await self._definitions.remove(region, [definition])
             raise _read_refusal(fault) from fault
         if not told.get("tasks"):
-            await self._forget(region, [definition])
+            await self._definitions.remove(region, [definition])
             raise CloudFault(400, _FULL, _tell_failures(told.get("failures", ())))
         return str(told["tasks"][0]["taskArn"])
 
     async def list(self) -> Sequence[ServiceJob]:
-        region, cluster = await self._capacity.region(), self._capacity.cluster
+        region, cluster = await self._aws.only_region("cluster"), self._capacity.cluster
         # ECS allows no second filter together with `startedBy`, which selects only tasks that
         # should run. They are listed first, so that a task that stops between the two calls is not
         # missed.
@@ -154,18 +152,18 @@ class EcsService:
         jobs = [*described, *(self._live[each] for each in sorted(lost - self._ended.keys()))]
         self._live = {each.id: each for each in jobs if each.state is not JobState.ENDED}
         listed = {each.id: each for each in (*self._ended.values(), *jobs)}
-        await self._forget_some(region)
+        await self._definitions.tidy(region)
         return list(listed.values())
 
     async def get(self, job: str) -> ServiceJob | None:
         if job in self._ended:
             return self._ended[job]
-        return next(iter(await self._describe(await self._capacity.region(), [job])), None)
+        return next(iter(await self._describe(await self._aws.only_region("cluster"), [job])), None)
 
     async def stop(self, job: str) -> None:
         if job in self._ended:
             raise CloudFault(404, "ended", "the task has ended")
-        region, cluster = await self._capacity.region(), self._capacity.cluster
+        region, cluster = await self._aws.only_region("cluster"), self._capacity.cluster
         try:
             await self._aws.call(
                 region, "stop_task", cluster=cluster, task=job, reason="Cavvy removed the job"
@@ -189,6 +187,16 @@ class EcsService:
             return [Objection("resources.gpu", _NO_GPU)]
         return ()
 
+    @staticmethod
+    def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
+        """Return EC2's notice sources for tasks on spot instances, and () for other tasks. Tasks on
+        spot instances use the network of their instance, so the tasks can read the instance's
+        metadata. On Fargate Spot, a task gets SIGTERM instead of a notice.
+        """
+        offer = gang.offer
+        spot = offer.purchase is Purchase.SPOT and offer.zone not in PURCHASES
+        return NOTICES if spot else ()
+
     async def _describe(self, region: str, tasks: Sequence[str]) -> Sequence[ServiceJob]:
         """Return the given tasks that belong to this installation. Tasks that ECS no longer reports
         are omitted.
@@ -209,32 +217,8 @@ class EcsService:
                 found.append(job)
                 if job.state is JobState.ENDED:
                     self._ended[job.id] = job
-                    definition = str(each["taskDefinitionArn"])
-                    self._unused |= dict.fromkeys(_list_revisions(definition))
+                    self._definitions.retire(str(each["taskDefinitionArn"]))
         return found
-
-    async def _forget_some(self, region: str) -> None:
-        """Delete definitions of ended tasks. Each poll deletes only a few definitions, because ECS
-        deregisters definitions one by one, and polls must be quick.
-        """
-        some = list(islice(self._unused, _MOST_DELETED))
-        for each in some:
-            del self._unused[each]
-        await self._forget(region, some)
-
-    async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister and delete at most `_MOST_DELETED` definitions of tasks that have ended or
-        were not started. Failed calls are ignored, because definitions that were not deleted cost
-        nothing.
-        """
-        inactive = []
-        for each in definitions:
-            with suppress(CloudFault):
-                await self._aws.call(region, "deregister_task_definition", taskDefinition=each)
-                inactive.append(each)
-        if inactive:
-            with suppress(CloudFault):
-                await self._aws.call(region, "delete_task_definitions", taskDefinitions=inactive)
 
     def _make_task(self, request: JobRequest, capacity: Capacity) -> EcsTaskRequest:
         gang, offer, settings = request.gang, request.offer, self._settings
@@ -335,9 +319,3 @@ def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
         for each in failures
     ]
     return "; ".join(found) or "ECS started no task, and stated no reason"
-
-
-def _list_revisions(definition: str) -> Sequence[str]:
-    """Return a task definition and its earlier revisions, which repeated requests created."""
-    name, _, newest = definition.rpartition(":")
-    return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]

@@ -32,12 +32,23 @@ class AwsService:
     ) -> None:
         """If `account` is None, the settings of the provider select the account."""
         self._service, self._settings, self._gone = service, settings, gone
+        self._provider = provider
         self._account = account or AwsAccount(settings, provider=provider)
 
     async def regions(self) -> Sequence[str]:
         """Return the regions in the settings, or the region of the AWS configuration. Raises
         Refused."""
         return list_setting(self._settings, "regions") or await self._account.regions()
+
+    async def only_region(self, holds: str) -> str:
+        """Return the one region, in which the objects named by `holds` are, such as "queues".
+        Raises Refused.
+        """
+        found = await self.regions()
+        if len(found) != 1:
+            table = f"[providers.{self._provider}]"
+            raise Refused(f"{table} regions: name only the region of the {holds}")
+        return found[0]
 
     async def check_region(self, region: str) -> None:
         """Raise Refused if the region is not one of `regions`, because Cavvy would never list
