@@ -232,6 +232,13 @@ class GangSpec(Struct, frozen=True, kw_only=True):
         None
     )
 
+    @property
+    def job_limit(self) -> timedelta | None:
+        """The time after which a service may end the gang's job: the work's longest running time,
+        and the time for the last checkpoint. None if there is no known limit.
+        """
+        return None if self.longest is None else self.longest + self.grace + self.lease
+
 
 class Provider(Protocol):
     """The methods that every provider implements. No method sleeps or waits for a state change.

@@ -185,7 +185,6 @@ class BatchService:
     def _make_job(self, request: JobRequest, queue: str) -> BatchJobRequest:
         gang, offer, settings = request.gang, request.offer, self._settings
         image = find_image("aws-batch", gang, settings)
-        limit = gang.longest and gang.longest + gang.grace + gang.lease
         return BatchJobRequest(
             name=request.name,
             queue=queue,
@@ -199,7 +198,7 @@ class BatchService:
             environment=request.entry.environment,
             job_role=str(settings.get("job_role") or "") or None,
             execution_role=str(settings.get("execution_role") or "") or None,
-            longest=limit,
+            longest=gang.job_limit,
             tags=request.tags,
             **self._read_share(gang, queue),
         )

@@ -251,7 +251,7 @@ class AzureMlService:
             shared_memory_mib=request.offer.memory_mib or None,
             environment=request.entry.environment,
             inputs=mounts,
-            longest=self._longest_run(gang),
+            longest=gang.job_limit or timedelta(seconds=int(self._settings["max_run_s"])),
             tags={**request.tags, self._tag: "1"},
         )
 
@@ -269,14 +269,6 @@ class AzureMlService:
             path = await self._api.path(f"data/{parts['asset']}/versions/{parts['version']}")
             mounts.append(DataMount(name=parts["name"], path=path))
         return mounts
-
-    def _longest_run(self, gang: GangSpec) -> timedelta:
-        """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
-        the task has no limit, return the value of the setting `max_run_s`.
-        """
-        if gang.longest is None:
-            return timedelta(seconds=int(self._settings["max_run_s"]))
-        return gang.longest + gang.grace + gang.lease
 
 
 def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) -> ServiceJob:

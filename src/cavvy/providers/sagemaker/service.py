@@ -214,7 +214,10 @@ class SageMakerService:
         gang, offer = request.gang, request.offer
         spot = offer.purchase is Purchase.SPOT
         options, bucket = gang.options, self._need("bucket").rstrip("/")
-        run, wait = self._longest_run(gang), timedelta(seconds=int(self._settings["spot_wait_s"]))
+        run = min(
+            gang.job_limit or timedelta(seconds=int(self._settings["max_run_s"])), LONGEST_RUN
+        )
+        wait = timedelta(seconds=int(self._settings["spot_wait_s"]))
         channels = list_channels(gang)
         warm_s = int(options.get("warm_s", self._settings["warm_s"]))
         return TrainingJobRequest(
@@ -240,14 +243,6 @@ class SageMakerService:
             subnets=list_setting(self._settings, "subnets"),
             security_groups=list_setting(self._settings, "security_groups"),
         )
-
-    def _longest_run(self, gang: GangSpec) -> timedelta:
-        """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
-        the task has no limit, the setting `max_run_s` applies.
-        """
-        if gang.longest is None:
-            return min(timedelta(seconds=int(self._settings["max_run_s"])), LONGEST_RUN)
-        return min(gang.longest + gang.grace + gang.lease, LONGEST_RUN)
 
     def _need(self, name: str) -> str:
         value = str(self._settings.get(name) or "")

@@ -180,20 +180,12 @@ class VertexService:
             nodes=request.nodes,
             disk_gib=gang.disk_gib or int(settings["disk_gib"]),
             strategy=Strategy.SPOT if spot else Strategy.STANDARD,
-            longest_run=self._longest_run(gang),
+            longest_run=gang.job_limit or timedelta(seconds=int(settings["max_run_s"])),
             retries=False,  # only the control plane restarts jobs
             service_account=str(settings.get("service_account") or "") or None,
             network=str(settings.get("network") or "") or None,
             reservation=None if spot else self._reservation(gang, offer.region),
         )
-
-    def _longest_run(self, gang: GangSpec) -> timedelta:
-        """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
-        the task has no limit, the setting `max_run_s` applies.
-        """
-        if gang.longest is None:
-            return timedelta(seconds=int(self._settings["max_run_s"]))
-        return gang.longest + gang.grace + gang.lease
 
     def _reservation(self, gang: GangSpec, region: str) -> str | None:
         """Return the reservation of a job, or None if the job uses no reservation. Raises Refused
