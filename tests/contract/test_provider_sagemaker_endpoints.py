@@ -39,7 +39,7 @@ from cavvy.providers.managed.service import JobState
 from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.sagemaker_endpoints import MANIFEST
 from cavvy.providers.sagemaker_endpoints.runtime import SageMakerRuntime
-from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints, read_endpoint
+from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints
 from cavvy.providers.vm.cloud import CloudFault
 
 PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")
@@ -357,7 +357,7 @@ def told(status: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_states_of_endpoints_are_read(status: str, state: JobState) -> None:
-    job = read_endpoint("us-east-1/cv-a-b-0-1", told(status))
+    job = SageMakerEndpoints.read("us-east-1/cv-a-b-0-1", told(status))
     assert job.state is state
     off = state in (JobState.RECLAIMED, JobState.ENDED)
     assert job.ended_at == (START + timedelta(hours=1) if off else None)

@@ -33,7 +33,7 @@ from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.sagemaker_notebooks import MANIFEST
-from cavvy.providers.sagemaker_notebooks.service import NotebookInstances, read_notebook
+from cavvy.providers.sagemaker_notebooks.service import NotebookInstances
 from cavvy.providers.vm.provider import VmProvider
 
 PROOF = Proof(
@@ -279,7 +279,7 @@ def told(status: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_states_of_notebook_instances_are_read(status: str, state: JobState) -> None:
-    job = read_notebook("us-east-1/cv-a-b-0-1", told(status))
+    job = NotebookInstances.read("us-east-1/cv-a-b-0-1", told(status))
     assert job.state is state
     off = state in (JobState.RECLAIMED, JobState.ENDED)
     assert job.ended_at == (START + timedelta(hours=1) if off else None)

@@ -15,8 +15,8 @@ from cavvy.providers.ecs.service import read_task
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob, ServiceTraits
 from cavvy.providers.sagemaker.service import read_job as read_training_job
-from cavvy.providers.sagemaker_endpoints.service import read_endpoint
-from cavvy.providers.sagemaker_notebooks.service import read_notebook
+from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints
+from cavvy.providers.sagemaker_notebooks.service import NotebookInstances
 from cavvy.providers.vast.cloud import _read as read_vast
 from cavvy.providers.vertex.service import read_job as read_vertex_job
 from cavvy.providers.vertex_workbench.service import read_instance as read_workbench
@@ -84,9 +84,9 @@ def test_sagemaker() -> None:
     )
     assert tell("Training", "Training image download completed.") == ""
     endpoint = {"EndpointName": "cv", "EndpointStatus": "Creating"}
-    assert read_endpoint("r/cv", endpoint).waits == "SageMaker reports: Creating"
+    assert SageMakerEndpoints.read("r/cv", endpoint).waits == "SageMaker reports: Creating"
     notebook = {"NotebookInstanceName": "cv", "NotebookInstanceStatus": "Pending"}
-    assert read_notebook("r/cv", notebook).waits == "SageMaker reports: Pending"
+    assert NotebookInstances.read("r/cv", notebook).waits == "SageMaker reports: Pending"
 
 
 def test_google() -> None:

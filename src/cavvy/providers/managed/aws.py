@@ -87,18 +87,6 @@ class AwsService:
             arguments[asked] = told[token]
         raise CloudFault(400, "too many pages", f"{camel(operation)} in {region}")
 
-    async def named(
-        self, region: str, prefix: str, operation: str, kind: str, **wanted: Any
-    ) -> Mapping[str, Json]:
-        """Return, by name, the objects of a list whose names begin with the prefix. `kind` is the
-        kind of object in SageMaker's spelling, such as "EndpointConfig".
-        """
-        told = await self.pages(
-            region, operation, f"{kind}s", NameContains=prefix, MaxResults=100, **wanted
-        )
-        names = {str(each[f"{kind}Name"]): each for each in told}
-        return {name: each for name, each in names.items() if name.startswith(prefix)}
-
     def _status(self, fault: AwsFault) -> int:
         """Return the HTTP status by which the package `vm` identifies the kind of a fault. AWS
         itself uses the status 400 for most errors.

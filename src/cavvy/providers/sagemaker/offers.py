@@ -38,7 +38,12 @@ class InstanceOffers:
         self._aws, self._context, self._provider, self._use = aws, context, provider, use
         self._rates: dict[str, tuple[datetime, _Rates]] = {}  # by region: when they were read
         # types with a price that the catalog does not know, by the last call of `list`
-        self.unknown: Sequence[str] = ()
+        self._unknown: Sequence[str] = ()
+
+    def facts(self) -> Sequence[tuple[str, str]]:
+        """Return facts for `cavvy check`, which calls `list` first."""
+        names = ", ".join(self._unknown)
+        return [("instance types that are not in the catalog", names)] if names else []
 
     async def list(self, *purchases: Purchase) -> Sequence[Offer]:
         """Return one offer for each instance type, region and purchase option. Raises CloudFault,
@@ -71,7 +76,7 @@ class InstanceOffers:
                     )
                     for purchase in purchases
                 ]
-        self.unknown = sorted(unknown)
+        self._unknown = sorted(unknown)
         return found
 
     def _find_machines(self, names: Sequence[str]) -> Mapping[str, Offer | None]:

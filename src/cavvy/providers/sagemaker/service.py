@@ -1,6 +1,5 @@
 """Runs gangs as training jobs of SageMaker."""
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -28,18 +27,18 @@ from cavvy.providers.managed.service import (
     ServiceTraits,
 )
 from cavvy.providers.sagemaker.channels import list_channels, list_variables, read_texts
+from cavvy.providers.sagemaker.objects import INVALID, QUOTA, object_to_image
 from cavvy.providers.sagemaker.offers import InstanceOffers
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
 _SHOWN = timedelta(hours=6)  # `list` returns ended jobs for this long after their last change
-_QUOTA = "ResourceLimitExceeded"
 _GONE = frozenset({"ResourceNotFound"})
 # DescribeTrainingJob also reports a missing job with the code of wrong arguments. The call's one
 # argument is a name that SageMaker accepted when the job was created, so the error means that the
 # job is missing.
-_UNKNOWN = "ValidationException"
+_UNKNOWN = INVALID
 # "How Amazon SageMaker AI Runs Your Training Image", in the guide for developers:
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.html
 _HOSTS = HostList(
@@ -47,7 +46,6 @@ _HOSTS = HostList(
     current="SM_CURRENT_HOST",
     file="/opt/ml/input/config/resourceconfig.json",
 )
-_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
 # The code before the colon of a reason if SageMaker had no capacity, which AWS Batch reads too:
 # https://docs.aws.amazon.com/batch/latest/userguide/sm_job_stuck_in_runnable_capacity.html
 _FULL = "CapacityError"
@@ -83,7 +81,7 @@ class SageMakerService:
         list_lag=timedelta(seconds=30),
         ended_listed=_SHOWN,
         bill_ends=BillEnd.REPORTED,
-        quota_codes=frozenset({_QUOTA}),
+        quota_codes=frozenset({QUOTA}),
     )
 
     def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
@@ -102,10 +100,8 @@ class SageMakerService:
         """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
         instance types that are not in the catalog.
         """
-        facts = [("role", self._need("role")), ("bucket", self._need("bucket"))]
-        if unknown := self._offers.unknown:
-            facts.append(("instance types that are not in the catalog", ", ".join(unknown)))
-        return facts
+        needed = [(name, self._need(name)) for name in ("role", "bucket")]
+        return [*needed, *self._offers.facts()]
 
     async def offers(self) -> Sequence[Offer]:
         for name in ("role", "bucket"):
@@ -182,7 +178,7 @@ class SageMakerService:
         try:
             await self._aws.call(region, "stop_training_job", TrainingJobName=name)
         except CloudFault as fault:
-            if fault.code == "ValidationException":  # the job has ended, or is stopping
+            if fault.code == INVALID:  # the job has ended, or is stopping
                 raise CloudFault(404, fault.code, fault.message) from fault
             raise
 
@@ -202,13 +198,7 @@ class SageMakerService:
         return _FULL in (fault.code, _read_code(fault.message))
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        if task.image is None or _IMAGE.fullmatch(task.image):
-            return ()
-        reason = (
-            "SageMaker starts containers only from images in Amazon ECR, such as "
-            "123456789012.dkr.ecr.us-east-1.amazonaws.com/name:tag"
-        )
-        return [Objection("image", reason)]
+        return () if task.image is None else object_to_image(task.image)
 
     def _make_job(self, request: JobRequest) -> TrainingJobRequest:
         gang, offer = request.gang, request.offer
