@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from tests.proofs import ALONE
 from tests.system.agent_server import Rig, make_rig
 from tests.system.metadata_servers import Metadata, serve_metadata
 from tests.waits import PATIENCE_S
@@ -223,6 +224,7 @@ def test_a_service_that_is_not_there_hurts_nothing() -> None:
         assert rig.said().count("trying again") == 2  # complained of once each
 
 
+@pytest.mark.proves(ALONE, "notice")
 def test_every_sigterm_is_a_notice_where_orders_come_before_removals() -> None:
     with make_rig(run=WAITS) as rig:
         rig.config["taken"] = {"source": "Kubernetes", "seconds": 20}

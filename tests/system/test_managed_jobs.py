@@ -1,5 +1,6 @@
 """Jobs on managed services, by the real command, server and agent: containers are processes that
-run the command of the service's request.
+run the command of the service's request. What differs between services is checked by the contract
+suite, and by sessions on them in `test_service_sessions.py`.
 """
 
 import json
@@ -21,12 +22,7 @@ from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE
 from tests.contract.azureml_stand_in import AzureMlStandIn
 from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
-from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
-from tests.contract.test_provider_azure_batch import PROOF as AZURE_BATCH_PROOF
-from tests.contract.test_provider_azureml import PROOF as AZUREML_PROOF
-from tests.contract.test_provider_ecs import PROOF as ECS_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
-from tests.contract.test_provider_vertex import PROOF as VERTEX_PROOF
 from tests.contract.vertex_stand_in import VertexStandIn
 from tests.system.containers import ContainerCloud
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
@@ -88,12 +84,6 @@ class BatchContainers(BatchStandIn):
         self.cloud.end_together(made[0].id, [each.id for each in made[1:]])
         return made
 
-    def reclaim(self) -> None:
-        """Take back the newest instance: its containers get SIGTERM, and the job fails."""
-        machine = self.cloud.billed()[-1]
-        self.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
-        self.cloud.stop(machine.id)
-
 
 class EcsContainers(EcsStandIn):
     """Tasks of ECS whose containers run."""
@@ -107,18 +97,9 @@ class EcsContainers(EcsStandIn):
         self.cloud.run(made.id, container["command"], environment)
         return made
 
-    def interrupt(self) -> None:
-        """Take back the capacity of the newest task: SIGTERM, and SIGKILL two minutes later."""
-        machine = self.cloud.billed()[-1]
-        self.changes[machine.id] = {
-            "stopCode": "SpotInterruption",
-            "stoppedReason": "Your Spot Task was interrupted.",
-        }
-        self.cloud.stop(machine.id)
-
 
 class VertexContainers(VertexStandIn):
-    """Custom jobs whose containers run. All containers end with the first one."""
+    """Custom jobs whose containers run."""
 
     cloud: ContainerCloud
 
@@ -139,49 +120,22 @@ class VertexContainers(VertexStandIn):
             told = {"cluster": cluster, "task": {"type": pool, "index": index}}
             spec = {"CLUSTER_SPEC": json.dumps({**told, "environment": "cloud"})}
             self.cloud.run(machine.id, container["command"], {**values, **spec})
-        if len(made) > 1:
-            first, *others = [each.id for each in made]
-            self.cloud.end_together(first, others)
         return made
-
-    def preempt(self) -> None:
-        """Take back the machines of the newest job: SIGTERM, then the job fails."""
-        job = list(self.jobs.values())[-1]
-        for each in job.machines:
-            self.cloud.stop(each)
-        self.changes[job.id] = {
-            "state": "JOB_STATE_FAILED",
-            "error": {"code": 8, "message": "Resources are insufficient in region: us-central1."},
-        }
 
 
 class AzureMlContainers(AzureMlStandIn):
-    """Command jobs whose containers run. All containers end with the first one."""
+    """Command jobs whose containers run."""
 
     cloud: ContainerCloud
 
     def start_job(self, name: str, body: dict[str, Any], nodes: int) -> list[Rented]:
         made = super().start_job(name, body, nodes)
         job = body["properties"]
-        for rank, machine in enumerate(made):
-            place = {"RANK": str(rank), "NODE_RANK": str(rank), "WORLD_SIZE": str(nodes)}
+        for machine in made:
             # the service's own process runs the command in a shell
-            self.cloud.run(
-                machine.id,
-                ["/bin/bash", "-c", job["command"]],
-                {**(place if nodes > 1 else {}), **job["environmentVariables"]},
-            )
-        if len(made) > 1:
-            first, *others = [each.id for each in made]
-            self.cloud.end_together(first, others)
+            command = ["/bin/bash", "-c", job["command"]]
+            self.cloud.run(machine.id, command, job["environmentVariables"])
         return made
-
-    def take_back(self) -> None:
-        """Take back the nodes of the newest job: SIGTERM, then the job fails."""
-        job = list(self.jobs.values())[-1]
-        for each in job.machines:
-            self.cloud.stop(each)
-        self.preempt(job.name)
 
 
 class AzureBatchContainers(AzureBatchStandIn):
@@ -200,15 +154,6 @@ class AzureBatchContainers(AzureBatchStandIn):
 
     def exit_code(self, machine: Rented) -> int | None:
         return self.cloud.exit_code(machine.id)
-
-    def preempt(self) -> None:
-        """Take back the machine of the newest job. Its task waits for another one."""
-        with self._lock:  # no request sees the task's end alone
-            job = list(self.jobs.values())[-1]
-            self.cloud.stop(job.machines[0])
-            since = {"stateTransitionTime": self.cloud.time.isoformat()}
-            job.changes["node 0"] = {"state": "preempted", **since}
-            job.changes["task 0"] = {"state": "active", "previousState": "running", **since}
 
 
 def _expand(value: str) -> str:
@@ -345,31 +290,6 @@ def test_a_spot_training_on_sagemaker_survives_an_interruption(
     assert all(body["EnableManagedSpotTraining"] for body in sagemaker.bodies.values())
 
 
-@pytest.mark.proves(BATCH_PROOF, "spot")
-def test_a_spot_training_on_aws_batch_survives_a_reclaimed_instance(
-    cloud: ContainerCloud, tmp_path: Path
-) -> None:
-    batch = BatchContainers(cloud)
-    table = f"queues = 'gpu-spot'\nimage = '{IMAGE}'\n"
-    with service_user(batch, "aws-batch", table, tmp_path / "user") as user:
-        be_interrupted(user, cloud, batch.reclaim, noticed=False)
-        assert len(batch.bodies) == 2
-        user.cli("down", "--all", "--yes")
-
-
-@pytest.mark.proves(ECS_PROOF, "spot")
-@pytest.mark.proves(ECS_PROOF, "notice")
-def test_a_spot_training_on_ecs_survives_an_interruption(
-    cloud: ContainerCloud, tmp_path: Path
-) -> None:
-    ecs = EcsContainers(cloud)
-    table = f"cluster = '{CLUSTER}'\ncapacity = 'gpu-spot=g4dn.xlarge/spot'\nimage = '{IMAGE}'\n"
-    with service_user(ecs, "ecs", table, tmp_path / "user") as user:
-        be_interrupted(user, cloud, ecs.interrupt)
-        assert len(ecs.runs) == 2
-        user.cli("down", "--all", "--yes")
-
-
 def test_a_gang_on_ecs_is_a_task_for_each_rank(cloud: ContainerCloud, tmp_path: Path) -> None:
     ecs = EcsContainers(cloud)
     table = (
@@ -387,72 +307,6 @@ def test_a_gang_on_ecs_is_a_task_for_each_rank(cloud: ContainerCloud, tmp_path: 
         for rank in (0, 1):
             assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
         assert len(ecs.runs) == 2
-
-
-@pytest.mark.proves(VERTEX_PROOF, "spot")
-@pytest.mark.proves(VERTEX_PROOF, "notice")
-def test_a_spot_training_on_vertex_ai_survives_a_preemption(
-    cloud: ContainerCloud, tmp_path: Path
-) -> None:
-    with vertex_user(cloud, tmp_path) as (user, vertex):
-        be_interrupted(user, cloud, vertex.preempt)
-        assert len(vertex.jobs) == 2
-        for each in vertex.jobs.values():
-            assert each.body["jobSpec"]["scheduling"]["strategy"] == "SPOT"
-
-
-def test_a_gang_on_vertex_ai_is_one_custom_job(cloud: ContainerCloud, tmp_path: Path) -> None:
-    """The first rank's work ends sooner than the others'."""
-    with vertex_user(cloud, tmp_path) as (user, vertex):
-        name = user.submit(
-            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
-            'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
-            "--yes",
-        )
-        job = user.ended(name)
-        assert job.phase == "done", cloud.logs()
-        for rank in (0, 1):
-            assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
-        assert len(vertex.jobs) == 1
-
-
-@pytest.mark.proves(AZUREML_PROOF, "spot")
-def test_a_training_with_low_priority_on_azure_ml_survives_a_preemption(
-    cloud: ContainerCloud, tmp_path: Path
-) -> None:
-    with azureml_user(cloud, tmp_path) as (user, azureml):
-        be_interrupted(user, cloud, azureml.take_back, noticed=False)
-        assert len(azureml.jobs) == 2
-        for each in azureml.jobs.values():
-            assert each.body["properties"]["computeId"].endswith("/gpu-low")
-
-
-def test_a_gang_on_azure_ml_is_one_command_job(cloud: ContainerCloud, tmp_path: Path) -> None:
-    """The first rank's work ends sooner than the others'. The variables of the service's own
-    processes are removed.
-    """
-    with azureml_user(cloud, tmp_path) as (user, azureml):
-        name = user.submit(
-            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
-            "run: sleep $((3 * CAVVY_RANK));"
-            ' echo "rank $CAVVY_RANK of $NNODES ${RANK-none} ${WORLD_SIZE-none}"\n',
-            "--yes",
-        )
-        job = user.ended(name)
-        assert job.phase == "done", cloud.logs()
-        for rank in (0, 1):
-            assert f"rank {rank} of 2 none none" in user.log(name, "--rank", str(rank))
-        assert len(azureml.jobs) == 1
-
-
-@pytest.mark.proves(AZURE_BATCH_PROOF, "spot")
-def test_a_spot_training_on_azure_batch_survives_a_preemption(
-    pool: ContainerCloud, tmp_path: Path
-) -> None:
-    with azure_batch_user(pool, tmp_path) as (user, batch):
-        be_interrupted(user, pool, batch.preempt, noticed=False)
-        assert len(batch.jobs) == 2
-        assert all(each.spot for each in batch.jobs.values())
 
 
 def test_a_gang_on_azure_batch_is_a_task_for_each_rank(
@@ -477,16 +331,8 @@ def test_a_gang_on_azure_batch_is_a_task_for_each_rank(
         assert "terminate job" in batch.calls
 
 
-def be_interrupted(
-    user: User,
-    cloud: ContainerCloud,
-    interrupt: Callable[[], None],
-    *,
-    noticed: bool = True,
-) -> None:
-    """A training on spot instances loses them once, and has the same weights at its end. If the
-    service gives no notice, the training loses them after its first checkpoint.
-    """
+def be_interrupted(user: User, cloud: ContainerCloud, interrupt: Callable[[], None]) -> None:
+    """A training on spot instances loses them once, and has the same weights at its end."""
     write_digits(user.work)
     task = user.task(
         "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\n"
@@ -496,8 +342,6 @@ def be_interrupted(
     user.cli("run", "-d", "--yes", task)
     user.wait("digits", "running")
     wait_until(lambda: "epoch   1/" in user.said("digits"), cloud.logs)
-    if not noticed:
-        user.wait("digits", lambda job: any(each.checkpoint_at for each in job.attempts), LONG_S)
     interrupt()
     try:
         user.wait("digits", "done", LONG_S)
@@ -508,25 +352,6 @@ def be_interrupted(
     log = user.log("digits")
     assert log.count("resumed at") == 1
     assert log.split("weights ")[1].split()[0] == train_undisturbed()
-
-
-def test_a_gang_on_sagemaker_is_one_training_job(
-    sagemaker: SageMakerContainers, sagemaker_user: User
-) -> None:
-    user = sagemaker_user
-    name = user.submit(
-        'name: pair\nnodes: 2\nresources: {gpu: T4}\nrun: echo "rank $CAVVY_RANK of $NNODES"\n',
-        "--yes",
-    )
-    try:
-        job = user.ended(name)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{sagemaker.cloud.logs()}") from error
-    assert job.phase == "done", sagemaker.cloud.logs()
-    for rank in (0, 1):
-        assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
-    (body,) = sagemaker.bodies.values()
-    assert body["ResourceConfig"]["InstanceCount"] == 2
 
 
 def test_the_first_rank_of_a_gang_on_aws_batch_may_end_before_the_others(

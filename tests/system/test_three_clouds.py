@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.contract.azure_stand_in import SIZES
 from tests.contract.lambda_stand_in import TYPES
+from tests.contract.test_provider_azure import PROOF
 from tests.contract.test_provider_gcp import read_prices
 from tests.system.booting_cloud import BOOTS
 from tests.system.digits import train_undisturbed
@@ -57,6 +58,7 @@ def user(places: list[BootedPlace], tmp_path: Any) -> Iterator[User]:
         yield user
 
 
+@pytest.mark.proves(PROOF, "notice")
 def test_a_job_that_two_clouds_lose_ends_at_the_third(
     places: list[BootedPlace], user: User
 ) -> None:
@@ -98,6 +100,7 @@ def check_log(user: User) -> None:
     that nothing interrupted.
     """
     log = user.log("digits")
+    assert "asked to leave" in log  # by Azure, before the machine is gone
     assert log.count("resumed at") == 2
     weights = train_undisturbed()
     assert log.split("weights ")[1].split()[0] == weights

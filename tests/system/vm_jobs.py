@@ -84,9 +84,6 @@ def run_digits(
     user: User,
     resources: str,
     rate: HourlyRate,
-    *,
-    precision: timedelta = timedelta(0),
-    dated: bool = True,
 ) -> None:
     """The cloud takes the training's machine back once. The training ends with the weights of an
     undisturbed training, and is billed at this rate; see `check_bill`.
@@ -105,7 +102,7 @@ def run_digits(
     machines = place.cloud.machines[before:]
     cost = user.json("cost", job.id)
     boot = BOOTS if free else timedelta(0)
-    check_bill(job, cost, machines, rate, boot=boot, precision=precision, dated=dated)
+    check_bill(job, cost, machines, rate, boot=boot)
 
 
 def has_ended(job: JobDetail) -> bool:
@@ -128,28 +125,23 @@ def check_bill(
     rate: HourlyRate,
     *,
     boot: timedelta,
-    precision: timedelta = timedelta(0),
-    dated: bool = True,
 ) -> None:
     """Each machine is charged once. It is billed from its creation, or, if its cloud does not bill
-    the `boot`, from the end of the boot. What the charges lack of this is stated as unsure. The
-    cloud cuts the times that it reports to a multiple of `precision`, or, unless `dated`, does not
-    report when it created a machine.
+    the `boot`, from the end of the boot. What the charges lack of this is stated as unsure.
     """
     charges = sorted((each for each in cost["charges"] if each["kind"] == "node"), key=_since)
     missing = 0
     for each, attempt, machine in zip(charges, job.attempts, machines, strict=True):
         since, until = _since(each), moment(each["until"])
-        assert attempt.created_at - precision <= since
-        assert boot or not dated or since <= machine.at
+        assert attempt.created_at <= since
+        assert boot or since <= machine.at
         assert each["amount_micros"] == rate.over(until - since).micros
         assert machine.ended is not None
         own = [one for one in cost["charges"] if one["attempt"] == attempt.number]
         own = [one for one in own if one["kind"] != "traffic"]
         paid = sum(one["amount_micros"] for one in own)  # with the minimum charge
         missing += max(0, rate.over(machine.ended - machine.at - boot).micros - paid)
-    cut = rate.over(precision).micros * len(machines)
-    assert missing <= cost["unsure_micros"] + cut, (cost, machines)
+    assert missing <= cost["unsure_micros"], (cost, machines)
 
 
 def moment(text: str) -> datetime:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.contract.gcp_stand_in import GcpStandIn
-from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.contract.vast_stand_in import VastStandIn
@@ -26,7 +25,6 @@ from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
-from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
 from cavvy.providers.runpod.cloud import RunpodCloud
 from cavvy.providers.vast.cloud import VastCloud
@@ -137,7 +135,7 @@ class LambdaPlace(BootedPlace):
 
 
 class RunpodPlace(BootedPlace):
-    """An account at Runpod, which gives no notice. The server reaches the pods by SSH."""
+    """An account at Runpod. The server reaches the pods by SSH."""
 
     def __init__(self, lab: Lab, server: RestServer, root: Path) -> None:
         super().__init__(lab, RunpodCloud.traits)
@@ -145,22 +143,11 @@ class RunpodPlace(BootedPlace):
         self.table = f"[providers.runpod]\nendpoint = '{self.api.url}'\n"
         self.variables = {"RUNPOD_API_KEY": self.api.key}
 
-    def take(self, machine: Rented) -> None:
-        """The pod is lost: Runpod lists it as terminated."""
-        self.lose(machine)
 
-
-class PausingPlace(BootedPlace):
-    """An account whose cloud pauses preempted machines, without a notice."""
-
-    def take(self, machine: Rented) -> None:
-        """The machine is paused, and remains until it is deleted."""
-        self.cloud.change(machine.id, off=True)
-        self.servers.stop(machine.id)
-
-
-class VastPlace(PausingPlace):
-    """An account at Vast.ai. The server reaches the instances by SSH."""
+class VastPlace(BootedPlace):
+    """An account at Vast.ai, which pauses preempted machines without a notice. The server reaches the
+    instances by SSH.
+    """
 
     def __init__(self, lab: Lab, server: RestServer, root: Path) -> None:
         super().__init__(lab, VastCloud.traits)
@@ -168,15 +155,10 @@ class VastPlace(PausingPlace):
         self.table = f"[providers.vast]\nendpoint = '{self.api.url}'\n"
         self.variables = {"VAST_API_KEY": self.api.key}
 
-
-class JarvislabsPlace(PausingPlace):
-    """An account at JarvisLabs. The server reaches the instances by SSH."""
-
-    def __init__(self, lab: Lab, server: RestServer, root: Path) -> None:
-        super().__init__(lab, JarvislabsCloud.traits)
-        self.api = JarvislabsStandIn(self.cloud, server)
-        self.table = f"[providers.jarvislabs]\nendpoint = '{self.api.settings['endpoint']}'\n"
-        self.variables = {"JL_API_KEY": self.api.key}
+    def take(self, machine: Rented) -> None:
+        """The machine is paused, and remains until it is deleted."""
+        self.cloud.change(machine.id, off=True)
+        self.servers.stop(machine.id)
 
 
 MakePlace = Callable[[Lab, RestServer, Path], BootedPlace]

@@ -8,12 +8,17 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.unit.test_ecs_notices import gang, publish_to
 
-from cavvy.domain.values import asdict
+from cavvy.domain.offers import Purchase
+from cavvy.domain.values import asdict, replace
 from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.azureml.service import AzureMlService
+from cavvy.providers.ecs.service import EcsService
+from cavvy.providers.managed.container import make_container_script
 from cavvy.providers.managed.remote import container
 from cavvy.providers.managed.remote.container import find_address, read_place, stay
-from cavvy.providers.managed.service import HostList
+from cavvy.providers.managed.service import HostList, ManagedService
 from cavvy.providers.sagemaker.service import SageMakerService
 from cavvy.providers.vertex.service import VertexService
 
@@ -58,6 +63,27 @@ def test_the_pools_of_a_custom_job_give_the_rank(
     told = {"cluster": cluster, "environment": "cloud", "task": {"type": pool, "index": index}}
     monkeypatch.setenv("CLUSTER_SPEC", json.dumps(told))
     assert read_place(source) == (rank, f"cmle-training-{pool}-ab-{index}")
+
+
+@pytest.mark.parametrize(
+    ("service", "stays"),
+    [
+        (BatchService, True),
+        (VertexService, True),
+        (AzureMlService, True),
+        (EcsService, False),
+        (SageMakerService, False),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_first_container_stays_where_its_end_ends_all_others(
+    service: type[ManagedService], stays: bool, nodes: int
+) -> None:
+    published: list[bytes] = []
+    asked = replace(gang("gpu", Purchase.ON_DEMAND), nodes=nodes)
+    make_container_script(asked, publish_to(published), service.traits, "the service")
+    expected = json.dumps({"first_stays": stays and nodes > 1})[1:-1]
+    assert expected in published[-1].decode()
 
 
 def test_the_first_container_ends_if_the_server_is_gone() -> None:

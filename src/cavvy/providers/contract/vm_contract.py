@@ -1,5 +1,6 @@
 """Runs the contract suite for `providers.vm`, the code that clouds share, on an in-memory cloud."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,9 @@ class VmContract(ProviderContract, FaultTests, AccountTests):
     async def test_a_machine_prepares_an_engine_for_an_image(
         self, harness: ContractHarness
     ) -> None:
-        """A machine installs a container engine if, and only if, its gang has an image."""
+        """A machine installs a container engine if, and only if, its gang has an image. The scripts
+        of all clouds are valid, with what the cloud's provider adds to them.
+        """
         harness.needs(Feature.IMAGE)
         assert isinstance(harness.place, MemoryPlace)
         cloud = harness.place.cloud
@@ -59,3 +62,10 @@ class VmContract(ProviderContract, FaultTests, AccountTests):
                 pytest.skip("the service, not a script on the machine, starts the container image")
             assert scripts
             assert all(("command -v podman" in each) == bool(image) for each in scripts)
+            for each in scripts:
+                assert find_mistakes(each) == ""
+
+
+def find_mistakes(script: str) -> str:
+    """Return what a shell finds wrong in a script that it only reads."""
+    return subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True).stderr
