@@ -233,9 +233,7 @@ class ManagedPlace(MemoryPlace):
             find_instance=lambda provider, name: MACHINES.get(name),
             now=self.cloud.now,
         )
-        service = self._make(context)
-        release = getattr(service, "release", None)  # only SageMaker keeps instances
-        return make_provider(self._manifest, context, service, release=release)
+        return make_provider(self._manifest, context, self._make)
 
     async def end(self, gang: str) -> None:
         for each in self.cloud.billed():

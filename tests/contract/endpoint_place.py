@@ -8,7 +8,7 @@ from cavvy.providers.base import Provider, ProviderContext, ProviderError
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
-from cavvy.providers.registry import check_settings
+from cavvy.providers.registry import check_settings, make_from
 
 
 class EndpointPlace(RestPlace):
@@ -34,7 +34,7 @@ class EndpointPlace(RestPlace):
         return made
 
     def make(self, context: ProviderContext) -> Provider:
-        return self._package.make(context)
+        return make_from(self._package, context)
 
     async def settle(self) -> None:
         for _ in range(4):

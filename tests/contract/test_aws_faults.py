@@ -24,10 +24,9 @@ from cavvy.agent.notices.poll import find_events, seconds_left
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
 from cavvy.domain.values import replace
-from cavvy.providers.aws import market
+from cavvy.providers.aws import MANIFEST, NOTICES, market
 from cavvy.providers.aws.account import AwsAccount, Json, in_thread
 from cavvy.providers.aws.launch import make_token
-from cavvy.providers.aws.manifest import MANIFEST, NOTICES
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.notices import make_notice_fields

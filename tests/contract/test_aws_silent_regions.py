@@ -14,10 +14,9 @@ from tests.ec2.direct import Direct
 from tests.ec2.server import Front
 
 from cavvy.domain.values import replace
-from cavvy.providers.aws import status
+from cavvy.providers.aws import MANIFEST, status
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import AwsFault
-from cavvy.providers.aws.manifest import MANIFEST
 from cavvy.providers.base import GangState, PartlyUnknown, TryAgain
 from cavvy.providers.registry import check_settings
 

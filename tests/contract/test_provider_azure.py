@@ -21,8 +21,8 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azure
+from cavvy.providers.azure import MANIFEST
 from cavvy.providers.azure.cloud import AzureCloud
-from cavvy.providers.azure.manifest import MANIFEST
 from cavvy.providers.base import (
     GangSeen,
     GangState,
@@ -38,8 +38,8 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault
-from cavvy.providers.vm.provider import VmProvider
-from cavvy.providers.vm.records import INSTALLATION, MachineNames
+from cavvy.providers.vm.provider import VmProvider, make_provider
+from cavvy.providers.vm.records import INSTALLATION
 from cavvy.server.open_state import find_instance
 
 PROOF = Proof("azure", False, "a strict stand-in for Azure Resource Manager")
@@ -85,25 +85,23 @@ class AzurePlace(RestPlace):
             find_instance=find_instance,
             now=self.cloud.now,
         )
-        cloud = AzureCloud(
-            settings,
-            context.now,
-            find_instance,
-            mark=MachineNames(installation, AzureCloud.traits.name_limit).mark,
-            make_credential=lambda: FileCredential(self.file),
-        )
-        made = VmProvider(
-            MANIFEST,
-            context,
-            cloud,
-            identity=cloud.identity,
-            quotas=cloud.quotas,
-            untold_quotas=cloud.untold_quotas,
-            silent=cloud.silent,
-            close=cloud.close,
+        made = make_provider(
+            MANIFEST, context, lambda each: AzureCloud(each, lambda: FileCredential(self.file))
         )
         self._providers.append(made)
         return made
+
+
+def make_cloud(account: AzurePlace, **table: Scalar) -> AzureCloud:
+    return AzureCloud(
+        ProviderContext(
+            installation="ours",
+            home=account.home,
+            settings=check_settings(MANIFEST, table),
+            find_instance=find_instance,
+            now=account.cloud.now,
+        )
+    )
 
 
 async def find_offer(
@@ -649,13 +647,12 @@ class TestAzure(RestContract):
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")
-        table = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
-        settings = check_settings(MANIFEST, table)
-        cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
+        table: dict[str, Scalar] = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
+        cloud = make_cloud(account, **table)
         assert asyncio.run(cloud.list()) == []
         cloud.close()
         tool.write_text("#!/bin/sh\necho 'Please run az login to set up an account.' >&2\nexit 1\n")
-        cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
+        cloud = make_cloud(account, **table)
         with pytest.raises(Refused, match="sign in with `az login`"):
             asyncio.run(cloud.list())
         cloud.close()
@@ -671,9 +668,8 @@ class TestAzure(RestContract):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             host, port = silent.getsockname()
             monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://{host}:{port}")
-            table = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
-            settings = check_settings(MANIFEST, table)
-            cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
+            table: dict[str, Scalar] = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
+            cloud = make_cloud(account, **table)
             with pytest.raises((CloudFault, Refused)):
                 asyncio.run(cloud.list())
             cloud.close()
@@ -706,8 +702,7 @@ class TestAzure(RestContract):
     def test_only_missing_capacity_lets_the_job_try_other_sizes(
         self, account: AzurePlace, code: str, message: str, error: type[Exception]
     ) -> None:
-        settings = check_settings(MANIFEST, {})
-        cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
+        cloud = make_cloud(account)
         fault = cloud.name_quota(CloudFault(409, code, message))
         assert type(read_fault(cloud, fault, "a launch", making=True)) is error
         cloud.close()

@@ -89,7 +89,7 @@ class AzureBatchPlace(RestPlace):
             now=self.cloud.now,
         )
         service = AzureBatchService(context, lambda: FileCredential(self.file))
-        made = make_provider(self.manifest, context, service, close=service.close)
+        made = make_provider(self.manifest, context, lambda context: service)
         self._providers.append(made)
         return made
 

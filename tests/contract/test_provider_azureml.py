@@ -92,7 +92,7 @@ class AzureMlPlace(RestPlace):
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         service, context = self.service(installation, **table)
-        made = make_provider(MANIFEST, context, service, close=service.close)
+        made = make_provider(MANIFEST, context, lambda context: service)
         self._providers.append(made)
         return made
 

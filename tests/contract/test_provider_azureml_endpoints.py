@@ -33,7 +33,7 @@ from cavvy.domain.values import replace
 from cavvy.providers import azureml_endpoints
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.azureml_endpoints.manifest import MANIFEST
-from cavvy.providers.azureml_endpoints.runtime import read_answer
+from cavvy.providers.azureml_endpoints.runtime import make_endpoints, read_answer
 from cavvy.providers.azureml_endpoints.service import AzureMlEndpoints, name_fault
 from cavvy.providers.base import (
     GangState,
@@ -48,6 +48,7 @@ from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.endpoint_provider import make_provider
 from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
@@ -88,7 +89,11 @@ class AzureMlEndpointsPlace(EndpointPlace):
         self.table = {"image": IMAGE}
 
     def make(self, context: ProviderContext) -> Provider:
-        return azureml_endpoints.make(context, lambda: ScopedCredential(self.file))
+        return make_provider(
+            MANIFEST,
+            context,
+            lambda each: make_endpoints(each, lambda: ScopedCredential(self.file)),
+        )
 
     def close(self) -> None:
         asyncio.run(self.settle())

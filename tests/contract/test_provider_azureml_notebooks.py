@@ -73,7 +73,7 @@ class ComputeInstancesPlace(RestPlace):
             now=self.cloud.now,
         )
         service = ComputeInstances(context, lambda: FileCredential(self.file))
-        made = make_provider(MANIFEST, context, service, close=service.close)
+        made = make_provider(MANIFEST, context, lambda context: service)
         self._providers.append(made)
         return made
 

@@ -13,8 +13,8 @@ from cavvy.domain.values import replace
 from cavvy.providers import crusoe
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.crusoe import MANIFEST
 from cavvy.providers.crusoe.cloud import CrusoeCloud, _read
-from cavvy.providers.crusoe.manifest import MANIFEST
 from cavvy.providers.crusoe.signature import sign
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import (

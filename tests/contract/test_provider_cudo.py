@@ -12,8 +12,8 @@ from tests.proofs import Proof
 from cavvy.providers import cudo
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.cudo import MANIFEST
 from cavvy.providers.cudo.cloud import CudoCloud, _read
-from cavvy.providers.cudo.manifest import MANIFEST
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import (
     CloudFault,

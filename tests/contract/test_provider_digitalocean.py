@@ -14,8 +14,8 @@ from cavvy.domain.values import replace
 from cavvy.providers import digitalocean
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.digitalocean import MANIFEST, SCOPES
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
-from cavvy.providers.digitalocean.manifest import MANIFEST, SCOPES
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault

@@ -14,8 +14,8 @@ from cavvy.domain.values import replace
 from cavvy.providers import hyperstack
 from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.hyperstack import MANIFEST
 from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read
-from cavvy.providers.hyperstack.manifest import MANIFEST
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
 

@@ -15,8 +15,8 @@ from cavvy.domain.values import replace
 from cavvy.providers import jarvislabs
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.jarvislabs import MANIFEST
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target, name_balance
-from cavvy.providers.jarvislabs.manifest import MANIFEST
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget, read_fault
 

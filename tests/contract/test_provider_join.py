@@ -27,6 +27,7 @@ from tests.waits import PATIENCE_S, patience
 
 from cavvy.api.downloads import NodeDownloads
 from cavvy.domain.values import replace
+from cavvy.providers import join
 from cavvy.providers.abilities import SERVES_NODES, ability
 from cavvy.providers.base import (
     GangState,
@@ -38,8 +39,8 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract import Play, ProviderContract, ProviderUnderTest
 from cavvy.providers.contract.harness import FOREIGN, OURS
-from cavvy.providers.join import MANIFEST, make
-from cavvy.providers.registry import check_settings
+from cavvy.providers.join import MANIFEST
+from cavvy.providers.registry import check_settings, make_from
 from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.server.doors import BoundedServer
 from cavvy.server.node_listener.certificate import load_certificate
@@ -131,7 +132,7 @@ class JoinPlace:
             node_endpoint=self.yard.node_endpoint(installation),
             now=lambda: datetime.now(UTC) + self.later,
         )
-        self.providers.append(make(context))
+        self.providers.append(make_from(join, context))
         self.current[installation] = self.providers[-1]
         # what the one before was asked goes unanswered, as when a server is gone
         self.renewed.set()

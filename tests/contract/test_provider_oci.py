@@ -35,6 +35,7 @@ from cavvy.providers.base import (
     GangState,
     NoCapacity,
     PartlyUnknown,
+    ProviderContext,
     QuotaTooSmall,
     Refused,
     TryAgain,
@@ -438,7 +439,7 @@ class TestOci(RestContract):
 
 
 def test_the_documented_example_is_read() -> None:
-    cloud = OciCloud(NOWHERE, read_prices, lambda: datetime.now(UTC))
+    cloud = OciCloud(ProviderContext(installation="ours", home=Path(), settings=NOWHERE))
     assert cloud._read("us-ashburn-1", EXAMPLE) == CloudMachine(
         id="us-ashburn-1/ocid1.instance.oc1.iad.abcdefg123456",
         name="my-instance-01",
@@ -460,7 +461,7 @@ def test_the_documented_example_is_read() -> None:
     ],
 )
 def test_states_that_may_be_billed_count_as_running(status: str, state: MachineState) -> None:
-    cloud = OciCloud(NOWHERE, read_prices, lambda: datetime.now(UTC))
+    cloud = OciCloud(ProviderContext(installation="ours", home=Path(), settings=NOWHERE))
     assert cloud._read(HOME, {**EXAMPLE, "lifecycleState": status}).state is state
 
 

@@ -13,12 +13,12 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers import paperspace
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import NoCapacity, ProviderContext, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.paperspace import MANIFEST
 from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
-from cavvy.providers.paperspace.manifest import MANIFEST
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import (
     CloudFault,
@@ -235,7 +235,11 @@ class TestPaperspace(RestContract):
     def test_only_missing_capacity_lets_the_job_try_other_types(
         self, account: PaperspacePlace, fault: CloudFault, error: type[Exception]
     ) -> None:
-        cloud = PaperspaceCloud(check_settings(MANIFEST, {}), account.cloud.now, read_prices)
+        cloud = PaperspaceCloud(
+            ProviderContext(
+                installation="ours", home=account.home, settings=check_settings(MANIFEST, {})
+            )
+        )
         told = read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)
         assert type(told) is error
         cloud.account.close()

@@ -15,11 +15,12 @@ from tests.waits import PATIENCE_S
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
+from cavvy.providers import pbs
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
-from cavvy.providers.pbs import make
+from cavvy.providers.registry import make_from
 
 PROOF = Proof("pbs", False, "a strict stand-in for PBS's commands that runs the jobs")
 
@@ -35,7 +36,7 @@ class PbsPlace(BatchPlace[BatchProvider]):
         )
 
     def provider(self, installation: str) -> BatchProvider:
-        provider = make(self.context(installation))
+        provider = make_from(pbs, self.context(installation))
         assert isinstance(provider, BatchProvider)
         self.providers.append(provider)
         return provider

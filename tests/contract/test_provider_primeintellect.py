@@ -12,8 +12,8 @@ from tests.proofs import Proof
 from cavvy.providers import primeintellect
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.primeintellect import MANIFEST
 from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud, _read
-from cavvy.providers.primeintellect.manifest import MANIFEST
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget, read_fault
 

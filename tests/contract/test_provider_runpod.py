@@ -14,8 +14,8 @@ from cavvy.providers import runpod
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
+from cavvy.providers.runpod import MANIFEST
 from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
-from cavvy.providers.runpod.manifest import MANIFEST
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

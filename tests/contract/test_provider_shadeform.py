@@ -14,8 +14,8 @@ from cavvy.providers import shadeform
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
+from cavvy.providers.shadeform import MANIFEST
 from cavvy.providers.shadeform.cloud import ShadeformCloud, _read
-from cavvy.providers.shadeform.manifest import MANIFEST
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

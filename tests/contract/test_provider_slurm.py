@@ -14,12 +14,13 @@ from tests.system.slurm import Cluster, cluster_at, why_not
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
+from cavvy.providers import slurm
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.objections import list_objections
-from cavvy.providers.slurm import make
+from cavvy.providers.registry import make_from
 
 PROOF = Proof("slurm", True, "Slurm with four nodes of eight simulated GPUs each")
 
@@ -55,7 +56,7 @@ class SlurmPlace(BatchPlace[BatchProvider]):
         self.cluster = cluster
 
     def provider(self, installation: str) -> BatchProvider:
-        provider = make(self.context(installation))
+        provider = make_from(slurm, self.context(installation))
         assert isinstance(provider, BatchProvider)
         self.providers.append(provider)
         return provider

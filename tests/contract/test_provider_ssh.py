@@ -16,10 +16,11 @@ from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 from tests.waits import PATIENCE_S, patience
 
+from cavvy.providers import ssh
 from cavvy.providers.base import GangState, Provider, ProviderContext
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
-from cavvy.providers.registry import check_settings
-from cavvy.providers.ssh import MANIFEST, make
+from cavvy.providers.registry import check_settings, make_from
+from cavvy.providers.ssh import MANIFEST
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
 PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
@@ -53,7 +54,7 @@ class SshPlace:
             agent_archive=pack_stand_in,
             now=lambda: datetime.now(UTC) + self.later,
         )
-        self.newest[installation] = make(context)
+        self.newest[installation] = make_from(ssh, context)
         return self.newest[installation]
 
     async def settle(self) -> None:

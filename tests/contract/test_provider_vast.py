@@ -18,8 +18,8 @@ from cavvy.providers import vast
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
+from cavvy.providers.vast import MANIFEST
 from cavvy.providers.vast.cloud import VastCloud, _country, _read, _read_next
-from cavvy.providers.vast.manifest import MANIFEST
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

@@ -14,8 +14,8 @@ from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, 
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
+from cavvy.providers.verda import MANIFEST
 from cavvy.providers.verda.cloud import VerdaCloud, _read
-from cavvy.providers.verda.manifest import MANIFEST
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

@@ -14,8 +14,8 @@ from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
+from cavvy.providers.vultr import MANIFEST
 from cavvy.providers.vultr.cloud import VultrCloud, _read
-from cavvy.providers.vultr.manifest import MANIFEST
 
 PROOF = Proof("vultr", False, "a strict stand-in for Vultr's API")
 # The example of "Create Instance" in https://www.vultr.com/api (November 2026), shortened.

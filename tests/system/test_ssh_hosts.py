@@ -20,6 +20,7 @@ from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
+from cavvy.providers import ssh
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSeen,
@@ -31,8 +32,8 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.hosts import connection
-from cavvy.providers.registry import check_settings
-from cavvy.providers.ssh import MANIFEST, make
+from cavvy.providers.registry import check_settings, make_from
+from cavvy.providers.ssh import MANIFEST
 from cavvy.providers.ssh.provider import SshProvider
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
@@ -66,7 +67,8 @@ class Around:
         given = {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), **settings}
         home = self.root / installation
         home.mkdir(exist_ok=True)
-        made = make(
+        made = make_from(
+            ssh,
             ProviderContext(
                 installation=installation,
                 home=home,
@@ -75,7 +77,7 @@ class Around:
                 agent_archive=pack_stand_in,
                 server_address=address,
                 now=lambda: datetime.now(UTC),
-            )
+            ),
         )
         assert isinstance(made, SshProvider)
         try:

@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from cavvy.domain.values import replace
 from cavvy.providers import pbs, slurm
-from cavvy.providers.base import Provider, ProviderContext, Refused, TryAgain
+from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.batch import login_helper
 from cavvy.providers.batch.login_session import LoginNode, LoginSession, read_where
 from cavvy.providers.hosts.supervisor.frames import encode_frame
+from cavvy.providers.registry import make_from
 
 
 def make_where(folder: Path) -> LoginNode:
@@ -97,14 +98,14 @@ def test_a_seat_that_is_closed_says_nothing_of_its_process(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(slurm.make, "sbatch_options"), (pbs.make, "qsub_options")]
-)
+@pytest.mark.parametrize(("package", "name"), [(slurm, "sbatch_options"), (pbs, "qsub_options")])
 def test_options_are_read_before_a_job_needs_them(
-    make: Callable[[ProviderContext], Provider], name: str, tmp_path: Path
+    package: ModuleType, name: str, tmp_path: Path
 ) -> None:
+    settings = {name: "--comment='x"}
+    context = ProviderContext(installation="i", home=tmp_path, settings=settings)
     with pytest.raises(Refused, match=f"{name} = "):
-        make(ProviderContext(installation="i", home=tmp_path, settings={name: "--comment='x"}))
+        make_from(package, context)
 
 
 def test_a_server_that_dies_leaves_no_unfinished_folder(tmp_path: Path) -> None:

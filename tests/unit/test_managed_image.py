@@ -10,7 +10,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.importers import parse_task
 from cavvy.providers import aws_batch, azure_batch, azureml, ecs, sagemaker, vertex
 from cavvy.providers.base import ProviderContext
-from cavvy.providers.registry import check_settings
+from cavvy.providers.registry import check_settings, make_from
 
 SERVICES = (aws_batch, azure_batch, azureml, ecs, sagemaker, vertex)
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1"
@@ -20,12 +20,13 @@ def list_objections(
     package: ModuleType, text: str, settings: Mapping[str, Scalar]
 ) -> Mapping[str, str]:
     """The provider's objections to a task, by field."""
-    provider = package.make(
+    provider = make_from(
+        package,
         ProviderContext(
             installation="any",
             home=Path("/nowhere"),
             settings=check_settings(package.MANIFEST, settings),
-        )
+        ),
     )
     return {each.field: each.reason for each in provider.check(parse_task(text))}
 

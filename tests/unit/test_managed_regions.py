@@ -8,7 +8,7 @@ import pytest
 
 from cavvy.providers import aws_batch, ecs, sagemaker
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.registry import check_settings
+from cavvy.providers.registry import check_settings, make_from
 
 pytest.importorskip("boto3")
 NEEDED = {
@@ -27,4 +27,4 @@ def test_a_missing_region_is_named(package: ModuleType, monkeypatch: pytest.Monk
     settings = check_settings(package.MANIFEST, NEEDED[name])
     context = ProviderContext(installation="any", home=Path("/nowhere"), settings=settings)
     with pytest.raises(Refused, match=rf"\[providers\.{name}\] regions: no region is set"):
-        asyncio.run(package.make(context).offers())
+        asyncio.run(make_from(package, context).offers())

@@ -167,3 +167,47 @@ def test_the_reference_page_is_fresh_and_complete() -> None:
     for manifest in manifests():
         for setting in manifest.settings:
             assert f"| `{setting.name}` |" in page.read_text()
+
+
+CLOUD = """
+from cavvy.providers.base import Manifest
+MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org", {fields})
+"""
+PARTS = """
+def make_layer(manifest, context, cloud):
+    return manifest.name, cloud()
+def make_provider(manifest, context):
+    return manifest.name
+def make_cloud():
+    return "cloud"
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "made"),
+    [
+        ("cloud='prairie_parts:make_provider'", "prairie"),
+        (
+            "cloud='prairie_parts:make_cloud', layer='prairie_parts:make_layer'",
+            ("prairie", "cloud"),
+        ),
+        ("", "'' in its manifest names no class or function"),
+        ("cloud='prairie_parts:Prairie'", "'prairie_parts:Prairie' in its manifest names no class"),
+        ("cloud='prairie_parts'", "expected cloud='MODULE:NAME', or a function make"),
+        ("cloud='no_such_parts:Prairie'", "cannot be imported: No module named 'no_such_parts'"),
+    ],
+)
+def test_the_manifest_names_what_makes_the_provider(
+    fields: str, made: object, prairie: None, tmp_path: Path
+) -> None:
+    (tmp_path / "prairie_provider.py").write_text(CLOUD.format(fields=fields))
+    (tmp_path / "prairie_parts.py").write_text(PARTS)
+    context = ProviderContext(installation="i", home=tmp_path)
+    try:
+        if isinstance(made, str) and " " in made:
+            with pytest.raises(BadSettings, match=re.escape(made)):
+                load({"prairie": {}}, context)
+        else:
+            assert load({"prairie": {}}, context)["prairie"] == made
+    finally:
+        sys.modules.pop("prairie_parts", None)

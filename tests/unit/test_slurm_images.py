@@ -10,7 +10,7 @@ from cavvy.domain.tasks import ImageBuild, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.batch.system import JobFiles
-from cavvy.providers.slurm.manifest import MANIFEST, with_containers
+from cavvy.providers.slurm import MANIFEST, with_containers
 from cavvy.providers.slurm.script import make_script, name_for_enroot
 from cavvy.spec.support import refusals
 

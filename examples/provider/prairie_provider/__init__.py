@@ -1,14 +1,41 @@
 """The Prairie (a made-up cloud): each node is one server that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from prairie_provider.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+KEYS = ApiKeySource(
+    provider="prairie",
+    variables=("PRAIRIE_API_KEY",),
+    files=("~/.prairie/key",),
+    made_at="https://prairie.example/keys",
+)
 
+_API = "https://prairie.example/api"
 
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.vm.account import make_provider
-    from prairie_provider.cloud import PrairieCloud
-
-    return make_provider(MANIFEST, context, PrairieCloud)
+MANIFEST = make_manifest(
+    "prairie",
+    "the Prairie",
+    cloud="prairie_provider.cloud:PrairieCloud",
+    machine="a server",
+    deletion=f"{_API}#delete-server",
+    rights="an API key that may read plans and manage servers",
+    unsupported={
+        Feature.SPOT: f"the Prairie sells no spot servers ({_API}#plans)",
+        Feature.CAPACITY: f"the API does not report how many servers are free ({_API}#plans)",
+        Feature.SELF_END: f"a server is billed until it is deleted ({_API}#servers)",
+        Feature.VOLUMES: f"the Prairie has no volumes ({_API})",
+        Feature.NETWORK: f"the API neither reports nor selects a server's network ({_API}#servers)",
+        Feature.DISK: f"the size of the disk depends on the plan ({_API}#plans)",
+        Feature.NOTICE: f"servers are never reclaimed ({_API})",
+    },
+    settings=(
+        KEYS.setting(),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text("ranch", "The ranch to which the servers belong. The default is the key's own."),
+    ),
+    of_projects=("key_file", "regions", "ranch"),
+    docs="https://prairie.example/cavvy",
+    endpoint="https://api.prairie.example/v1",
+)

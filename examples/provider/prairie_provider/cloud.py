@@ -15,7 +15,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 from cavvy.providers.vm.rest import Json
-from prairie_provider.manifest import KEYS
+from prairie_provider import KEYS
 
 _STATES = {
     "building": MachineState.STARTING,

@@ -139,6 +139,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
     name: str
     title: str
     docs: str  # notes for users: a page under docs/, a URL, or a sentence
+    # What makes the provider, as MODULE:NAME, so that manifests import nothing that opens
+    # connections: a provider class, or a function, that takes (manifest, context). If `layer` is
+    # set, the class of a cloud, which the layer turns into a provider. "" if the provider's own
+    # package defines `make(context)`.
+    cloud: str = ""
+    # A function of a shared layer, as MODULE:NAME. It takes (manifest, context, cloud).
+    layer: str = ""
     # True: it rents nothing, and `cavvy check` lists it only if it is configured
     test_double: bool = False
     unsupported: Mapping[Feature, str] = field(

@@ -1,8 +1,9 @@
 """Creates the providers that the settings enable. No module outside of this registry names a
 provider.
 
-A provider is a module or package that defines `MANIFEST: Manifest` and `make(context:
-ProviderContext) -> Provider`; `installed` finds it.
+A provider is a module or package that defines `MANIFEST: Manifest`; `installed` finds it. The
+manifest names what makes the provider (`Manifest.cloud`), or the package defines `make(context:
+ProviderContext) -> Provider`.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any, cast
 
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -103,10 +105,37 @@ def make(
                 "folder that you can write to"
             ) from error
     documents = MemoryProviderState() if state is None else state(account or known.name)
-    provider: Provider = _module(known).make(
-        replace(context, home=folder, settings=settings, state=documents)
+    context = replace(context, home=folder, settings=settings, state=documents)
+    return make_from(_module(known), context)
+
+
+def make_from(package: object, context: ProviderContext) -> Provider:
+    """Create the provider of an imported package. `context.settings` must already contain the
+    defaults. Raises BadSettings, and the provider's own errors.
+    """
+    if make_provider := getattr(package, "make", None):
+        provider: Provider = make_provider(context)
+        return provider
+    manifest: Manifest = package.MANIFEST  # type: ignore[attr-defined]  # checked by manifest_of
+    cloud = _find(manifest, manifest.cloud)
+    provider = (
+        _find(manifest, manifest.layer)(manifest, context, cloud)
+        if manifest.layer
+        else cloud(manifest, context)
     )
     return provider
+
+
+def _find(manifest: Manifest, path: str) -> Callable[..., Any]:
+    """Import what a manifest names as MODULE:NAME."""
+    module, _, name = path.partition(":")
+    found = getattr(_import(manifest.name, module), name, None) if module and name else None
+    if not callable(found):
+        raise BadSettings(
+            f"provider {manifest.name!r}: {path!r} in its manifest names no class or function; "
+            "expected cloud='MODULE:NAME', or a function make(context) in its package"
+        )
+    return cast("Callable[..., Any]", found)
 
 
 def manifest_of(known: KnownProvider) -> Manifest:
@@ -236,10 +265,14 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
 
 
 def _module(known: KnownProvider) -> ModuleType:
+    return _import(known.name, known.module)
+
+
+def _import(provider: str, module: str) -> ModuleType:
     try:
-        return import_module(known.module)
+        return import_module(module)
     except (ImportError, SyntaxError) as error:
-        raise BadSettings(f"provider {known.name!r} cannot be imported: {error}") from error
+        raise BadSettings(f"provider {provider!r} cannot be imported: {error}") from error
 
 
 if __name__ == "__main__":

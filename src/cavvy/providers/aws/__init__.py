@@ -1,13 +1,182 @@
 """Amazon EC2: each gang is one all-or-none launch of instances that start the agent on boot."""
 
-from cavvy.providers.aws.manifest import MANIFEST
-from cavvy.providers.base import Provider, ProviderContext
+from collections.abc import Mapping
+from datetime import timedelta
 
-__all__ = ["MANIFEST", "make"]
+from cavvy.providers.abilities import (
+    BILLS_VOLUMES,
+    CHECKS_TASKS,
+    CLOSEABLE,
+    HAS_PARTS,
+    HOLDS_VOLUMES,
+    STATES_POLICY,
+    TELLS_QUOTAS,
+    WHO_AM_I,
+)
+from cavvy.providers.aws.settings import ACCOUNT, REGIONS
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.notices import NoticeSource, NoticeTokenSource
+from cavvy.providers.settings import flag, number, text
+
+UNSUPPORTED: Mapping[Feature, str] = {
+    Feature.RESULTS: "an instance's disk is deleted when the instance ends "
+    "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html). "
+    "If the server is unreachable when the work ends, the results are stored in "
+    "the bucket in `checkpoint.storage` or `server.results_url`; without a "
+    "bucket, the instance waits until its lease ends",
+    Feature.CAPACITY: "EC2 does not report free capacity; if a launch fails for lack of capacity, "
+    "Cavvy immediately tries the next best offer "
+    "(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html)",
+}
+
+_IMDS = "http://169.254.169.254/latest"
+_TOKEN = NoticeTokenSource(
+    url=f"{_IMDS}/api/token",
+    header="X-aws-ec2-metadata-token",
+    headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
+    life=timedelta(hours=6),
+)
+# AWS documents a notice of two minutes, polled every 5 seconds:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+NOTICES = (
+    NoticeSource(
+        source="EC2",
+        url=f"{_IMDS}/meta-data/spot/instance-action",
+        token=_TOKEN,
+        match={"action": ("terminate", "stop", "hibernate")},
+        time_field="time",
+        within=timedelta(minutes=2),
+    ),
+    NoticeSource(
+        source="EC2",
+        url=f"{_IMDS}/meta-data/events/recommendations/rebalance",
+        token=_TOKEN,
+        advice=True,
+    ),
+)
 
 
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.aws.provider import AwsProvider
-
-    return AwsProvider(MANIFEST, context)
+MANIFEST = Manifest(
+    name="aws",
+    title="Amazon EC2",
+    cloud="cavvy.providers.aws.provider:AwsProvider",
+    docs="docs/guides/aws.md",
+    unsupported=UNSUPPORTED,
+    abilities=(
+        HAS_PARTS,
+        HOLDS_VOLUMES,
+        BILLS_VOLUMES,
+        CHECKS_TASKS,
+        WHO_AM_I,
+        TELLS_QUOTAS,
+        STATES_POLICY,
+        CLOSEABLE,
+    ),
+    prices="cavvy.providers.aws.price_list",
+    rights="the IAM policy that `cavvy check aws --policy` prints",
+    visibility_delay=timedelta(seconds=30),
+    notices=NOTICES,
+    notice=timedelta(minutes=2),
+    options={
+        "image": "the machine image: an AMI's id, or the name of a Systems Manager parameter",
+        "zone": "the availability zone, such as us-east-1a",
+    },
+    project_settings=(
+        "key_file",
+        "regions",
+        "instances",
+        "image",
+        "disk_gib",
+        "disk_type",
+        "vpc",
+        "subnet",
+        "security_groups",
+        "key",
+        "instance_profile",
+        "reservations",
+        "efa",
+        "placement_group",
+    ),
+    settings=(
+        REGIONS,
+        *ACCOUNT,
+        text(
+            "instances",
+            "Patterns of the instance types to offer, separated by commas, such as `p5.*, "
+            "g6.xlarge`. The default is every type with accelerators, and the families c7i, m7i, "
+            "r7i and t3.",
+        ),
+        text(
+            "image",
+            "The machine image: an AMI's id, or the name of a Systems Manager parameter that "
+            "contains such an id. The default is AWS's newest image with drivers for the type: "
+            "Deep Learning Base (NVIDIA GPUs since T4, Trainium, Inferentia2), or Amazon Linux "
+            "2023 for types without accelerators.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a node's root disk, unless the task requests another size. If the image "
+            "needs a larger disk, the disk has the size that the image needs.",
+            default=100,
+            minimum=8,
+            unit="GiB",
+            whole=True,
+        ),
+        text("disk_type", "The type of the root disk, unless the task names a type.", "gp3"),
+        text(
+            "vpc",
+            "The VPC of nodes, unless the task names one. The default is the region's default VPC, "
+            "or the region's only VPC if it has no default subnet.",
+        ),
+        text(
+            "subnet",
+            "The subnet of nodes, unless the task names one. By default, Cavvy tries the VPC's "
+            "subnets in turn. Without a VPC, EC2 chooses a default subnet; if that subnet has no "
+            "capacity, Cavvy tries the default subnets of the other zones.",
+        ),
+        text(
+            "security_groups",
+            "The security groups of nodes, as ids separated by commas, unless the task names its "
+            "own. By default, each gang gets its own group, which accepts connections only from "
+            "the gang's nodes and is removed when the gang has ended.",
+        ),
+        text(
+            "key",
+            "The key pair for SSH to nodes, unless the task names one. Without a key pair, nodes "
+            "accept no SSH logins.",
+        ),
+        text(
+            "instance_profile",
+            "The instance profile of nodes, as a name or an ARN. With the profile's role, jobs can "
+            "use AWS services, such as S3, without keys, and nodes can pull images from ECR. By "
+            "default, nodes have no role.",
+        ),
+        text(
+            "reservations",
+            "Capacity reservations and capacity blocks (`cr-...`) that may be used, separated by "
+            "commas.",
+        ),
+        number(
+            "reserved_price_usd_hr",
+            "The price of a node in a capacity reservation or capacity block. By default, a node "
+            "in a reservation costs the on-demand price, and a node in a capacity block, which is "
+            "paid in advance, costs nothing.",
+            unit="USD per hour",
+        ),
+        flag(
+            "efa",
+            "If `true`, gangs get Elastic Fabric Adapters on instance types that have them. "
+            "Nodes with several network cards get no public address, so their subnet needs "
+            "another route to the server. If `false`, gangs get no adapters.",
+            default=True,
+        ),
+        flag(
+            "placement_group",
+            "If `true`, a gang whose instance type has EFA gets its own cluster placement group: "
+            "EC2 places the gang's nodes close together, but less often has capacity for such a "
+            "group. If `false`, the gang's nodes can be anywhere in the region or zone.",
+            default=True,
+        ),
+    ),
+)

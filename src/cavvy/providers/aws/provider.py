@@ -15,11 +15,11 @@ from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Fabric, Objection, TaskSpec, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume
+from cavvy.providers.aws import NOTICES
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
 from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord, is_over
-from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.aws.market import AwsMarket
 from cavvy.providers.aws.network import GANG, GangNetworks, mark_of, read_tag
 from cavvy.providers.aws.policy import make_policy

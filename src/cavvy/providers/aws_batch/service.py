@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.aws import NOTICES
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.aws_batch.queues import BatchQueues
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.aws_batch.request import (

@@ -1,26 +1,148 @@
 """Azure: each node is one virtual machine that starts the agent on boot."""
 
-from cavvy.providers.azure.manifest import MANIFEST
-from cavvy.providers.base import Provider, ProviderContext
+from datetime import timedelta
 
-__all__ = ["MANIFEST", "make"]
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import ABILITIES
 
+_METADATA = "http://169.254.169.254/metadata"
+_EVENTS = f"{_METADATA}/scheduledevents?api-version=2020-07-01"
+_NODES_PAGE = "https://learn.microsoft.com/azure/virtual-machines"
+# Azure documents a notice of at least 30 seconds, and allows at most one poll a second:
+# https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+NOTICES = (
+    NoticeSource(
+        source="Azure",
+        url=_EVENTS,
+        headers={"Metadata": "true"},
+        list_field="Events",
+        match={"EventType": ("Preempt", "Terminate")},
+        node=NoticeNode(
+            url=f"{_METADATA}/instance/compute/name?api-version=2021-02-01&format=text",
+            field_name="Resources",
+        ),
+        time_field="NotBefore",
+        within=timedelta(seconds=30),
+        reply=NoticeReply(
+            url=_EVENTS, body='{"StartRequests": [{"EventId": "{id}"}]}', id_field="EventId"
+        ),
+    ),
+)
 
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.azure.cloud import AzureCloud
-    from cavvy.providers.vm.provider import VmProvider
-    from cavvy.providers.vm.records import MachineNames
-
-    mark = MachineNames(context.installation, AzureCloud.traits.name_limit).mark
-    cloud = AzureCloud(context.settings, context.now, context.find_instance, mark=mark)
-    return VmProvider(
-        MANIFEST,
-        context,
-        cloud,
-        identity=cloud.identity,
-        quotas=cloud.quotas,
-        untold_quotas=cloud.untold_quotas,
-        silent=cloud.silent,
-        close=cloud.close,
-    )
+MANIFEST = Manifest(
+    name="azure",
+    title="Azure",
+    cloud="cavvy.providers.azure.cloud:AzureCloud",
+    layer="cavvy.providers.vm.provider:make_provider",
+    docs="docs/guides/azure.md",
+    rights="a role with the actions in docs/guides/azure.md; three of the actions must be "
+    "allowed on the subscription",
+    abilities=(*ABILITIES, HAS_PARTS, TELLS_QUOTAS),
+    project_settings=(
+        "key_file",
+        "subscription",
+        "resource_group",
+        "regions",
+        "sizes",
+        "image",
+        "disk_gib",
+        "disk_type",
+        "subnets",
+        "public_ip",
+        "ssh_key",
+        "identity",
+    ),
+    project_key="cavvy.providers.azure.project_key",
+    prices="cavvy.providers.azure.price_list",
+    visibility_delay=timedelta(minutes=1),
+    notices=NOTICES,
+    notice=timedelta(seconds=30),
+    unsupported={
+        Feature.CAPACITY: "Azure reports which sizes a subscription may use, but not how many "
+        f"machines are free ({_NODES_PAGE}/linux/error-codes-spot)",
+        Feature.SELF_END: "Azure bills a machine until it is deallocated or deleted, even after "
+        f"it has shut itself down ({_NODES_PAGE}/states-billing); the server deletes such machines",
+        Feature.VOLUMES: "managed disks cannot be attached yet; copy data from and to a bucket "
+        "instead "
+        f"({_NODES_PAGE}/managed-disks-overview)",
+        Feature.NETWORK: "tasks cannot select a network; the setting `subnets` selects one for "
+        "each region (https://learn.microsoft.com/azure/virtual-network/virtual-networks-overview)",
+        Feature.RESULTS: "a machine's disk is deleted when the machine ends. If the server is "
+        "unreachable when the work ends, the results are stored in the bucket in "
+        "`checkpoint.storage` or `server.results_url`; without a bucket, the machine waits until "
+        f"its lease ends ({_NODES_PAGE}/delete)",
+    },
+    options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
+    settings=(
+        KEY_FILE,
+        SUBSCRIPTION,
+        text(
+            "resource_group",
+            "The resource group of all resources that Cavvy creates. The group must exist.",
+            "cavvy",
+        ),
+        text(
+            "regions",
+            "The regions to use, separated by commas, such as `eastus, westeurope`. The default is "
+            "the region of the resource group.",
+        ),
+        text(
+            "sizes",
+            "Patterns of the sizes to offer, separated by commas, such as `Standard_ND*, "
+            "Standard_D8s_v5`. The default is every size with accelerators, and the sizes of the "
+            "families Dsv5, Esv5 and Fsv2.",
+        ),
+        text(
+            "image",
+            "The machine image: publisher:offer:sku:version, or a resource id. The default is "
+            "Azure's Ubuntu image for HPC, which has the drivers of NVIDIA and AMD GPUs. For "
+            "sizes without accelerators, the default is Ubuntu 24.04.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a node's system disk, unless the task requests another size.",
+            default=128,
+            minimum=64,
+            unit="GiB",
+            whole=True,
+        ),
+        text(
+            "disk_type",
+            "The type of the system disk, unless the task names a type.",
+            "StandardSSD_LRS",
+        ),
+        text(
+            "subnets",
+            "The subnet of nodes in each region: `eastus=RESOURCE-ID, westus3=RESOURCE-ID`. In "
+            "other regions, Cavvy creates the network `cavvy-REGION`, whose nodes accept "
+            "connections only from each other.",
+        ),
+        flag(
+            "public_ip",
+            "If `true`, each node has a public address, through which it connects to the server. "
+            "If `false`, the subnet needs another route to the server, such as a NAT gateway.",
+            default=True,
+        ),
+        text(
+            "ssh_key",
+            "The public key for SSH to nodes as the user `cavvy`. By default, nodes accept no SSH "
+            "logins.",
+        ),
+        text(
+            "identity",
+            "The resource id of the user-assigned managed identity with which work on nodes uses "
+            "Azure without keys. By default, nodes have no identity.",
+        ),
+        RESOURCE_MANAGER,
+        text(
+            "prices_endpoint",
+            "The address of Azure's public list of prices, or of a mirror, for servers that "
+            "cannot reach Azure's list.",
+            "https://prices.azure.com",
+        ),
+    ),
+)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
@@ -32,7 +31,8 @@ from cavvy.providers.azure.machines import (
 from cavvy.providers.azure.network import AzureNetworks
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azure.quotas import AzureQuotas
-from cavvy.providers.azure.sizes import AzureSize, FindInstance, read_sizes
+from cavvy.providers.azure.sizes import AzureSize, read_sizes
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
@@ -45,6 +45,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import MachineNames
 from cavvy.providers.vm.regions import ask_regions
 
 # https://learn.microsoft.com/azure/virtual-machines/troubleshooting-allocation-failure and
@@ -100,16 +101,13 @@ class AzureCloud:
 
     def __init__(
         self,
-        settings: Mapping[str, Scalar],
-        now: Callable[[], datetime],
-        find_instance: FindInstance,
-        *,
-        mark: str,
+        context: ProviderContext,
         make_credential: Callable[[], Credential] | None = None,
     ) -> None:
-        """`mark` identifies the installation in the names of its machines."""
+        settings, now = context.settings, context.now
+        mark = MachineNames(context.installation, self.traits.name_limit).mark
         self._prefix = f"{NAME_PREFIX}{mark}-"
-        self._settings, self._now, self._find_instance = settings, now, find_instance
+        self._settings, self._now, self._find_instance = settings, now, context.find_instance
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
         self._leftovers = AzureLeftovers(self._account, mark, now)

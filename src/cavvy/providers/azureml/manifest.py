@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from cavvy.providers.azure.manifest import NOTICES
+from cavvy.providers.azure import NOTICES
 from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
@@ -16,6 +16,8 @@ _CONTAINER = f"a command job is a container, and Cavvy does not let jobs start c
 MANIFEST = Manifest(
     name="azureml",
     title="Azure Machine Learning",
+    cloud="cavvy.providers.azureml.service:AzureMlService",
+    layer="cavvy.providers.managed.provider:make_provider",
     docs="docs/guides/azureml.md",
     abilities=ABILITIES,
     project_settings=(

@@ -2,10 +2,13 @@
 outside of Azure: https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online-auth
 """
 
+from collections.abc import Callable
+
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.azure.account import Credential
 from cavvy.providers.azureml_endpoints.service import DEPLOYMENT, REQUEST_S, AzureMlEndpoints
-from cavvy.providers.base import Refused, TryAgain
+from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.managed.endpoint_http import TOO_MANY, EndpointHttp, keep_content_type
 from cavvy.providers.managed.service import JobState
 
@@ -13,6 +16,14 @@ from cavvy.providers.managed.service import JobState
 # https://learn.microsoft.com/azure/machine-learning/how-to-safely-rollout-online-endpoints
 _SELECT = {"azureml-model-deployment": DEPLOYMENT}
 _OWN = "ms-azureml-model-error-statuscode"  # the status of a container that did not answer 200
+
+
+def make_endpoints(
+    context: ProviderContext, make_credential: Callable[[], Credential] | None = None
+) -> tuple[AzureMlEndpoints, "AzureMlRuntime"]:
+    """Return the service and the calls of its endpoints."""
+    service = AzureMlEndpoints(context, make_credential)
+    return service, AzureMlRuntime(service)
 
 
 class AzureMlRuntime:

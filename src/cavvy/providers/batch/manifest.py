@@ -11,10 +11,16 @@ from cavvy.providers.settings import flag, gpu_price, login_node, node_price, nu
 
 
 def make_manifest(
-    name: str, title: str, *, image: str, limit: str, settings: Sequence[ProviderSetting]
+    name: str,
+    title: str,
+    *,
+    cloud: str,
+    image: str,
+    limit: str,
+    settings: Sequence[ProviderSetting],
 ) -> Manifest:
-    """Return the manifest of one batch system. `image` is the reason why tasks with an image are
-    refused; `limit` is the system's term for a job's time limit.
+    """Return the manifest of one batch system. For `cloud`, see `Manifest`. `image` is the
+    reason why tasks with an image are refused; `limit` is the system's term for a job's time limit.
     """
     return Manifest(
         name=name,
@@ -22,6 +28,7 @@ def make_manifest(
         no_project_accounts="the server connects to the login node with SSH keys of the "
         "user that runs the server, and an SSH configuration can start programs",
         docs=f"docs/guides/{name}.md",
+        cloud=cloud,
         unsupported={
             Feature.IMAGE: image,
             Feature.BUILD: "Dockerfiles can be built only with podman or docker; `cavvy image "

@@ -40,7 +40,7 @@ from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, Rest
 from cavvy.providers.contract.sold import compare, describe_extra, read_table
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
-from cavvy.providers.registry import check_settings
+from cavvy.providers.registry import check_settings, make_from
 from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState, Reach
 from cavvy.providers.vm.provider import VmProvider
 
@@ -54,11 +54,9 @@ def no_prices(provider: str) -> Sequence[Offer]:
 
 
 class RestPackage(Protocol):
-    """A provider's package."""
+    """A provider's package. See `registry.make_from`."""
 
     MANIFEST: Manifest
-
-    def make(self, context: ProviderContext) -> Provider: ...
 
 
 class RestPlace(MemoryPlace):
@@ -99,7 +97,7 @@ class RestPlace(MemoryPlace):
             list_prices=self.list_prices,
             now=self.cloud.now,
         )
-        made = self._package.make(context)
+        made = make_from(self._package, context)
         assert isinstance(made, VmProvider)
         self._providers.append(made)
         return made

@@ -1,14 +1,66 @@
 """Crusoe Cloud: each node is one virtual machine that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.crusoe.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+_FILE, _MADE_AT = "~/.crusoe/config", "https://console.crusoecloud.com/security/tokens"
+KEYS = ApiKeySource(
+    provider="crusoe",
+    variables=("CRUSOE_SECRET_KEY",),
+    files=(_FILE,),
+    names=("secret_key",),
+    made_at=_MADE_AT,
+)
+KEY_IDS = ApiKeySource(  # the public part of a key, which is in the same file as the secret part
+    provider="crusoe",
+    variables=("CRUSOE_ACCESS_KEY_ID",),
+    files=(_FILE,),
+    names=("access_key_id",),
+    made_at=_MADE_AT,
+)
+_API = "https://docs.crusoecloud.com/api"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.crusoe.cloud import CrusoeCloud
-    from cavvy.providers.vm.account import make_provider
-
-    return make_provider(MANIFEST, context, CrusoeCloud)
+MANIFEST = make_manifest(
+    "crusoe",
+    "Crusoe Cloud",
+    cloud="cavvy.providers.crusoe.cloud:CrusoeCloud",
+    machine="a machine",
+    deletion=_API,
+    rights="an API key of a user who may list the project's machines, create them and delete them",
+    unsupported={
+        Feature.SPOT: f"a request for a machine in API v1alpha5 has no spot option ({_API})",
+        Feature.VOLUMES: "Crusoe's disks cannot be attached yet; copy data from and to a bucket "
+        "instead "
+        f"({_API})",
+        Feature.NETWORK: "machines get no InfiniBand partition, and their network cannot be "
+        f"selected ({_API})",
+        Feature.DISK: f"a machine gets the default disk of its type ({_API})",
+        Feature.NOTICE: f"the API describes no notice before a machine is reclaimed ({_API})",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "prices",
+            "The price of one GPU in USD per hour, by name, such as `H100=3.90 A100=1.95`. "
+            "Crusoe's API does not report prices: copy them from your agreement or from "
+            "https://www.crusoe.ai/cloud/pricing. Machines with other GPUs are not offered.",
+        ),
+        text("project", "The id of the project. The default is the account's only project."),
+        text("regions", "The locations to use, separated by commas. The default is all locations."),
+        text(
+            "ssh_key",
+            "The public SSH key that machines accept, such as `ssh-ed25519 AAAA...`. Crusoe "
+            "requires a key; with `reach_by_ssh`, the default is the server's own key.",
+        ),
+        text(
+            "image",
+            "The image of machines, as NAME:TAG. The default is Crusoe's newest Ubuntu image with "
+            "drivers for the GPU.",
+        ),
+        reach_setting(),
+    ),
+    of_projects=("key_file", "prices", "project", "regions", "ssh_key", "image"),
+    endpoint="https://api.crusoecloud.com/v1alpha5",
+)

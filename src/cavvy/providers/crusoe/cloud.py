@@ -15,7 +15,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
-from cavvy.providers.crusoe.manifest import KEY_IDS, KEYS
+from cavvy.providers.crusoe import KEY_IDS, KEYS
 from cavvy.providers.crusoe.signature import sign
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (

@@ -17,7 +17,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
-from cavvy.providers.cudo.manifest import KEYS
+from cavvy.providers.cudo import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     CloudFault,

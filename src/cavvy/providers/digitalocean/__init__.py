@@ -1,14 +1,71 @@
 """DigitalOcean: each node is one Droplet that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.digitalocean.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+KEYS = ApiKeySource(
+    provider="digitalocean",
+    variables=("DIGITALOCEAN_ACCESS_TOKEN", "DIGITALOCEAN_TOKEN"),
+    files=("~/.config/doctl/config.yaml",),
+    names=("access-token",),
+    made_at="https://cloud.digitalocean.com/account/api/tokens",
+)
 
+# The scopes of the endpoints that the provider calls, and the scopes that these require:
+# https://docs.digitalocean.com/reference/api/scopes/droplet/create
+SCOPES = (
+    "droplet:create",
+    "droplet:read",
+    "droplet:delete",
+    "actions:read",
+    "image:read",
+    "regions:read",
+    "sizes:read",
+)
 
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
-    from cavvy.providers.vm.account import make_provider
+_DOCS = "https://docs.digitalocean.com"
+_API = f"{_DOCS}/reference/api"
 
-    return make_provider(MANIFEST, context, DigitalOceanCloud)
+MANIFEST = make_manifest(
+    "digitalocean",
+    "DigitalOcean",
+    cloud="cavvy.providers.digitalocean.cloud:DigitalOceanCloud",
+    machine="a Droplet",
+    deletion=f"{_DOCS}/products/droplets/how-to/destroy/",
+    rights=f"a token with the scopes {', '.join(SCOPES)}, and ssh_key:read if `ssh_keys` is set",
+    unsupported={
+        Feature.SPOT: f"DigitalOcean's API has no spot Droplets ({_API})",
+        Feature.CAPACITY: "DigitalOcean's API reports whether a region has a size, but not how "
+        f"many Droplets are free ({_API})",
+        Feature.SELF_END: "DigitalOcean bills a Droplet until the API deletes the Droplet, even "
+        f"if the Droplet is off ({_DOCS}/products/droplets/details/pricing); the server deletes "
+        "Droplets that are off",
+        Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
+        f"instead ({_DOCS}/products/volumes/)",
+        Feature.NETWORK: "Droplets are in the region's default VPC; another VPC cannot be "
+        f"selected yet ({_DOCS}/products/networking/vpc/)",
+        Feature.DISK: "the size of the disk depends on the size of the Droplet "
+        f"({_DOCS}/products/droplets/concepts/choosing-a-plan/)",
+        Feature.NOTICE: "DigitalOcean's API describes no notice before a Droplet is reclaimed "
+        f"({_API})",
+    },
+    settings=(
+        KEYS.setting(),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text(
+            "ssh_keys",
+            "The ids or fingerprints of the account's SSH keys that Droplets accept, separated "
+            "by commas. By default, Droplets accept no SSH key.",
+        ),
+        text(
+            "image",
+            "The image of Droplets, as a slug. The default is DigitalOcean's AI/ML-ready image for "
+            "GPUs, and Ubuntu 24.04 for sizes without GPUs.",
+        ),
+        reach_setting(),
+    ),
+    of_projects=("key_file", "regions", "ssh_keys", "image"),
+    endpoint="https://api.digitalocean.com/v2",
+)

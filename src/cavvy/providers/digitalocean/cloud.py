@@ -9,7 +9,7 @@ from cavvy.catalog.accelerators import KnownAccelerator, Vendor, find_accelerato
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.digitalocean.manifest import KEYS
+from cavvy.providers.digitalocean import KEYS
 from cavvy.providers.hosts.userdata import MetadataService
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (

@@ -7,8 +7,8 @@ from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.aws import NOTICES
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.ecs.capacity import Capacity, EcsCapacity, parse_capacity
 from cavvy.providers.ecs.fargate import PURCHASES

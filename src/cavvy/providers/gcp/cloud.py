@@ -8,20 +8,19 @@ running, `create` raises a fault that means that the result is unknown, and the 
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers.base import ProviderError
+from cavvy.providers.base import ProviderContext, ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.extras import LivePrices, read_live
 from cavvy.providers.gcp.instance import find_default, make_instances
-from cavvy.providers.gcp.market import GcpMarket, ListPrices
+from cavvy.providers.gcp.market import GcpMarket
 from cavvy.providers.gcp.price_list import GcpPrices
 from cavvy.providers.gcp.quotas import GcpQuotas
 from cavvy.providers.prices import PriceQuery
@@ -75,12 +74,8 @@ class GcpCloud:
         quota_codes=QUOTA_CODES,
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, context: ProviderContext) -> None:
+        settings, now = context.settings, context.now
         self._settings = settings
         self._credentials = GoogleCredentials(settings)
         self._api = GcpApi(settings, self._credentials)
@@ -91,7 +86,7 @@ class GcpCloud:
             credentials=self._credentials,
         )
         self._now = now
-        self._market = GcpMarket(self._api, settings, list_prices, now, self._read_live)
+        self._market = GcpMarket(self._api, settings, context.list_prices, now, self._read_live)
         self._quotas = GcpQuotas(self._api, list_setting(settings, "regions"), now)
         self._operations: dict[str, Json] = {}  # machine -> its insertion that has not ended
         # machine -> the number of its insertions that failed with an error that a repetition may

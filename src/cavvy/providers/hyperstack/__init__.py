@@ -1,14 +1,53 @@
 """Hyperstack: each node is one virtual machine that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.hyperstack.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+KEYS = ApiKeySource(
+    provider="hyperstack",
+    variables=("HYPERSTACK_API_KEY",),
+    made_at="https://console.hyperstack.cloud/api-keys",
+)
+_DOCS = "https://docs.hyperstack.cloud/docs"
+_API = f"{_DOCS}/api-reference/virtual-machine"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.hyperstack.cloud import HyperstackCloud
-    from cavvy.providers.vm.account import make_provider
-
-    return make_provider(MANIFEST, context, HyperstackCloud)
+MANIFEST = make_manifest(
+    "hyperstack",
+    "Hyperstack",
+    cloud="cavvy.providers.hyperstack.cloud:HyperstackCloud",
+    machine="a machine",
+    deletion=_API,
+    rights="an API key of a user who may manage virtual machines, and list environments, key "
+    "pairs, flavors and images",
+    unsupported={
+        Feature.CAPACITY: "Hyperstack reports how many GPUs of a model are free in a region "
+        f"({_DOCS}/api-reference/core-resources/stocks); Cavvy does not read this number yet, but "
+        "only whether a flavor is in stock",
+        Feature.SELF_END: f"only Hyperstack's API can delete a machine ({_API}), and nodes get no "
+        "API key, because a key may delete all machines of the account",
+        Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy data from and to a "
+        f"bucket instead ({_DOCS}/storage/volumes/creating-a-volume/)",
+        Feature.NETWORK: "machines are in the network of their environment, and the type of the "
+        f"network depends on the flavor and the region ({_DOCS}/network/network-types/)",
+        Feature.DISK: f"the size of the disk depends on the flavor ({_DOCS}/hardware/flavors/)",
+        Feature.NOTICE: "Hyperstack's API describes no notice before a machine is reclaimed "
+        f"({_API})",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "environments",
+            "The account's environments to use, separated by commas. In each region, the "
+            "default is the first environment that has an SSH key.",
+        ),
+        text(
+            "image",
+            "The image of machines, by name. The default is the region's newest Ubuntu image "
+            "with CUDA.",
+        ),
+    ),
+    of_projects=("key_file", "environments", "image"),
+    endpoint="https://infrahub-api.nexgencloud.com/v1",
+)

@@ -2,18 +2,16 @@
 server in a VPC.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import Refused
-from cavvy.providers.ibm import bare_metal
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.ibm import KEYS, bare_metal
 from cavvy.providers.ibm.api import IbmApi
 from cavvy.providers.ibm.iam import IamTokens
-from cavvy.providers.ibm.manifest import KEYS
-from cavvy.providers.ibm.market import IbmMarket, ListPrices
+from cavvy.providers.ibm.market import IbmMarket
 from cavvy.providers.ibm.places import NO_SUBNET, IbmPlaces, check_default_image
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.account import keep_ours
@@ -68,16 +66,11 @@ class IbmCloud:
         quota_codes=frozenset({_QUOTA}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._settings = settings
-        self._api = IbmApi(settings, IamTokens(settings, now))
-        self._market = IbmMarket(self._api, settings, list_prices, now)
-        self._places = IbmPlaces(self._api, settings, now)
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings = settings = context.settings
+        self._api = IbmApi(settings, IamTokens(settings, context.now))
+        self._market = IbmMarket(self._api, settings, context.list_prices, context.now)
+        self._places = IbmPlaces(self._api, settings, context.now)
         self._silent: Sequence[str] = ()  # the regions that did not list their subnets
 
     def close(self) -> None:

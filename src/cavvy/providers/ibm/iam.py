@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.ibm.manifest import KEYS
+from cavvy.providers.ibm import KEYS
 from cavvy.providers.vm.cloud import CloudFault
 
 _GRANT = "urn:ibm:params:oauth:grant-type:apikey"

@@ -1,14 +1,69 @@
 """JarvisLabs: each node is one container, on which the server starts the agent by SSH."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.jarvislabs.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import make_manifest
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+KEYS = ApiKeySource(
+    provider="jarvislabs",
+    variables=("JL_API_KEY",),
+    files=("~/.config/jl/config.toml",),
+    names=("token",),
+    made_at="https://jarvislabs.ai/settings/api-keys",
+)
+_DOCS = "https://docs.jarvislabs.ai/cli"
+_CONTAINER = f"an instance is a container of one of JarvisLabs's templates ({_DOCS})"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
-    from cavvy.providers.vm.account import make_provider
-
-    return make_provider(MANIFEST, context, JarvislabsCloud)
+MANIFEST = make_manifest(
+    "jarvislabs",
+    "JarvisLabs",
+    cloud="cavvy.providers.jarvislabs.cloud:JarvislabsCloud",
+    machine="an instance",
+    deletion=_DOCS,
+    rights="an API key of the account; JarvisLabs describes no narrower permissions",
+    unsupported={
+        Feature.GANG: "JarvisLabs's containers cannot join a private network; only its virtual "
+        "machines can (https://docs.jarvislabs.ai/sdk)",
+        Feature.IMAGE: f"{_CONTAINER}; the setting `template` selects one for all instances",
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: _CONTAINER,
+        Feature.SELF_END: "JarvisLabs bills an instance's disk until the API destroys the instance "
+        f"({_DOCS}), and instances get no API key; the server destroys paused instances",
+        Feature.VOLUMES: "JarvisLabs's filesystems cannot be attached yet; copy data from and to "
+        f"a bucket instead ({_DOCS})",
+        Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
+        f"NFS ({_DOCS})",
+        Feature.NETWORK: "JarvisLabs's API neither reports nor selects the speed of the network "
+        f"({_DOCS})",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances; a "
+        f"size for one task is not supported yet ({_DOCS})",
+        Feature.NOTICE: "JarvisLabs describes no notice before it pauses a spot instance "
+        f"({_DOCS})",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "regions",
+            "The regions to use, separated by commas: `india-chennai-01`, `india-noida-01`, "
+            "`europe-01`. The default is all regions.",
+        ),
+        text(
+            "template",
+            "The template of instances, by its id in the list that `jl templates` prints.",
+            "pytorch",
+        ),
+        number(
+            "disk_gib",
+            "The size of an instance's disk.",
+            unit="GB",
+            default=100,
+            minimum=1,
+            whole=True,
+        ),
+    ),
+    of_projects=("key_file", "regions", "template", "disk_gib"),
+    endpoint="https://backend{region}.jarvislabs.net",
+    endpoint_consequence="The addresses of the API. `{region}` stands for the letters of the "
+    "region: `c`, `n` or `eu`.",
+)

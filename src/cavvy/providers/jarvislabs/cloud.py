@@ -12,7 +12,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Refused
-from cavvy.providers.jarvislabs.manifest import KEYS
+from cavvy.providers.jarvislabs import KEYS
 from cavvy.providers.vm.account import RestAccount
 from cavvy.providers.vm.cloud import (
     NAME_PREFIX,

@@ -9,7 +9,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Refused
-from cavvy.providers.lambda_cloud.manifest import KEYS
+from cavvy.providers.lambda_cloud import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     BillStart,

@@ -10,9 +10,10 @@ from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.base import GangSeen, GangSpec, NotFound
+from cavvy.providers.base import GangSeen, GangSpec, Manifest, NotFound, ProviderContext
 from cavvy.providers.managed.endpoint_agents import EndpointAgents
-from cavvy.providers.managed.service import ServiceTraits
+from cavvy.providers.managed.provider import make_provider as make_service_provider
+from cavvy.providers.managed.service import ManagedService, ServiceTraits
 from cavvy.providers.vm.cloud import BillEnd
 from cavvy.providers.vm.provider import VmProvider
 
@@ -38,6 +39,17 @@ class EndpointCalls(Protocol):
 
     def close(self) -> None:
         """Stop the threads that send requests."""
+
+
+def make_provider(
+    manifest: Manifest,
+    context: ProviderContext,
+    make_endpoints: Callable[[ProviderContext], tuple[ManagedService, EndpointCalls]],
+) -> "EndpointProvider":
+    """Create the provider. `make_endpoints` returns the service and the calls of its endpoints."""
+    service, calls = make_endpoints(context)
+    inner = make_service_provider(manifest, context, lambda context: service)
+    return EndpointProvider(inner, calls, context.now)
 
 
 class EndpointProvider:

@@ -19,19 +19,21 @@ _NOTHING = "#!/bin/sh\n"
 def make_provider(
     manifest: Manifest,
     context: ProviderContext,
-    service: ManagedService,
-    *,
-    close: Callable[[], None] = lambda: None,
-    list_placed: Callable[[GangSpec], Sequence[str]] = lambda gang: (),
-    list_notices: Callable[[GangSpec], Sequence[NoticeSource]] | None = None,
-    release: Release | None = None,
+    make_service: Callable[[ProviderContext], ManagedService],
 ) -> VmProvider:
-    """Return a `VmProvider` whose machines are the instances of the service's jobs. `close` closes
-    the service's connections. `list_placed` returns the targets of the inputs that the service
-    itself places on a gang's nodes. `list_notices` returns the addresses that a gang's agents poll
-    for notices; if it is None, the agents poll the manifest's addresses. Agents also treat the
-    service's SIGTERM as a notice. `release` ends the instances that the service keeps after a job.
+    """Return a `VmProvider` whose machines are the instances of the service's jobs. Besides the six
+    calls, a service may have these methods: `close` closes the service's connections.
+    `list_placed` returns the targets of the inputs that the service itself places on a gang's
+    nodes. `list_notices` returns the addresses that a gang's agents poll for notices; without it,
+    the agents poll the manifest's addresses. Agents also treat the service's SIGTERM as a notice.
+    `release` ends the instances that the service keeps after a job.
     """
+    service = make_service(context)
+    list_placed: Callable[[GangSpec], Sequence[str]] | None = getattr(service, "list_placed", None)
+    list_notices: Callable[[GangSpec], Sequence[NoticeSource]] | None = getattr(
+        service, "list_notices", None
+    )
+    release: Release | None = getattr(service, "release", None)
 
     async def release_machine(machine: str) -> None:
         job, _, place = machine.rpartition("#")
@@ -48,7 +50,7 @@ def make_provider(
             service.traits,
             manifest.title,
             manifest.notices if list_notices is None else list_notices(gang),
-            list_placed(gang),
+            () if list_placed is None else list_placed(gang),
         )
 
     def object_to(task: TaskSpec) -> Sequence[Objection]:
@@ -66,7 +68,7 @@ def make_provider(
         identity=service.identity,
         make_script=make_script,
         object_to=object_to,
-        close=close,
+        close=getattr(service, "close", lambda: None),
     )
     if release is not None:
         provider.let_release(release_machine)

@@ -1,23 +1,103 @@
 """Nebius AI Cloud: each node is one virtual machine that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.nebius.manifest import MANIFEST
+from cavvy.domain.values import replace
+from cavvy.providers.abilities import HAS_PARTS
+from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
-__all__ = ["MANIFEST", "make"]
+_DOCS = "https://docs.nebius.com/compute"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.nebius.cloud import NebiusCloud, object_to
-    from cavvy.providers.vm.provider import VmProvider
-
-    cloud = NebiusCloud(context.settings, context.list_prices, context.now)
-    return VmProvider(
-        MANIFEST,
-        context,
-        cloud,
-        identity=cloud.identity,
-        object_to=object_to,
-        silent=cloud.silent,
-        close=cloud.close,
-    )
+_MANIFEST = make_manifest(
+    "nebius",
+    "Nebius AI Cloud",
+    machine="a machine",
+    deletion=f"{_DOCS}/virtual-machines/delete",
+    rights="a service account in a group with the role `editor` for the project, or a user who "
+    "may list the project's platforms, images, subnets, instances and disks, create and delete "
+    "instances, and delete disks",
+    endpoint="api.nebius.cloud:443",
+    endpoint_consequence="The base address of the gRPC API. If the address starts with `http://`, "
+    "Cavvy calls all services of the API without TLS.",
+    unsupported={
+        Feature.CAPACITY: "Cavvy does not read Nebius's capacity advice; if a region has no free "
+        "machine, Cavvy tries the next best offer "
+        "(https://docs.nebius.com/compute/virtual-machines/types)",
+        Feature.VOLUMES: "disks and shared filesystems cannot be attached yet; copy data from and "
+        f"to a bucket instead ({_DOCS}/storage/types)",
+        Feature.NOTICE: "a preemptible machine gets the signal to shut down 60 seconds before "
+        "Nebius stops the machine, and no earlier notice "
+        f"({_DOCS}/virtual-machines/preemptible)",
+    },
+    settings=(
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The file with an IAM token, or with the credentials of a service account "
+            "as `nebius iam auth-public-key generate` writes them. The default is "
+            "`$NEBIUS_IAM_TOKEN`, then `~/.nebius/credentials.json`.",
+        ),
+        text(
+            "projects",
+            "The ids of the projects to use, separated by commas. Each project belongs to one "
+            "region; use one project for each region.",
+        ),
+        text(
+            "subnet",
+            "The subnet of machines: its id, or its name in each project. The default is the "
+            "project's only subnet, or the subnet whose name starts with `default-subnet`.",
+        ),
+        flag(
+            "public_address",
+            "If `true`, machines get a public address. If `false`, the subnet needs another route "
+            "to the server, and `reach_by_ssh` needs a route to private addresses.",
+            default=True,
+        ),
+        text(
+            "image_family",
+            "The family of the boot image. The default is Nebius's newest Ubuntu with CUDA for "
+            "GPUs, and its newest Ubuntu without drivers for other machines.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a machine's boot disk, unless the task requests another size.",
+            default=100,
+            minimum=50,
+            unit="GiB",
+            whole=True,
+        ),
+        number(
+            "disk_usd_gib_month",
+            "The price of one GiB of a boot disk of the type `network_ssd` for a month, from the "
+            "list prices in Nebius's console. Without this price, bills do not contain the disks, "
+            "which Nebius bills until they are deleted.",
+            unit="USD",
+        ),
+        text(
+            "gpu_clusters",
+            "The ids of GPU clusters, at most one for each project, separated by commas. "
+            "Machines with eight GPUs are created in the cluster of their project, which connects "
+            "them by InfiniBand. Without a cluster, tasks with `network: {fabric: rdma}` are "
+            "refused.",
+        ),
+        reach_setting(),
+    ),
+)
+MANIFEST = replace(
+    _MANIFEST,
+    cloud="cavvy.providers.nebius.cloud:NebiusCloud",
+    layer="cavvy.providers.vm.provider:make_provider",
+    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    project_settings=(
+        "key_file",
+        "projects",
+        "subnet",
+        "public_address",
+        "image_family",
+        "disk_gib",
+        "disk_usd_gib_month",
+        "gpu_clusters",
+    ),
+    project_key="cavvy.providers.nebius.project_key",
+    options={"image_family": "the family of the boot image"},
+)

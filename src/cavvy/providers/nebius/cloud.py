@@ -7,17 +7,17 @@ operation leaves the instance and its disk behind; `list` reports the instance a
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, TaskSpec
+from cavvy.domain.tasks import NetworkNeed, Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.nebius.api import NebiusApi, find_detail
-from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, ListPrices, NebiusMarket
+from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, NebiusMarket
 from cavvy.providers.nebius.places import NebiusPlaces
 from cavvy.providers.vm.account import keep_ours
 from cavvy.providers.vm.cloud import (
@@ -69,18 +69,13 @@ class NebiusCloud:
         quota_codes=frozenset({"quotaFailure"}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._settings = settings
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings = settings = context.settings
         self._api = NebiusApi(settings)
-        self._market = NebiusMarket(self._api, settings, list_prices, now)
+        self._market = NebiusMarket(self._api, settings, context.list_prices, context.now)
         self._places = NebiusPlaces(self._api, settings)
-        self._leftovers = LeftoverScripts(self._loose_disks, self._delete_disks, now)
-        self.close = self._api.close
+        self._leftovers = LeftoverScripts(self._loose_disks, self._delete_disks, context.now)
+        self.close, self.object_to = self._api.close, object_to
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`. The caller must first call `offers`, which finds the

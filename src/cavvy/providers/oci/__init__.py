@@ -1,24 +1,108 @@
 """Oracle Cloud Infrastructure: each node is one compute instance that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.oci.manifest import MANIFEST
+from cavvy.domain.values import replace
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
-__all__ = ["MANIFEST", "make"]
+_DOCS = "https://docs.oracle.com/en-us/iaas/Content/Compute"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.oci.cloud import OciCloud
-    from cavvy.providers.vm.provider import VmProvider
-
-    cloud = OciCloud(context.settings, context.list_prices, context.now)
-    return VmProvider(
-        MANIFEST,
-        context,
-        cloud,
-        identity=cloud.identity,
-        quotas=cloud.quotas,
-        untold_quotas=cloud.untold_quotas,
-        silent=cloud.silent,
-        close=cloud.close,
-    )
+_MANIFEST = make_manifest(
+    "oci",
+    "Oracle Cloud Infrastructure",
+    machine="an instance",
+    deletion=f"{_DOCS}/Tasks/terminatinginstance.htm",
+    rights="a policy with the statements in docs/guides/oci.md, for one compartment",
+    endpoint="https://{service}.{region}.oraclecloud.com/20160918",
+    unsupported={
+        Feature.CAPACITY: "OCI lists the shapes of an availability domain, but not how many "
+        "machines are free; if a domain has no free machine, Cavvy tries the next best offer "
+        f"({_DOCS}/References/computeshapes.htm)",
+        Feature.SELF_END: "OCI bills an instance that has shut itself down "
+        f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates instances that have shut "
+        "themselves down",
+        Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
+        "instead "
+        f"({_DOCS}/Tasks/instances-volumes.htm)",
+        Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
+        f"({_DOCS}/Tasks/compute-clusters.htm)",
+        Feature.NOTICE: "OCI announces a preemption through its Events service only, and not on "
+        f"the instance ({_DOCS}/Concepts/preemptible.htm)",
+    },
+    settings=(
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The configuration file of OCI's own tools, which names the user, the "
+            "tenancy, the region and the file of the private key, or contains the key as "
+            "`key_content`. The default is the file in "
+            "`$OCI_CONFIG_FILE`, then `~/.oci/config`.",
+        ),
+        text("profile", "The profile in the configuration file.", "DEFAULT"),
+        text(
+            "compartment",
+            "The OCID of the compartment of instances. The default is the tenancy, which is the "
+            "root compartment.",
+        ),
+        text(
+            "regions",
+            "The regions to use, separated by commas. The tenancy must be subscribed to these "
+            "regions. The default is the region of the profile.",
+        ),
+        text(
+            "subnet",
+            "The subnet of instances: its OCID, or its name in each region. The default is the "
+            "only subnet of the compartment.",
+        ),
+        text(
+            "network_compartment",
+            "The OCID of the compartment of the subnet. The default is the compartment in which "
+            "Cavvy creates the instances.",
+        ),
+        flag(
+            "public_address",
+            "If `true`, instances in a public subnet get a public address. If `false`, instances "
+            "need a NAT gateway or another route to the server.",
+            default=True,
+        ),
+        text(
+            "image",
+            "The image of instances: its OCID, or its name in each region. The default is Oracle "
+            "Linux with NVIDIA's driver for NVIDIA GPUs, and Ubuntu 24.04 without GPUs.",
+        ),
+        number(
+            "disk_gib",
+            "The size of an instance's boot volume, unless the task requests another size.",
+            default=100,
+            minimum=50,
+            unit="GiB",
+            whole=True,
+        ),
+        text(
+            "limits_endpoint",
+            "The address of OCI's Limits API, which `cavvy quota` reads. The address differs "
+            "outside OCI's commercial regions.",
+            "https://limits.{region}.oci.oraclecloud.com/20190729",
+        ),
+        reach_setting(),
+    ),
+)
+MANIFEST = replace(
+    _MANIFEST,
+    cloud="cavvy.providers.oci.cloud:OciCloud",
+    layer="cavvy.providers.vm.provider:make_provider",
+    abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
+    project_settings=(
+        "key_file",
+        "compartment",
+        "regions",
+        "subnet",
+        "network_compartment",
+        "public_address",
+        "image",
+        "disk_gib",
+    ),
+    project_key="cavvy.providers.oci.project_key",
+    options={"image": "the OCID or the name of an image"},
+)

@@ -4,17 +4,16 @@ request.
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.oci.addresses import OciAddresses
 from cavvy.providers.oci.api import OciApi
 from cavvy.providers.oci.credentials import OciCredentials
-from cavvy.providers.oci.market import ListPrices, OciMarket
+from cavvy.providers.oci.market import OciMarket
 from cavvy.providers.oci.places import OciPlaces, find_default, shape_of
 from cavvy.providers.oci.quotas import OciQuotas
 from cavvy.providers.required_images import require_images
@@ -72,16 +71,12 @@ class OciCloud:
         quota_codes=frozenset({"LimitExceeded", "QuotaExceeded"}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._settings = settings
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings, now = context.settings, context.now
+        settings = self._settings
         self._credentials = OciCredentials(settings)
         self._api = OciApi(settings, self._credentials)
-        self._market = OciMarket(self._api, settings, self._credentials, list_prices, now)
+        self._market = OciMarket(self._api, settings, self._credentials, context.list_prices, now)
         self._places = OciPlaces(self._api, settings, self._market, now)
         self._addresses = OciAddresses(self._api)
         self._quotas = OciQuotas(

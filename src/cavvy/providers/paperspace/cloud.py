@@ -9,16 +9,15 @@ the machine, and deletes it together with the machine.
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from urllib.parse import quote
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers.base import Refused
-from cavvy.providers.paperspace.manifest import KEYS
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.paperspace import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     CloudFault,
@@ -64,16 +63,13 @@ class PaperspaceCloud:
         quota_codes=frozenset({_LIMIT}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        now: Callable[[], datetime],
-        list_prices: Callable[[str], Sequence[Offer]],
-    ) -> None:
+    def __init__(self, context: ProviderContext) -> None:
+        settings, now = context.settings, context.now
         self.account = RestAccount(
             settings, now, KEYS, lambda told: (told["code"], told["message"])
         )
-        self._api, self._list_prices = self.account.api, list_prices
+        self._api, self._list_prices = self.account.api, context.list_prices
+        self.identity, self.close = self.account.identity, self.account.close
         self._templates: Mapping[str, str] = {}  # machine type -> template
         # machine -> its scripts, for machines whose scripts this process has created or listed. For
         # any other machine, all scripts must be listed.

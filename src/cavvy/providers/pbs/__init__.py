@@ -1,16 +1,38 @@
 """The provider for PBS clusters: each gang is one batch job, with an agent on each of its nodes."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.pbs.manifest import MANIFEST
+from cavvy.providers.batch.manifest import make_manifest, seconds
+from cavvy.providers.settings import text
 
-__all__ = ["MANIFEST", "make"]
-
-
-def make(context: ProviderContext) -> Provider:
-    """Make the provider. The provider's modules are imported only here, so that listing the
-    providers stays fast.
-    """
-    from cavvy.providers.batch.provider import BatchProvider
-    from cavvy.providers.pbs.system import PbsSystem
-
-    return BatchProvider(MANIFEST, context, PbsSystem(context.settings))
+MANIFEST = make_manifest(
+    "pbs",
+    "PBS",
+    cloud="cavvy.providers.pbs.system:make_provider",
+    image="nodes run the work as plain processes, not in images; load environment modules in the "
+    "task's `setup`",
+    limit="its walltime ends",
+    settings=(
+        text(
+            "queues",
+            "The queues to use, separated by commas. If this is unset, Cavvy uses all queues that "
+            "accept and start jobs.",
+        ),
+        text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
+        text(
+            "gpu",
+            "The model of the nodes' GPUs, such as `H100`. Without this setting, Cavvy reads the "
+            "model from the node resource that `gpu_resource` names.",
+        ),
+        text(
+            "gpu_resource",
+            "The name of the node resource that contains the model of the GPUs.",
+            "gpu_type",
+        ),
+        text("account", "The account for jobs (`-A`). If this is unset, jobs have no `-A` option."),
+        text("qsub_options", "Additional options of `qsub`, such as `-P vision`."),
+        seconds(
+            "kill_delay_s",
+            10,
+            "How long the cluster waits between SIGTERM and SIGKILL (its `kill_delay`).",
+        ),
+    ),
+)

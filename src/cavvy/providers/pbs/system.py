@@ -10,10 +10,11 @@ import msgspec
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.base import GangSpec, TryAgain
+from cavvy.providers.base import GangSpec, Manifest, ProviderContext, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
+from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
@@ -49,6 +50,11 @@ _SIGNALLED = 256
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
 Facts = Mapping[str, Any]
+
+
+def make_provider(manifest: Manifest, context: ProviderContext) -> BatchProvider:
+    """Create the provider of one cluster."""
+    return BatchProvider(manifest, context, PbsSystem(context.settings))
 
 
 class PbsSystem:

@@ -14,7 +14,7 @@ from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.primeintellect.manifest import KEYS
+from cavvy.providers.primeintellect import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     CloudFault,

@@ -11,7 +11,7 @@ from cavvy.catalog.accelerators import identify
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.runpod.manifest import KEYS
+from cavvy.providers.runpod import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     CloudFault,

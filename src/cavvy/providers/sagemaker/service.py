@@ -26,7 +26,12 @@ from cavvy.providers.managed.service import (
     ServiceJob,
     ServiceTraits,
 )
-from cavvy.providers.sagemaker.channels import list_channels, list_variables, read_texts
+from cavvy.providers.sagemaker.channels import (
+    list_channels,
+    list_placed,
+    list_variables,
+    read_texts,
+)
 from cavvy.providers.sagemaker.objects import INVALID, QUOTA, object_to_image
 from cavvy.providers.sagemaker.offers import InstanceOffers
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
@@ -91,6 +96,7 @@ class SageMakerService:
             "sagemaker", self._settings, account, gone=_GONE, provider="sagemaker"
         )
         self._offers = InstanceOffers(self._aws, context, "sagemaker", "Training")
+        self.list_placed = list_placed
         self._kept: dict[str, ServiceJob] = {}  # ended jobs whose instances are kept, by id
         # job id -> the ended job, which cannot change any more
         self._ended: dict[str, ServiceJob] = {}

@@ -11,8 +11,9 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.aws.account import AwsAccount, CallLimits
 from cavvy.providers.aws.errors import LATER, AwsFault, translate
-from cavvy.providers.base import TryAgain
+from cavvy.providers.base import ProviderContext, TryAgain
 from cavvy.providers.managed.endpoint_http import AT_ONCE, TOO_MANY, EndpointThreads
+from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints
 
 _READ_S = 70  # more than the 60 seconds that SageMaker gives a container
 _JSON = {"content-type": "application/json"}
@@ -21,6 +22,11 @@ _PASSED = {"content-type": "ContentType", "accept": "Accept", _ATTRIBUTES: "Cust
 _RETURNED = {"ContentType": "content-type", "CustomAttributes": _ATTRIBUTES}
 # codes of replies that the container itself caused: it failed, or it is not ready
 _OWN, _UNREADY = "ModelError", "ModelNotReadyException"
+
+
+def make_endpoints(context: ProviderContext) -> tuple[SageMakerEndpoints, "SageMakerRuntime"]:
+    """Return the service and the calls of its endpoints."""
+    return SageMakerEndpoints(context), SageMakerRuntime(context.settings)
 
 
 class SageMakerRuntime:

@@ -1,15 +1,59 @@
 """Shadeform: each node is an instance in one of Shadeform's clouds, and starts the agent on
 boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.shadeform.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+KEYS = ApiKeySource(
+    provider="shadeform",
+    variables=("SHADEFORM_API_KEY",),
+    files=("~/.shadeform/api_key",),
+    made_at="https://platform.shadeform.ai/settings/api",
+)
+_REFERENCE = "https://docs.shadeform.ai/api-reference/instances"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.shadeform.cloud import ShadeformCloud
-    from cavvy.providers.vm.account import make_provider
-
-    return make_provider(MANIFEST, context, ShadeformCloud)
+MANIFEST = make_manifest(
+    "shadeform",
+    "Shadeform",
+    cloud="cavvy.providers.shadeform.cloud:ShadeformCloud",
+    machine="an instance",
+    deletion=f"{_REFERENCE}/instances-delete",
+    rights=(
+        "an API key of the account; Shadeform's documentation describes no narrower permissions"
+    ),
+    unsupported={
+        Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "
+        f"many instances are free ({_REFERENCE}/instances-types)",
+        Feature.SELF_END: "Shadeform bills an instance until the API deletes the instance "
+        f"({_REFERENCE}/instances-delete), and nodes get no API key, because a key may delete all "
+        "instances of the account",
+        Feature.VOLUMES: "Shadeform's volumes cannot be attached yet; copy data from and to a "
+        "bucket instead "
+        "(https://docs.shadeform.ai/guides/attachvolume)",
+        Feature.NETWORK: "Shadeform's API does not report the speed of the network "
+        f"({_REFERENCE}/instances-types)",
+        Feature.DISK: f"the size of the disk depends on the instance type ({_REFERENCE}/"
+        "instances-create)",
+        Feature.NOTICE: "Shadeform shows the deadline of a spot instance in its API only, not on "
+        "the instance (https://docs.shadeform.ai/guides/spotinstances)",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "clouds",
+            "The clouds to use, by Shadeform's names, separated by commas, such as `hyperstack, "
+            "lambdalabs`. The default is all clouds.",
+        ),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text(
+            "os",
+            "The operating system of instances, by Shadeform's name. By default, Shadeform "
+            "chooses the system for the instance type.",
+        ),
+        reach_setting(),
+    ),
+    of_projects=("key_file", "clouds", "regions", "os"),
+    endpoint="https://api.shadeform.ai/v1",
+)

@@ -6,14 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec
-from cavvy.providers.base import GangSpec
+from cavvy.providers.base import GangSpec, Manifest, ProviderContext
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
 from cavvy.providers.batch.hostlist import expand
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
+from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
+from cavvy.providers.slurm import with_containers
 from cavvy.providers.slurm.accounts import explain_accounts
 from cavvy.providers.slurm.export import make_export
 from cavvy.providers.slurm.script import make_options, make_script
@@ -76,6 +78,12 @@ _DOWN = re.compile(
 _GRES = re.compile(r"gpu(?::([^:(,]+))?:(\d+)")
 _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 Row = Mapping[str, str]
+
+
+def make_provider(manifest: Manifest, context: ProviderContext) -> BatchProvider:
+    """Create the provider of one cluster."""
+    manifest = with_containers(manifest, str(context.settings.get("container", "")))
+    return BatchProvider(manifest, context, SlurmSystem(context.settings))
 
 
 class SlurmSystem:

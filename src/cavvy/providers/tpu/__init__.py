@@ -2,26 +2,92 @@
 agent on boot.
 """
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.tpu.manifest import MANIFEST
+from cavvy.domain.values import replace
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.settings import flag, text
+from cavvy.providers.vm.abilities import make_manifest
 
-__all__ = ["MANIFEST", "make"]
+_DOCS = "https://cloud.google.com/tpu/docs"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.tpu.cloud import TpuCloud
-    from cavvy.providers.tpu.slices import ScriptMaker
-    from cavvy.providers.vm.provider import VmProvider
-
-    cloud = TpuCloud(context.settings, context.list_prices, context.now)
-    return VmProvider(
-        MANIFEST,
-        context,
-        cloud,
-        identity=cloud.identity,
-        quotas=cloud.quotas,
-        silent=cloud.silent,
-        close=cloud.close,
-        make_script=ScriptMaker(context.node_endpoint),
-    )
+_MANIFEST = make_manifest(
+    "tpu",
+    "Google Cloud TPU",
+    machine="a slice",
+    deletion=f"{_DOCS}/managing-tpus-tpu-vm",
+    rights="the roles TPU Admin (roles/tpu.admin) and Cloud Quotas Viewer "
+    "(roles/cloudquotas.viewer), or the permissions in docs/guides/tpu.md",
+    endpoint="https://tpu.googleapis.com/v2",
+    unsupported={
+        Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many "
+        "slices are free; if a zone has no free slice, Cavvy tries the next best offer "
+        f"({_DOCS}/regions-zones)",
+        Feature.SELF_END: "a slice whose hosts have shut themselves down still exists and is "
+        f"billed; the server deletes these slices ({_DOCS}/managing-tpus-tpu-vm)",
+        Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
+        f"({_DOCS}/attach-durable-block-storage)",
+        Feature.DISK: "the boot disk of a host has a fixed size of 100 GiB and a fixed type "
+        f"({_DOCS}/attach-durable-block-storage)",
+        Feature.NETWORK: "hosts have one network interface; the chips of a slice have a network of "
+        f"their own ({_DOCS}/system-architecture-tpu-vm)",
+        Feature.NOTICE: f"Google documents no notice on the hosts of a spot slice ({_DOCS}/spot)",
+    },
+    settings=(
+        text(
+            "project", "The project of the slices. The default is the project of the credentials."
+        ),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The JSON file with the key of a service account. By default, Google's "
+            "library searches for Application Default Credentials.",
+        ),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text("zones", "The zones to use, separated by commas. The default is all zones."),
+        text(
+            "runtime",
+            "The software version of hosts, such as `v2-alpha-tpuv6e`. The default is Google's "
+            "runtime for JAX and PyTorch on the TPU's generation.",
+        ),
+        text("network", "The VPC network of hosts.", "default"),
+        text(
+            "subnetwork", "The subnetwork of hosts. Networks with custom subnets need this setting."
+        ),
+        flag(
+            "external_address",
+            "If `true`, hosts get external addresses. If `false`, the hosts need Cloud NAT or "
+            "another route to the server.",
+            default=True,
+        ),
+        text(
+            "service_account",
+            "The e-mail address of a service account. The processes of jobs on the hosts can use "
+            "this account without keys. By default, Google gives hosts the default account of "
+            "Compute Engine.",
+        ),
+        text(
+            "quotas_endpoint",
+            "The address of the Cloud Quotas API.",
+            "https://cloudquotas.googleapis.com/v1",
+        ),
+    ),
+)
+MANIFEST = replace(
+    _MANIFEST,
+    cloud="cavvy.providers.tpu.cloud:TpuCloud",
+    layer="cavvy.providers.vm.provider:make_provider",
+    abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
+    project_settings=(
+        "key_file",
+        "project",
+        "regions",
+        "zones",
+        "runtime",
+        "network",
+        "subnetwork",
+        "external_address",
+        "service_account",
+    ),
+    project_key="cavvy.providers.gcp.project_key",
+    options={"runtime": "the software version of this task's hosts; see the setting `runtime`"},
+)

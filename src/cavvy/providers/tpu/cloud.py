@@ -6,20 +6,19 @@ only the operation reports the reason. If a node is missing, the provider looks 
 operation in the list of the zone's operations.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.catalog.tpu_slices import find_slice
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers.base import ProviderError, Refused
+from cavvy.providers.base import ProviderContext, ProviderError, Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.tpu.api import FULL, QUOTA, TpuApi, ended_at, last_part, read_operation
-from cavvy.providers.tpu.market import ListPrices, TpuMarket
+from cavvy.providers.tpu.market import TpuMarket
 from cavvy.providers.tpu.quotas import TpuQuotas
-from cavvy.providers.tpu.slices import rename, slice_name
+from cavvy.providers.tpu.slices import ScriptMaker, rename, slice_name
 from cavvy.providers.vm.cloud import (
     BillStart,
     CloudFault,
@@ -75,20 +74,17 @@ class TpuCloud:
         quota_codes=frozenset({QUOTA}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, context: ProviderContext) -> None:
+        settings, now = context.settings, context.now
         self._settings, self._now = settings, now
         self._credentials = GoogleCredentials(settings, "tpu")
         self._api = TpuApi(settings, self._credentials)
-        self._market = TpuMarket(self._api, settings, list_prices, now)
+        self._market = TpuMarket(self._api, settings, context.list_prices, now)
         self._deleted: dict[str, datetime] = {}  # slice -> when its deletion was accepted
         self.close = self._api.close
         self._quotas = TpuQuotas(self._api, now)
         self.quotas = self._quotas.read
+        self.make_script = ScriptMaker(context.node_endpoint)
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`."""

@@ -14,7 +14,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
-from cavvy.providers.vast.manifest import KEYS
+from cavvy.providers.vast import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     BillStart,

@@ -1,14 +1,67 @@
 """Verda: each node is one instance that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.verda.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+CLIENT_ID = "VERDA_CLIENT_ID"  # an environment variable
+KEYS = ApiKeySource(
+    provider="verda",
+    variables=("VERDA_CLIENT_SECRET",),
+    names=("client_secret",),
+    made_at="https://console.verda.com (API credentials)",
+)
+_API = "https://api.verda.com/v1/docs"
+_ENDS = "https://docs.verda.com/cpu-and-gpu-instances/shutdown-hibernate-and-delete/"
 
-
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.verda.cloud import VerdaCloud
-    from cavvy.providers.vm.account import make_provider
-
-    return make_provider(MANIFEST, context, VerdaCloud)
+MANIFEST = make_manifest(
+    "verda",
+    "Verda",
+    cloud="cavvy.providers.verda.cloud:VerdaCloud",
+    machine="an instance",
+    deletion=_ENDS,
+    rights="API credentials of the project; their tokens have the scope cloud-api-v1",
+    unsupported={
+        Feature.CAPACITY: "Verda's API reports whether a location has an instance type, but not "
+        f"how many instances are free ({_API})",
+        Feature.SELF_END: f"Verda bills an instance until the API deletes the instance ({_ENDS}), "
+        "and nodes get no credentials, because credentials may delete all instances of the project",
+        Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy data from and to a bucket "
+        "instead (https://docs.verda.com/storage/block-volumes/attaching-a-block-volume/)",
+        Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance "
+        f"({_API})",
+        Feature.DISK: "all disks have the size of the setting `disk_gib`; a size for one task is "
+        f"not supported yet ({_API})",
+        Feature.NOTICE: f"Verda's API describes no notice before an instance is reclaimed ({_API})",
+    },
+    settings=(
+        text(
+            "client_id",
+            f"The id of the API credentials. The default is `{CLIENT_ID}` in the environment.",
+        ),
+        KEYS.setting(),
+        text("regions", "The locations to use, separated by commas. The default is all locations."),
+        text(
+            "ssh_keys",
+            "The ids of the project's SSH keys that instances accept, separated by commas. By "
+            "default, instances accept no key.",
+        ),
+        text(
+            "image",
+            "The image of instances. The default is the newest Ubuntu image that Verda lists for "
+            "the instance type, with CUDA for GPUs.",
+        ),
+        number(
+            "disk_gib",
+            "The size of the disk of an instance. Verda bills disks separately from instances.",
+            unit="GiB",
+            default=100,
+            minimum=50,
+            whole=True,
+        ),
+        reach_setting(),
+    ),
+    of_projects=("client_id", "key_file", "regions", "ssh_keys", "image", "disk_gib"),
+    endpoint="https://api.verda.com/v1",
+)

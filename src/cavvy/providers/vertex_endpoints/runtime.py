@@ -4,7 +4,7 @@ https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.end
 
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.base import Refused, TryAgain
+from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.managed.endpoint_http import (
     TOO_MANY,
     EndpointHttp,
@@ -16,6 +16,12 @@ from cavvy.providers.vertex_endpoints.service import VertexEndpoints
 
 _READ_S = 70  # more than the 60 seconds that Vertex AI gives a container
 _SERVED = "x-vertex-ai-deployed-model-id"  # a header of answers that a container gave
+
+
+def make_endpoints(context: ProviderContext) -> tuple[VertexEndpoints, "VertexRuntime"]:
+    """Return the service and the calls of its endpoints."""
+    service = VertexEndpoints(context)
+    return service, VertexRuntime(service)
 
 
 class VertexRuntime:

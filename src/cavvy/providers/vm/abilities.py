@@ -22,6 +22,8 @@ def make_manifest(
     name: str,
     title: str,
     *,
+    cloud: str = "",
+    layer: str = "cavvy.providers.vm.account:make_provider",
     machine: str,
     deletion: str,
     rights: str,
@@ -35,10 +37,11 @@ def make_manifest(
     zoned: bool = False,
 ) -> Manifest:
     """Return the manifest of a cloud that has a REST API at `endpoint` and deletes a machine's
-    disks with the machine. `machine` is the cloud's word for a machine, with an article, such as
-    "an instance". `deletion` is the cloud's page about the objects that are deleted with a machine.
-    `docs` is the address of the provider's guide, by default `docs/guides/NAME.md`. `of_projects`
-    lists the settings that a project can set in order to use its own account
+    disks with the machine. `cloud` and `layer` are those of `Manifest`; the default layer is for
+    clouds with a `RestAccount`. `machine` is the cloud's word for a machine, with an article, such
+    as "an instance". `deletion` is the cloud's page about the objects that are deleted with a
+    machine. `docs` is the address of the provider's guide, by default `docs/guides/NAME.md`.
+    `of_projects` lists the settings that a project can set in order to use its own account
     (`Manifest.project_settings`). Among the settings for a project's own account, only `key_file`
     is a credential; this file contains only keys. If `of_projects` is (), projects cannot have
     their own accounts. `currency` is the currency of the API's prices. If it is not USD, the
@@ -56,6 +59,8 @@ def make_manifest(
         name=name,
         title=title,
         docs=docs or f"docs/guides/{name}.md",
+        cloud=cloud,
+        layer=layer,
         abilities=(*ABILITIES, HAS_PARTS) if zoned else ABILITIES,
         visibility_delay=timedelta(minutes=1),
         rights=rights,

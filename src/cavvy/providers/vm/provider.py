@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -32,6 +33,21 @@ from cavvy.providers.vm.status import VmStatus
 
 Release = Callable[[str], Awaitable[None]]  # ends a kept machine; raises CloudFault, Refused
 ReadQuotas = Callable[[], Awaitable[Sequence[Quota]]]  # raises CloudFault, Refused
+
+
+def make_provider(
+    manifest: Manifest, context: ProviderContext, cloud: Callable[[ProviderContext], Cloud]
+) -> "VmProvider":
+    """Create the provider of a cloud. Besides the six calls, the cloud may have the parameters of
+    `VmProvider` as attributes. Of these, the provider uses `quotas` and `silent` only if its
+    manifest has their abilities.
+    """
+    made = cloud(context)
+    names = ["identity", "close", "make_script", "object_to"]
+    names += ["quotas", "untold_quotas"] if TELLS_QUOTAS in manifest.abilities else []
+    names += ["silent"] if HAS_PARTS in manifest.abilities else []
+    found = {name: getattr(made, name) for name in names if hasattr(made, name)}
+    return VmProvider(manifest, context, made, **found)
 
 
 class VmProvider:

@@ -1,14 +1,59 @@
 """Vultr: each node is one instance that starts the agent on boot."""
 
-from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.vultr.manifest import MANIFEST
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
 
-__all__ = ["MANIFEST", "make"]
+KEYS = ApiKeySource(
+    provider="vultr",
+    variables=("VULTR_API_KEY",),
+    files=("~/.vultr-cli.yaml",),
+    names=("api-key",),
+    made_at="https://my.vultr.com/settings/#settingsapi",
+)
 
+_API = "https://www.vultr.com/api"
+_DOCS = "https://docs.vultr.com"
 
-def make(context: ProviderContext) -> Provider:
-    # imported only here, so that listing the providers stays fast
-    from cavvy.providers.vm.account import make_provider
-    from cavvy.providers.vultr.cloud import VultrCloud
-
-    return make_provider(MANIFEST, context, VultrCloud)
+MANIFEST = make_manifest(
+    "vultr",
+    "Vultr",
+    cloud="cavvy.providers.vultr.cloud:VultrCloud",
+    machine="an instance",
+    deletion=f"{_API}/#operation/delete-instance",
+    rights="an API key of a user who may manage instances; a key has all rights of its user",
+    unsupported={
+        Feature.SPOT: "Vultr lists prices of preemptible plans, but its API has no field with "
+        f"which to request a preemptible instance ({_API}/#operation/create-instance)",
+        Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many instances "
+        f"are free ({_API}/#operation/list-plans)",
+        Feature.SELF_END: "Vultr bills an instance, even one that is off, until the API deletes it "
+        f"({_DOCS}/support/platform/billing/how-am-i-billed-for-my-servers); the server deletes "
+        "instances that are off",
+        Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
+        f"instead ({_DOCS}/reference/terraform/resources/block_storage)",
+        Feature.NETWORK: "instances are not in a VPC, because VPCs are not supported yet "
+        f"({_DOCS}/products/network/vpc-networks)",
+        Feature.DISK: f"the size of the disk depends on the plan ({_API}/#operation/list-plans)",
+        Feature.NOTICE: f"Vultr's API describes no notice before an instance is reclaimed ({_API})",
+    },
+    settings=(
+        KEYS.setting(),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text(
+            "ssh_keys",
+            "The ids of the account's SSH keys that instances accept, separated by commas. By "
+            "default, instances accept no key.",
+        ),
+        text(
+            "os",
+            "The name of the instances' operating system, as in Vultr's list. The system must "
+            "support cloud-init.",
+            "Ubuntu 24.04 LTS x64",
+        ),
+        reach_setting(),
+    ),
+    of_projects=("key_file", "regions", "ssh_keys", "os"),
+    endpoint="https://api.vultr.com/v2",
+)

@@ -20,7 +20,7 @@ from cavvy.providers.vm.cloud import (
     SshTarget,
 )
 from cavvy.providers.vm.rest import Json
-from cavvy.providers.vultr.manifest import KEYS
+from cavvy.providers.vultr import KEYS
 
 # Vultr answers every request that it cannot serve with status 400; only the message gives the
 # cause.
