@@ -4,12 +4,13 @@ history. Only the run history contains a job's start time and the reason for its
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.azure.account import AzureAccount
+from cavvy.providers.azure.account import AzureAccount, Credential
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
@@ -29,11 +30,17 @@ class WorkspaceApi:
     """Calls raise CloudFault and Refused."""
 
     def __init__(
-        self, settings: Mapping[str, Scalar], account: AzureAccount, *, provider: str = "azureml"
+        self,
+        settings: Mapping[str, Scalar],
+        make_credential: Callable[[], Credential] | None,
+        provider: str,
     ) -> None:
         """`provider` is the name of the provider that has the settings; error messages contain the
         name."""
-        self._settings, self._account = settings, account
+        self._settings = settings
+        self._account = AzureAccount(
+            settings, make_credential, provider=provider, namespaces=(_KIND.partition("/")[0],)
+        )
         self._table = f"[providers.{provider}]"
         self._workspace = str(settings.get("workspace") or "")
         self._region = ""
@@ -59,6 +66,11 @@ class WorkspaceApi:
                 )
             self._region = str(told["location"]).lower().replace(" ", "")
         return self._region
+
+    async def check_region(self, region: str) -> None:
+        """Raise Refused if the workspace is not in the region."""
+        if region != await self.region():
+            raise Refused(f"the workspace is in {self._region}, not in {region}")
 
     async def clusters(self) -> Sequence[Json]:
         """Return the compute targets of the workspace."""
@@ -193,3 +205,11 @@ class WorkspaceApi:
                 raise Refused(
                     f"{self._table} {name}: not set; name the {name.replace('_', ' ')} to use"
                 )
+
+
+def read_time(text: str | None) -> datetime | None:
+    """Parse a time in a reply; times without a zone are in UTC."""
+    if not text:
+        return None
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

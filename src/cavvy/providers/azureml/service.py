@@ -3,15 +3,15 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.account import Credential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.azureml.api import WorkspaceApi, read_time
 from cavvy.providers.azureml.clusters import Cluster, Clusters
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.azureml.request import (
@@ -76,13 +76,7 @@ class AzureMlService:
         self._settings, self._now = context.settings, context.now
         mark = make_mark(context.installation)
         self._tag, self._prefix = f"{NAME_PREFIX}{mark}", f"{NAME_PREFIX}{mark}-"
-        account = AzureAccount(
-            self._settings,
-            make_credential,
-            provider="azureml",
-            namespaces=("Microsoft.MachineLearningServices",),
-        )
-        self._api = WorkspaceApi(self._settings, account)
+        self._api = WorkspaceApi(self._settings, make_credential, "azureml")
         self._clusters = Clusters(self._api, self._settings, context.list_prices, self._now)
         self._ended: dict[str, ServiceJob] = {}  # by name: jobs that cannot change any more
         # by name: running jobs with their starts, and jobs that Azure would start again
@@ -277,12 +271,12 @@ def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) 
     waits again after it has run counts as reclaimed.
     """
     status = str(told["properties"]["status"])
-    started, ended = began or _time(run.get("startTimeUtc")), None
+    started, ended = began or read_time(run.get("startTimeUtc")), None
     error: Mapping[str, Any] = (run.get("error") or {}).get("error") or {}
     reason, state = str(error.get("message") or ""), JobState.RUNNING
     preempted = _PREEMPTED.search(f"{error.get('code')} {reason}") is not None
     if status in _ENDED:
-        state, ended = JobState.ENDED, _time(run.get("endTimeUtc")) or _changed_at(told)
+        state, ended = JobState.ENDED, read_time(run.get("endTimeUtc")) or _changed_at(told)
         started = started or ended  # a job that never started was not billed
         reason = reason or ("" if status == "Completed" else f"Azure Machine Learning: {status}")
     elif status in _WAITING:
@@ -306,7 +300,7 @@ def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) 
 
 
 def _changed_at(told: Json) -> datetime | None:
-    return _time((told.get("systemData") or {}).get("lastModifiedAt"))
+    return read_time((told.get("systemData") or {}).get("lastModifiedAt"))
 
 
 def _is_old(told: Json, now: datetime) -> bool:
@@ -318,11 +312,3 @@ def _is_old(told: Json, now: datetime) -> bool:
 
 def _is_young(job: ServiceJob, now: datetime) -> bool:
     return job.ended_at is None or now - job.ended_at < _SHOWN
-
-
-def _time(text: str | None) -> datetime | None:
-    """Parse a time; times without a zone are in UTC."""
-    if not text:
-        return None
-    time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)

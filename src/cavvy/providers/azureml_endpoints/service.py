@@ -16,13 +16,13 @@ from typing import Any
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.account import Credential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi
 from cavvy.providers.azureml.names import NAME_TAG, make_short_name
 from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.azureml_endpoints.manifest import CONTRACT, DOCS, MANIFEST
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.endpoint_http import AT_ONCE
 from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
 from cavvy.providers.managed.endpoint_tasks import (
@@ -80,13 +80,7 @@ class AzureMlEndpoints:
     ) -> None:
         self._settings, self._now = context.settings, context.now
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
-        account = AzureAccount(
-            self._settings,
-            make_credential,
-            provider=MANIFEST.name,
-            namespaces=("Microsoft.MachineLearningServices",),
-        )
-        self._api = WorkspaceApi(self._settings, account, provider=MANIFEST.name)
+        self._api = WorkspaceApi(self._settings, make_credential, MANIFEST.name)
         self._sizes = WorkspaceSizes(self._api, context, MANIFEST.name, _COMPUTE, _is_sold)
         self._leftovers = LeftoverSearch()
         self.close, self.token = self._api.close, self._api.ml_token
@@ -107,9 +101,8 @@ class AzureMlEndpoints:
         """Create the endpoint. Once the endpoint is complete, create its deployment. `providers.vm`
         repeats the call until Azure has accepted the request for the deployment.
         """
-        region, job = await self._api.region(), make_short_name(request.name)
-        if request.offer.region != region:
-            raise Refused(f"the workspace is in {region}, not in {request.offer.region}")
+        region, job = request.offer.region, make_short_name(request.name)
+        await self._api.check_region(region)
         tags = {**request.tags, NAME_TAG: request.name}
         told = await self._api.endpoint(job)
         if told is None:
@@ -275,7 +268,7 @@ def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) ->
         state = JobState.ENDED
     elif job in _FAILED:
         state, full = JobState.RECLAIMED, error[0] == _QUOTA or _is_full(*error)
-        started = _time(system["lastModifiedAt"]) if full else started
+        started = datetime.fromisoformat(system["lastModifiedAt"]) if full else started
     elif job == "Creating":
         state = JobState.WAITING
     return ServiceJob(
@@ -313,8 +306,4 @@ def _state(told: Json) -> str:
 
 
 def _created_at(told: Json) -> datetime:
-    return _time(told["systemData"]["createdAt"])
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return datetime.fromisoformat(told["systemData"]["createdAt"])

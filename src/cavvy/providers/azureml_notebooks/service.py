@@ -4,18 +4,17 @@ https://learn.microsoft.com/azure/machine-learning/concept-compute-instance
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.account import Credential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.azureml.api import WorkspaceApi, read_time
 from cavvy.providers.azureml.names import NAME_TAG, make_short_name
 from cavvy.providers.azureml.sizes import WorkspaceSizes
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
@@ -55,13 +54,7 @@ class ComputeInstances:
     ) -> None:
         self._settings = context.settings
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
-        account = AzureAccount(
-            self._settings,
-            make_credential,
-            provider="azureml-notebooks",
-            namespaces=("Microsoft.MachineLearningServices",),
-        )
-        self._api = WorkspaceApi(self._settings, account, provider="azureml-notebooks")
+        self._api = WorkspaceApi(self._settings, make_credential, "azureml-notebooks")
         self._sizes = WorkspaceSizes(self._api, context, "azureml-notebooks", _KIND)
         self._notebooks: Mapping[
             str, str
@@ -80,11 +73,10 @@ class ComputeInstances:
         return await self._sizes.list()
 
     async def submit(self, request: JobRequest) -> str:
-        name, region = make_short_name(request.name), await self._api.region()
-        if request.offer.region != region:
-            raise Refused(f"the workspace is in {region}, not in {request.offer.region}")
+        name = make_short_name(request.name)
+        await self._api.check_region(request.offer.region)
         if await self._api.cluster(name) is None:
-            await self._api.create_compute(name, await self._make(request))
+            await self._api.create_compute(name, self._make(request))
         return name
 
     async def list(self) -> Sequence[ServiceJob]:
@@ -112,9 +104,9 @@ class ComputeInstances:
         ours = str(tags.get(NAME_TAG)).startswith(self._prefix)
         return ours and properties.get("computeType") == _KIND
 
-    async def _make(self, request: JobRequest) -> Mapping[str, Any]:
+    def _make(self, request: JobRequest) -> Mapping[str, Any]:
         """Return the body of the request that creates a compute instance."""
-        settings, region = self._settings, await self._api.region()
+        settings, region = self._settings, request.offer.region
         script = make_start_script(request, _PROGRAMS).encode()
         idle_s = min(int(settings["idle_stop_s"]), _MOST_IDLE_S)
         inner: dict[str, Any] = {
@@ -159,14 +151,14 @@ def read_instance(told: Json) -> ServiceJob:
     reason = "; ".join(f"{each.get('code')}: {each.get('message')}" for each in errors)
     state, ended = _read_state(status, str(outer.get("provisioningState"))), None
     if state is JobState.ENDED:
-        ended = _time(last.get("operationTime"))
+        ended = read_time(last.get("operationTime"))
     elif status in _STOPPED:
         reason = _STOPPED_BY.get(str(last.get("operationTrigger")), reason)
     return ServiceJob(
         id=str(told["name"]),
         name=str((told.get("tags") or {}).get(NAME_TAG)),
         state=state,
-        started_at=_time(outer.get("createdOn")),
+        started_at=read_time(outer.get("createdOn")),
         ended_at=ended,
         no_capacity=any(str(each.get("code")) in FULL for each in errors),
         reason=(reason or f"Azure reports: {status}") if state is JobState.RECLAIMED else "",
@@ -192,7 +184,3 @@ def read_jupyter(told: Json) -> str:
         for each in inner.get("applications") or ()
     }
     return found.get("Jupyter Lab") or found.get("Jupyter") or ""
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None

@@ -7,6 +7,7 @@ https://cloud.google.com/vertex-ai/docs/workbench/reference/rest/v2/projects.loc
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from urllib.parse import urlencode
 
 from cavvy.domain.tasks import Scalar
@@ -51,6 +52,15 @@ class VertexApi:
 
     async def get(self, known: str) -> Json:
         return await self._client(known).get(await self._path_of(known))
+
+    async def find(self, known: str) -> Json | None:
+        """Return an object, or None if it does not exist."""
+        try:
+            return await self.get(known)
+        except CloudFault as fault:
+            if fault.status == 404:
+                return None
+            raise
 
     async def cancel(self, job: str) -> None:
         """Request the cancellation of a job; the job ends later."""
@@ -126,6 +136,10 @@ def is_gone(fault: CloudFault) -> bool:
     cancelled.
     """
     return fault.status == 404 or fault.code == "FAILED_PRECONDITION"
+
+
+def read_time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def _read_error(told: Json) -> tuple[str, str]:

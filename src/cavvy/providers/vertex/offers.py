@@ -38,6 +38,13 @@ class VertexOffers:
             raise Refused(f"[providers.{self._provider}] regions: {reason}")
         return found
 
+    def check_region(self, region: str) -> None:
+        """Raise Refused if the region is not one of `regions`, because Cavvy would never list
+        objects that it creates in such a region.
+        """
+        if region not in self.regions():
+            raise Refused(f"the region {region} is not among the `regions` of the settings")
+
     async def list(self) -> Sequence[Offer]:
         """Return the offers. Offers older than ten minutes are computed again, because the catalog
         may have been refreshed.

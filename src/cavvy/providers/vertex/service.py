@@ -25,7 +25,7 @@ from cavvy.providers.managed.service import (
     ServiceJob,
     ServiceTraits,
 )
-from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone
+from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone, read_time
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import INSTALLATION, make_mark
@@ -92,8 +92,7 @@ class VertexService:
 
     async def submit(self, request: JobRequest) -> str:
         region = request.offer.region
-        if region not in self._offers.regions():  # `list` would never return its jobs
-            raise Refused(f"the region {region} is not among the `regions` of the settings")
+        self._offers.check_region(region)
         job = self._make_job(request)
         body = {
             "displayName": request.name,
@@ -129,13 +128,8 @@ class VertexService:
     async def get(self, job: str) -> ServiceJob | None:
         if job in self._ended:
             return self._ended[job]
-        try:
-            told = await self._api.get(job)
-        except CloudFault as fault:
-            if fault.status == 404:
-                return None
-            raise
-        return self._read(job.partition("/")[0], told)
+        told = await self._api.find(job)
+        return None if told is None else self._read(job.partition("/")[0], told)
 
     async def stop(self, job: str) -> None:
         try:
@@ -209,17 +203,17 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse a reply. A spot job whose machines were reclaimed either fails, or continues as a job
     that waits for new machines.
     """
-    status, started = str(told["state"]), _time(told.get("startTime"))
+    status, started = str(told["state"]), read_time(told.get("startTime"))
     reason = str((told.get("error") or {}).get("message") or "")
     spot = told["jobSpec"].get("scheduling", {}).get("strategy") == Strategy.SPOT
     stockout = status == "JOB_STATE_FAILED" and _STOCKOUT.search(reason) is not None
     state, ended = _read_state(status, started), None
     if state is JobState.ENDED:
-        ended = _time(told.get("endTime")) or _time(told.get("updateTime"))
+        ended = read_time(told.get("endTime")) or read_time(told.get("updateTime"))
         started = started or ended  # a job that never started was not billed
         reason = reason or ("" if status == "JOB_STATE_SUCCEEDED" else f"Vertex AI: {status}")
     elif state is JobState.RECLAIMED:
-        ended = _time(told.get("updateTime"))
+        ended = read_time(told.get("updateTime"))
         reason = reason or "Vertex AI reclaimed the machines, and would start the job again"
     ran = told.get("startTime") is not None
     return ServiceJob(
@@ -248,7 +242,3 @@ def _read_state(status: str, started: datetime | None) -> JobState:
 
 def _is_young(job: ServiceJob, now: datetime) -> bool:
     return job.ended_at is None or now - job.ended_at < _SHOWN
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None

@@ -16,7 +16,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.formats.vertex.request import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
@@ -85,8 +85,7 @@ class VertexEndpoints:
         `VmProvider` repeats this call.
         """
         region, name = request.offer.region, request.name
-        if region not in self._offers.regions():  # `list` would never return its endpoints
-            raise Refused(f"the region {region} is not among the `regions` of the settings")
+        self._offers.check_region(region)
         job = f"{region}/{name}"
         upload = {"model": self._make_model(request), "modelId": name}
         model = await _find_or_create(self._models, job, upload, verb="upload")
@@ -119,7 +118,7 @@ class VertexEndpoints:
 
     async def read(self, job: str) -> ServiceJob | None:
         """Return an endpoint with a deployment, as Google reports it now."""
-        told = await _find(self.endpoints, job)
+        told = await self.endpoints.find(job)
         return None if told is None else await self._read(job, told)
 
     async def stop(self, job: str) -> None:
@@ -128,7 +127,7 @@ class VertexEndpoints:
         previous step is complete, so `VmProvider` repeats the call until the endpoint no longer
         exists.
         """
-        told = await _find(self.endpoints, job)
+        told = await self.endpoints.find(job)
         if told is None:
             await self._delete_parts(job)
             raise CloudFault(404, "ended", "the endpoint does not exist")
@@ -209,7 +208,11 @@ class VertexEndpoints:
             models = self._select(region, await self._models.list(region, mine))
             told = {**models, **endpoints}
             spare = models.keys() - endpoints.keys() | unused
-            old = [job for job in sorted(spare) if _time(told[job]["createTime"]) < now - UNUSED]
+            old = [
+                job
+                for job in sorted(spare)
+                if datetime.fromisoformat(told[job]["createTime"]) < now - UNUSED
+            ]
             for job in old[:MOST_DELETED]:
                 await self._delete_parts(job)
 
@@ -261,7 +264,7 @@ def read_endpoint(job: str, told: Json, operations: Sequence[Json]) -> ServiceJo
     if deployed is None and not deploys:
         return None
     job_read = ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RUNNING)
-    started = None if deployed is None else _time(deployed["createTime"])
+    started = None if deployed is None else datetime.fromisoformat(deployed["createTime"])
     if undeploys:
         if started is None and deploys:
             started = _changed(deploys[-1])
@@ -294,28 +297,18 @@ def _fail(job: ServiceJob, deploy: Json) -> ServiceJob:
     )
 
 
-async def _find(api: VertexApi, job: str) -> Json | None:
-    """Return an object, or None if it does not exist."""
-    try:
-        return await api.get(job)
-    except CloudFault as fault:
-        if fault.status == 404:
-            return None
-        raise
-
-
 async def _find_or_create(api: VertexApi, job: str, body: Mapping[str, Any], **how: str) -> Json:
     """Return an object, and create the object if it does not exist. Raises CloudFault if a request
     fails or while Google is still creating the object.
     """
-    found = await _find(api, job)
+    found = await api.find(job)
     if found is None:
         try:
             await api.create(job.partition("/")[0], body, **how)
         except CloudFault as fault:
             if fault.code != "ALREADY_EXISTS":  # an earlier request created the object
                 raise
-        found = await _find(api, job)
+        found = await api.find(job)
     if found is None:
         raise CloudFault(503, "CREATING", "Google is still creating the model or the endpoint")
     return found
@@ -326,12 +319,8 @@ def _kind(operation: Json) -> str:
 
 
 def _begun(operation: Json) -> datetime:
-    return _time(operation["metadata"]["genericMetadata"]["createTime"])
+    return datetime.fromisoformat(operation["metadata"]["genericMetadata"]["createTime"])
 
 
 def _changed(operation: Json) -> datetime:
-    return _time(operation["metadata"]["genericMetadata"]["updateTime"])
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return datetime.fromisoformat(operation["metadata"]["genericMetadata"]["updateTime"])

@@ -22,7 +22,7 @@ from cavvy.providers.formats.vertex.request import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
-from cavvy.providers.vertex.api import QUOTA, VertexApi
+from cavvy.providers.vertex.api import QUOTA, VertexApi, read_time
 from cavvy.providers.vertex_workbench.prices import (
     find_gpu,
     list_unpriced,
@@ -154,15 +154,12 @@ class WorkbenchInstances:
         return list(found.values())
 
     async def get(self, job: str) -> ServiceJob | None:
-        try:
-            told = await self._api.get(job)
-        except CloudFault as fault:
-            if fault.status != 404:
-                raise
-            if reason := await self._why_failed(job):
-                self._ends.note(self._fail(_unlisted(job), reason))
-            return self._ends.find(job)
-        return await self._read(job, told)
+        told = await self._api.find(job)
+        if told is not None:
+            return await self._read(job, told)
+        if reason := await self._why_failed(job):
+            self._ends.note(self._fail(_unlisted(job), reason))
+        return self._ends.find(job)
 
     async def stop(self, job: str) -> None:
         """Delete the instance with its disks. `VmProvider` repeats this call until the instance no
@@ -266,13 +263,13 @@ def read_instance(job: str, told: Json) -> ServiceJob:
     ended, reason = None, ""
     if status == "DELETED" or status in _OFF:
         state = JobState.ENDED if status == "DELETED" else JobState.RECLAIMED
-        ended = _time(told.get("updateTime"))
+        ended = read_time(told.get("updateTime"))
         reason = f"the notebook was stopped (Google reports: {status})"
     return ServiceJob(
         id=job,
         name=job.partition("/")[2],
         state=state,
-        started_at=_time(told.get("createTime")),
+        started_at=read_time(told.get("createTime")),
         ended_at=ended,
         reason=reason,
         waits=f"Google reports: {status}" if state is JobState.WAITING else "",
@@ -289,7 +286,3 @@ def _end(job: ServiceJob, deletion: _Deletion) -> ServiceJob:
 def _unlisted(job: str) -> ServiceJob:
     """Return an instance with only an id, a name and a state."""
     return ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RECLAIMED)
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
