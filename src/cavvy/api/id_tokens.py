@@ -19,9 +19,7 @@ import msgspec
 from cavvy.client.addresses import is_loopback
 from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import Struct
-from cavvy.providers.redirects import NoRedirects
-from cavvy.store.objects.base import ObjectDenied
-from cavvy.store.objects.http import make_opener
+from cavvy.http_client import HttpClient, NoReply, TargetDenied
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -287,24 +285,21 @@ def _fetch(url: str, issuer: str) -> dict[str, Any]:
     has named the host of the issuer; the issuer itself can name only public addresses. Raises
     IssuerSilent.
     """
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-
     problem = check_issuer(url.partition("?")[0])
     if not problem and issuer.startswith("https:") and not url.startswith("https:"):
         # An issuer must not direct requests to programs on this machine.
         problem = "the URL must begin with https://"
     if problem:
         raise IssuerSilent(f"cannot read {url}: {problem}")
+    host = urlsplit(issuer).hostname or ""
+    client = HttpClient(targets=host, idle_s=_FETCH_S, most_bytes=_MOST_BYTES)
     try:
-        opener = make_opener(NoRedirects, targets=urlsplit(issuer).hostname or "")
-        with opener.open(url, timeout=_FETCH_S) as answer:
-            body = answer.read(_MOST_BYTES + 1)
-        found = msgspec.json.decode(body) if len(body) <= _MOST_BYTES else None
-    except (OSError, HTTPException, ObjectDenied, ValueError, RecursionError) as error:
-        if isinstance(error, HTTPError):
-            error.close()
+        reply = client.send("GET", url, limit_s=_MOST_FETCH_S)
+        found = msgspec.json.decode(reply.body) if reply.status == 200 else None
+    except (NoReply, TargetDenied, ValueError, RecursionError) as error:
         raise IssuerSilent(f"cannot read {url}: {error}") from error
+    if reply.status != 200:
+        raise IssuerSilent(f"cannot read {url}: it was answered with status {reply.status}")
     if not isinstance(found, dict):
-        raise IssuerSilent(f"{url} is not a JSON object of at most 1 MiB")
+        raise IssuerSilent(f"{url} is not a JSON object")
     return found

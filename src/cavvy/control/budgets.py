@@ -31,8 +31,8 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
+from cavvy.http_client import TargetDenied
 from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter
-from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.sql import Store
 
 BUDGETS = "budgets"  # the worklist's key
@@ -231,7 +231,7 @@ class BudgetKeeper:
             }
             try:
                 problem = await self._post(budget.webhook, json.dumps(told).encode())
-            except ObjectDenied as error:
+            except TargetDenied as error:
                 problem = str(error)
             if problem:
                 _log.warning("a budget's webhook failed", extra={"budget": budget.name})

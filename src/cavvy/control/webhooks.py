@@ -8,11 +8,8 @@ contain no secrets.
 """
 
 import asyncio
-import http.client
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -24,22 +21,20 @@ from cavvy.control.loop import WIDTH
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import Delivery, WebhookTarget
-from cavvy.providers.redirects import NoRedirects
+from cavvy.http_client import HttpClient, InvalidRequest, NoReply, TargetDenied
 from cavvy.store.base import AtomicWrite, RowNotFound
-from cavvy.store.objects.base import ObjectDenied
-from cavvy.store.objects.http import check_host, make_opener
 from cavvy.store.sql import Store
 
 _PREFIX = "webhook:"
 _TRIES = 10
 # the pause doubles with each try: 5 s, 10 s, ... 21 min, which is 43 min in all
 _FIRST_PAUSE = timedelta(seconds=5)
-_TIMEOUT_S = 10  # maximum seconds to connect to one address, and until the answer is complete
-_LONGEST_S = 30  # maximum seconds for one message; a host name can have many addresses
+_TIMEOUT_S = 10  # maximum seconds until the head of the answer is complete
+_LONGEST_S = 30  # maximum seconds for one message; a name server can be slow, too
 _MOST_SAID = 200  # maximum characters of a problem's text, which may quote the receiver
 _LATELY = timedelta(hours=2)
 
-# takes the URL and the JSON, and returns "" or the problem; may raise ObjectDenied
+# takes the URL and the JSON, and returns "" or the problem; may raise TargetDenied
 Post = Callable[[str, bytes], Awaitable[str]]
 
 
@@ -81,7 +76,7 @@ class Webhooks:
                 continue
             try:
                 problem = await self._post(hook.url, _payload(job, what))
-            except ObjectDenied as error:  # another try would be refused, too
+            except TargetDenied as error:  # another try would be refused, too
                 told.add(hook.url)
                 await self._tell(job, hook, what, f"was not called: {error}")
                 continue
@@ -122,7 +117,7 @@ class Webhooks:
 
 async def post_json(url: str, body: bytes, targets: str = EVERY) -> str:
     """POST JSON; return "" on success, otherwise the problem. `targets` are the private targets
-    that may be called. Raises ObjectDenied for a target that may not be called.
+    that may be called. Raises TargetDenied for a target that may not be called.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         return "not an http or https address"
@@ -139,23 +134,18 @@ _THREADS = ThreadPoolExecutor(WIDTH, "webhooks")
 
 
 def _post(url: str, body: bytes, targets: str) -> str:
-    headers = {"Content-Type": "application/json", "User-Agent": "cavvy"}
-    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    client = HttpClient(targets=targets, idle_s=_TIMEOUT_S, limit_s=_TIMEOUT_S, most_bytes=0)
     try:
-        check_host(url, targets)
-        with make_opener(NoRedirects, _TIMEOUT_S, targets).open(request, timeout=_TIMEOUT_S):
-            return ""
-    except http.client.InvalidURL:
-        # do not show the error's text: it contains a part of the URL, which may be a secret
+        reply = client.send("POST", url, body, {"Content-Type": "application/json"})
+    except InvalidRequest:
         return "the address cannot be called"
-    except urllib.error.HTTPError as error:
-        with error:
-            moved = (
-                f"a redirect ({error.code}); redirects are not followed" if error.code < 400 else ""
-            )
-            return moved or str(error.reason)[:_MOST_SAID] or f"status {error.code}"
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
+    except NoReply as error:
+        return str(error)[:_MOST_SAID]
+    if reply.status < 300:
+        return ""
+    if reply.status < 400:
+        return f"a redirect ({reply.status}); redirects are not followed"
+    return reply.reason[:_MOST_SAID] or f"status {reply.status}"
 
 
 def _payload(job: JobRecord, what: Delivery) -> bytes:

@@ -6,10 +6,7 @@ The requests follow the OCI distribution specification 1.1 and its token authent
 
 import base64
 import re
-import urllib.error
-import urllib.request
 from hashlib import sha256
-from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -18,9 +15,8 @@ import msgspec
 from cavvy.client.addresses import is_loopback
 from cavvy.domain.targets import EVERY
 from cavvy.domain.values import Struct
+from cavvy.http_client import HttpClient, HttpReply, NoReply, TargetDenied
 from cavvy.planner.policies import name_image
-from cavvy.store.objects.base import ObjectDenied
-from cavvy.store.objects.http import CheckedRedirects, WebAnswer, check_host, make_opener
 
 # what may be a manifest: of an image, or of an image for several platforms
 _INDEXES = (
@@ -108,8 +104,9 @@ class ImageRepository:
         self._host = host
         self._name = name
         self._login = login
-        self._targets = targets
-        self._opener = make_opener(CheckedRedirects(targets), _MOST_S, targets)
+        self._http = HttpClient(
+            targets=targets, redirects=True, idle_s=_WAIT_S, most_bytes=_LONGEST
+        )
         # Container engines, too, use http for registries of their own machine only.
         scheme = "http" if is_loopback(urlsplit(f"//{host}").hostname or "") else "https"
         self._root = f"{scheme}://{host}/v2/{quote(name.repository)}"
@@ -205,41 +202,21 @@ class ImageRepository:
         """
         return realm.startswith("https://" if self._root.startswith("https:") else "http")
 
-    def _send(self, url: str, accept: tuple[str, ...], authorization: str) -> WebAnswer:
+    def _send(self, url: str, accept: tuple[str, ...], authorization: str) -> HttpReply:
         self._left -= 1
         if self._left < 0:
             raise RegistrySilent(f"more than {_MOST_REQUESTS} requests are needed")
-        request = urllib.request.Request(url, headers={"Accept": ", ".join(accept)})
-        if authorization:  # not sent to the storages to which registries redirect
-            request.add_unredirected_header("Authorization", authorization)
+        login = {"Authorization": authorization} if authorization else {}
+        headers = {"Accept": ", ".join(accept), **login}
         try:
-            check_host(url, self._targets)
-            if monotonic() > self._until:
-                raise ValueError(f"the answers of the registry take more than {_MOST_S:.0f} s")
-            with self._opener.open(request, timeout=_WAIT_S) as reply:
-                return self._answer(reply)
-        except urllib.error.HTTPError as error:
-            with error:
-                headers = {name.lower(): value for name, value in error.headers.items()}
-                return WebAnswer(status=error.code, body=b"", headers=headers)
-        except ObjectDenied as error:
+            return self._http.send("GET", url, None, headers, limit_s=self._until - monotonic())
+        except TargetDenied as error:
             raise RegistrySilent(str(error)) from error
-        except (OSError, HTTPException, ValueError) as error:
-            reason = str(getattr(error, "reason", error))[:200]
-            raise RegistrySilent(f"{urlsplit(url).hostname} does not answer: {reason}") from error
-
-    def _answer(self, reply: HTTPResponse) -> WebAnswer:
-        """Read an answer. Raises ValueError if the answer is too large, or if all answers together
-        take too long.
-        """
-        body = b""
-        while part := reply.read1(1 << 16):
-            body += part
-            if len(body) > _LONGEST:
-                raise ValueError(f"an answer is longer than {_LONGEST >> 20} MiB")
+        except NoReply as error:
+            host, reason = urlsplit(url).hostname, str(error)[:200]
             if monotonic() > self._until:
-                raise ValueError(f"the answers of the registry take more than {_MOST_S:.0f} s")
-        return WebAnswer(status=reply.status, body=body)
+                reason = f"the answers of the registry take more than {_MOST_S:.0f} s"
+            raise RegistrySilent(f"{host} does not answer: {reason}") from error
 
 
 def _check(body: bytes, reference: str) -> bytes:

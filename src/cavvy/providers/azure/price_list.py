@@ -3,19 +3,17 @@
 https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices
 """
 
-import http.client
-import json
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
+from urllib.parse import urlencode
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, replace
+from cavvy.http_client import HttpClient
 from cavvy.providers.page_links import is_same_server
+from cavvy.providers.price_pages import read_page
 from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices
 
 _FILTER = "serviceName eq 'Virtual Machines'"
@@ -27,7 +25,6 @@ _MOST_PAGES = (
     5000
 )
 _MOST_BYTES = 32 << 20  # maximum bytes of one page
-_PASSING = (408, 429, 500, 502, 503, 504)
 
 Item = Mapping[str, object]
 
@@ -85,10 +82,11 @@ class AzurePrices(Struct, frozen=True, kw_only=True):
             "currencyCode": "USD",
             "$filter": condition,
         }
-        url = f"{self.base}/api/retail/prices?{urllib.parse.urlencode(parameters)}"
+        url = f"{self.base}/api/retail/prices?{urlencode(parameters)}"
         seen = 0
+        client = HttpClient(idle_s=self.timeout_s, most_bytes=_MOST_BYTES)
         for page in range(1, _MOST_PAGES + 1):
-            answer = self._page(url, query.pause)
+            answer = read_page(client, url, query.pause, tries=self.tries, name=self.base)
             items, following = answer.get("Items"), answer.get("NextPageLink")
             if not isinstance(items, list) or not isinstance(following, str | None):
                 raise PriceError(
@@ -107,37 +105,6 @@ class AzurePrices(Struct, frozen=True, kw_only=True):
             url = following.replace(" ", "%20")  # the link may repeat the filter without escapes
         raise PriceError(
             f"the list of {self.base} has more than {_MOST_PAGES} pages; nothing was changed"
-        )
-
-    def _page(self, url: str, pause: Callable[[float], None]) -> Mapping[str, object]:
-        fault = ""
-        for attempt in range(self.tries):
-            if attempt:
-                pause(min(2.0**attempt, 30))
-            try:
-                request = urllib.request.Request(
-                    url, headers={"Accept": "application/json", "User-Agent": "cavvy"}
-                )
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
-                    body = reply.read(_MOST_BYTES + 1)
-                if len(body) > _MOST_BYTES:
-                    raise PriceError(
-                        f"a page of {self.base} is larger than {_MOST_BYTES >> 20} MiB; nothing "
-                        "was changed"
-                    )
-                answer = json.loads(body)
-                if isinstance(answer, dict):
-                    return answer
-                fault = "the response is not a JSON object"
-            except urllib.error.HTTPError as error:
-                fault = f"HTTP {error.code}"
-                error.close()
-                if error.code not in _PASSING:
-                    break
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                fault = str(getattr(error, "reason", error)) or type(error).__name__
-        raise PriceError(
-            f"{self.base} cannot be read: {fault}; nothing was changed; try again later"
         )
 
 

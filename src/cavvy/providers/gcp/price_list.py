@@ -7,32 +7,28 @@ for its whole term:
 https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
 """
 
-import http.client
-import json
 import os
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import date
 from decimal import Decimal, InvalidOperation
+from urllib.parse import urlencode
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import parse_rate
 from cavvy.domain.values import Struct, field, replace
+from cavvy.http_client import HttpClient
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.shapes import find_shape
+from cavvy.providers.price_pages import PageRefused, read_page
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 from cavvy.providers.vm.cloud import CloudFault
 
 _KEY = "GOOGLE_API_KEY"
 _COMPUTE_ENGINE = "6F81-5844-456A"  # the id of Compute Engine in the list of services
 _MOST_PAGES = 500  # the list has about ten pages; an endless one must not block the refresh
-_MOST_BYTES = 64 << 20
 HOURS_PER_MONTH = 730  # https://cloud.google.com/compute/disks-image-pricing
-_PASSING = (408, 429, 500, 502, 503, 504)
 
 # The way of paying -> purchase option and months
 _USAGES = {
@@ -120,49 +116,34 @@ class GcpPrices(Struct, frozen=True, kw_only=True):
         )
 
     def _page(self, token: str, query: PriceQuery) -> Mapping[str, object]:
-        request, fault = self._request(token), ""
-        for attempt in range(self.tries):
-            if attempt:
-                query.pause(min(2.0**attempt, 30))
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
-                    told = json.loads(reply.read(_MOST_BYTES))
-                if isinstance(told, dict):
-                    return told
-                fault = "the response is not a JSON object"
-            except urllib.error.HTTPError as error:
-                fault = f"HTTP {error.code}"
-                error.close()
-                if error.code in (400, 401, 403):
-                    raise NeedsLogin(_explain_refusal(error.code)) from error
-                if error.code not in _PASSING:
-                    break
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                fault = str(getattr(error, "reason", error)) or type(error).__name__
-        raise PriceError(
-            f"{self.base} cannot be read: {fault}; nothing was changed; try again later"
-        )
-
-    def _request(self, token: str) -> urllib.request.Request:
-        """Return the HTTP request for a page of the list. Raises NeedsLogin if no credentials
-        exist. The request sends the API key in a header, because URLs are often logged.
-        """
-        headers = {"Accept": "application/json", "User-Agent": "cavvy"}
-        key = os.environ.get(_KEY)
-        if key:
-            headers["X-Goog-Api-Key"] = key
-        else:
-            try:
-                headers["Authorization"] = f"Bearer {self.credentials.token()}"
-            except Refused as error:
-                raise NeedsLogin(f"{error}; or set ${_KEY} to an API key") from error
-            except CloudFault as error:
-                raise PriceError(f"{error}; nothing was changed") from error
+        """Return a page of the list. Raises PriceError."""
         asked = {"pageSize": "5000", "currencyCode": "USD"} | (
             {"pageToken": token} if token else {}
         )
-        path = f"/v1/services/{_COMPUTE_ENGINE}/skus?{urllib.parse.urlencode(asked)}"
-        return urllib.request.Request(self.base + path, headers=headers)
+        url = f"{self.base}/v1/services/{_COMPUTE_ENGINE}/skus?{urlencode(asked)}"
+        client, headers = HttpClient(idle_s=self.timeout_s), self._make_headers()
+        try:
+            return read_page(
+                client, url, query.pause, tries=self.tries, name=self.base, headers=headers
+            )
+        except PageRefused as error:
+            if error.status not in (400, 401, 403):
+                raise
+            raise NeedsLogin(_explain_refusal(error.status)) from error
+
+    def _make_headers(self) -> Mapping[str, str]:
+        """Return the header with the credentials: an API key is not part of the URL, because URLs
+        are often logged. Raises NeedsLogin if no credentials exist.
+        """
+        key = os.environ.get(_KEY)
+        if key:
+            return {"X-Goog-Api-Key": key}
+        try:
+            return {"Authorization": f"Bearer {self.credentials.token()}"}
+        except Refused as error:
+            raise NeedsLogin(f"{error}; or set ${_KEY} to an API key") from error
+        except CloudFault as error:
+            raise PriceError(f"{error}; nothing was changed") from error
 
 
 def _explain_refusal(status: int) -> str:

@@ -2,21 +2,18 @@
 (https://cloud.ibm.com/apidocs/iam-identity-token-api).
 """
 
-import http.client
 import json
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
 
 from cavvy.domain.tasks import Scalar
+from cavvy.http_client import HttpClient, HttpReply, NoReply
 from cavvy.providers.ibm import KEYS
 from cavvy.providers.vm.cloud import CloudFault
 
 _GRANT = "urn:ibm:params:oauth:grant-type:apikey"
-_TIMEOUT_S = 30.0
 _SPARE = timedelta(minutes=5)  # a token is replaced this long before it expires
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -42,30 +39,26 @@ class IamTokens:
             return self._token
 
     def _request(self, key: str) -> Mapping[str, object]:
-        form = urllib.parse.urlencode({"grant_type": _GRANT, "apikey": key}).encode()
-        headers = {
-            "Content-Type": "application/x-www-form-urlencoded",
-            "Accept": "application/json",
-            "User-Agent": "cavvy",
-        }
-        request = urllib.request.Request(self._url, data=form, headers=headers, method="POST")
+        form = urlencode({"grant_type": _GRANT, "apikey": key}).encode()
+        kind = "application/x-www-form-urlencoded"
+        headers = {"Content-Type": kind, "Accept": "application/json"}
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
-                told: Mapping[str, object] = json.loads(reply.read())
-                return told
-        except urllib.error.HTTPError as error:
-            raise _read_fault(error) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            # the text of the error is left out, because it may quote the request
+            reply = HttpClient().send("POST", self._url, form, headers)
+            if reply.status >= 300:
+                raise _read_fault(reply)
+            told: Mapping[str, object] = json.loads(reply.body)
+            return told
+        except NoReply as error:
+            raise CloudFault(0, "no token", str(error)) from error
+        except ValueError as error:  # the text of the error may quote the reply
             raise CloudFault(0, "no token", type(error).__name__) from error
 
 
-def _read_fault(error: urllib.error.HTTPError) -> CloudFault:
+def _read_fault(reply: HttpReply) -> CloudFault:
     try:
-        with error:
-            told = json.loads(error.read())
-            code, message = str(told["errorCode"]), str(told["errorMessage"])
-    except (OSError, ValueError, LookupError, TypeError):
-        code, message = f"HTTP {error.code}", ""
+        told = json.loads(reply.body)
+        code, message = str(told["errorCode"]), str(told["errorMessage"])
+    except (ValueError, LookupError, TypeError):
+        code, message = f"HTTP {reply.status}", ""
     # IAM answers with the status 400 if it does not know the key
-    return CloudFault(401 if error.code == 400 else error.code, code, message)
+    return CloudFault(401 if reply.status == 400 else reply.status, code, message)

@@ -4,18 +4,15 @@ control plane.
 """
 
 import asyncio
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
+from cavvy.http_client import HttpClient, NoReply
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import TryAgain
-from cavvy.providers.redirects import NoRedirects
 
 AT_ONCE = 64  # requests to all endpoints of an account
 # the answer to a request that the cloud does not accept now
@@ -43,8 +40,7 @@ class EndpointHttp(EndpointThreads):
 
     def __init__(self, name: str, read_s: float) -> None:
         super().__init__(name)
-        self._read_s = read_s
-        self._opener = urllib.request.build_opener(NoRedirects())
+        self._http = HttpClient(idle_s=read_s, limit_s=read_s)
 
     async def post(
         self,
@@ -65,18 +61,11 @@ class EndpointHttp(EndpointThreads):
     def _post(self, url: str, request: ReplicaRequest, more: Mapping[str, str]) -> ReplicaAnswer:
         headers = {each: request.headers[each] for each in _HEADERS if each in request.headers}
         headers = {"content-type": "application/json", **headers, **more}
-        sent = urllib.request.Request(url, data=request.body, headers=headers, method="POST")
         try:
-            with self._opener.open(sent, timeout=self._read_s) as reply:
-                return _read(reply.status, reply.headers, reply.read())
-        except urllib.error.HTTPError as error:
-            try:
-                with error:
-                    return _read(error.code, error.headers, error.read())
-            except (OSError, http.client.HTTPException) as lost:
-                raise TryAgain(f"the answer from {url} was lost: {lost}") from lost
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TryAgain(f"no answer from {url}: {type(error).__name__}") from error
+            reply = self._http.send("POST", url, request.body, headers)
+        except NoReply as error:
+            raise TryAgain(f"no answer from {url}: {error}") from error
+        return ReplicaAnswer(status=reply.status, headers=reply.headers, body=reply.body)
 
 
 def read_error(answer: ReplicaAnswer) -> str | None:
@@ -93,8 +82,3 @@ def read_error(answer: ReplicaAnswer) -> str | None:
 def keep_content_type(answer: ReplicaAnswer) -> Mapping[str, str]:
     """Return the answer's headers that are passed on to the caller."""
     return {each: answer.headers[each] for each in ("content-type",) if each in answer.headers}
-
-
-def _read(status: int, headers: Any, body: bytes) -> ReplicaAnswer:
-    given = {str(name).lower(): str(value) for name, value in headers.items()}
-    return ReplicaAnswer(status=status, headers=given, body=body)

@@ -3,24 +3,20 @@ and placement groups.
 """
 
 import asyncio
-import http.client
 import json
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from cavvy.http_client import HttpClient, NoReply
 from cavvy.providers.base import ProviderError, Refused, TryAgain
-from cavvy.providers.redirects import NoRedirects
 
 Object = dict[str, Any]
 
 _CALL_S = 30.0
+_MOST_BYTES = 1 << 28  # of a reply, which can be the whole output of a job's driver
 _AT_ONCE = 8
 _MANY = 10000  # maximum number of entries that the state API lists
 _DENIED = frozenset({401, 403, 407})
@@ -70,14 +66,7 @@ class RayDashboard:
             _AT_ONCE, f"ray-{address.name}"
         )  # separate threads, so that a slow dashboard does not delay other clusters
         self._shown: Mapping[str, str] | None = None  # the headers that the last request sent
-        handlers: list[urllib.request.BaseHandler] = [NoRedirects()]
-        if urlsplit(address.url).scheme == "https":
-            handlers.append(
-                urllib.request.HTTPSHandler(
-                    context=ssl.create_default_context(cafile=address.ca_file)
-                )
-            )
-        self._opener = urllib.request.build_opener(*handlers)
+        self._http = HttpClient(idle_s=_CALL_S, most_bytes=_MOST_BYTES, ca_file=address.ca_file)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -183,28 +172,15 @@ class RayDashboard:
     ) -> object:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", "Content-Type": "application/json", **shown}
-        request = urllib.request.Request(
-            self.address.url + path, data=data, headers=headers, method=method
-        )
         try:
-            with self._opener.open(request, timeout=_CALL_S) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            raise DashboardRefused(error.code, _read(error)) from error
-        # OSError includes TLS errors
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
+            reply = self._http.send(method, self.address.url + path, data, headers)
+            if reply.status < 300:
+                return json.loads(reply.body)
+        except (NoReply, ValueError) as error:
             raise TryAgain(
-                f"{self.address.name}: {self.address.url} cannot be reached: {reason}"
+                f"{self.address.name}: {self.address.url} cannot be reached: {error}"
             ) from error
-
-
-def _read(error: urllib.error.HTTPError) -> str:
-    """Read the reason for a refusal; return "" if the connection breaks before the reason
-    arrives."""
-    with error, suppress(OSError, http.client.HTTPException):
-        return error.read(65536).decode(errors="replace")
-    return ""
+        raise DashboardRefused(reply.status, reply.body[:65536].decode(errors="replace"))
 
 
 def _object(told: object) -> Object:

@@ -9,14 +9,10 @@ effect.
 """
 
 import asyncio
-import email.message
-import http.client
 import json
 import re
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -25,18 +21,17 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from cavvy.http_client import HttpClient, HttpReply, NoReply
 from cavvy.providers.page_links import is_same_server
 from cavvy.providers.recording import CallRecorder
-from cavvy.providers.redirects import NoRedirects
 from cavvy.providers.vm.cloud import CloudFault
-from cavvy.timed_replies import connect_timed
 
 Json = Any  # a parsed reply; only the cloud's own package reads its fields
 ReadError = Callable[[Json], tuple[str, str]]  # parsed error reply -> the error's code and message
 # (method, URL, body) -> the headers that sign the request
 Sign = Callable[[str, str, bytes | None], Mapping[str, str]]
-# (parsed body, headers of the reply) -> the result of the call
-ReadReply = Callable[[Json, email.message.Message], Json]
+# (parsed body, headers of the reply, with names in lower case) -> the result of the call
+ReadReply = Callable[[Json, Mapping[str, str]], Json]
 # a body that is not text is sent as JSON
 Body = Mapping[str, Any] | str | None
 # (a page, the headers of its reply) -> the path or URL of the next page; None after the last page
@@ -44,16 +39,13 @@ ReadNext = Callable[[Json, Mapping[str, str]], str | None]
 
 _CALL_S = 30.0  # maximum time in seconds without any byte of the reply
 _REPLY_S = 60.0  # maximum time in seconds until the reply is complete
+_MOST_BYTES = 1 << 28  # of a reply; some lists of machine types have tens of MB
 _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 # longer waits that a reply requests are cut to this; no known rate limit lasts longer
 _LONGEST_LIMIT_S = 3600.0
 _MOST_PAGES = 500
-_HEADERS = {
-    "Content-Type": "application/json",
-    "Accept": "application/json",
-    "User-Agent": "cavvy",
-}
+_HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 
 # records the calls that are made in the current context
 RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
@@ -84,7 +76,7 @@ class RestClient:
         self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
         self._threads = ThreadPoolExecutor(8, "rest")  # this client's own threads
-        self._opener = urllib.request.build_opener(NoRedirects(), _Http(), _Https())
+        self._http = HttpClient(idle_s=_CALL_S, limit_s=_REPLY_S, most_bytes=_MOST_BYTES)
         self._closed = threading.Event()
         # no call is made before this time (monotonic clock), because of a reply with the status 429
         self._limited_until = 0.0
@@ -190,15 +182,17 @@ class RestClient:
         """Send a GET request, and store the headers of the reply in `told_headers`."""
         for attempt in range(_ATTEMPTS):
             self._await_limit()
+            reply = None
             try:
-                return self._call("GET", path, None, told_headers=told_headers)
+                reply = self._ask("GET", path, None)
+                result = self._result(reply)
+                told_headers |= reply.headers
+                return result
             except CloudFault as fault:
                 again = fault.uncertain or fault.status == 429
                 if not again or attempt == _ATTEMPTS - 1:
                     raise
-                after = fault.__cause__
-            told = _wish(after.headers) if isinstance(after, urllib.error.HTTPError) else None
-            self._closed.wait(_pause(attempt, told))
+            self._closed.wait(_pause(attempt, None if reply is None else _wish(reply)))
         raise AssertionError("unreachable")
 
     def _await_limit(self) -> None:
@@ -219,26 +213,35 @@ class RestClient:
         body: Body,
         read: Callable[[bytes], Json] = json.loads,
         headers: Mapping[str, str] = MappingProxyType({}),
-        told_headers: dict[str, str] | None = None,
     ) -> Json:
+        return self._result(self._ask(method, path, body, headers), read)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Body,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> HttpReply:
         url, text = self._endpoint + path, isinstance(body, str)
         kind = {"Content-Type": "text/plain; charset=utf-8"} if text else {}
         data = None if body is None else str(body if text else json.dumps(body)).encode()
         headers = {**_HEADERS, **kind, **headers, **self._prove(method, url, data)}
-        request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
-            with self._opener.open(request, timeout=_CALL_S) as reply:
-                content = reply.read()
-                if told_headers is not None:
-                    told_headers |= {name.lower(): each for name, each in reply.headers.items()}
-                return self._read_reply(read(content) if content else None, reply.headers)
-        except urllib.error.HTTPError as error:
-            if error.code == 429 and (wish := _wish(error.headers)) is not None:
-                self._limited_until = time.monotonic() + min(wish, _LONGEST_LIMIT_S)
-            raise self._fault(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
-        except ValueError as error:  # the error's text may contain the token
+            reply = self._http.send(method, url, data, headers)
+        except NoReply as error:
+            raise CloudFault(0, "no reply", str(error)) from error
+        if reply.status == 429 and (wish := _wish(reply)) is not None:
+            self._limited_until = time.monotonic() + min(wish, _LONGEST_LIMIT_S)
+        return reply
+
+    def _result(self, reply: HttpReply, read: Callable[[bytes], Json] = json.loads) -> Json:
+        """Return the result of a call. Raises CloudFault."""
+        if reply.status >= 300:
+            raise self._fault(reply)
+        try:
+            return self._read_reply(read(reply.body) if reply.body else None, reply.headers)
+        except (ValueError, RecursionError) as error:
             raise CloudFault(0, "no reply", type(error).__name__) from error
 
     def _prove(self, method: str, url: str, data: bytes | None) -> Mapping[str, str]:
@@ -250,31 +253,20 @@ class RestClient:
             return {}
         return {self._key_header: key} if self._key_header else _bearer(key)
 
-    def _fault(self, error: urllib.error.HTTPError) -> CloudFault:
+    def _fault(self, reply: HttpReply) -> CloudFault:
         try:
-            with error:
-                code, message = self._read_error(json.loads(error.read()))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # an unusual body
-            code, message = f"HTTP {error.code}", ""
-        status = 429 if code in self._later else error.code
+            code, message = self._read_error(json.loads(reply.body))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # unusual
+            code, message = f"HTTP {reply.status}", ""
+        status = 429 if code in self._later else reply.status
         return CloudFault(status, str(code), str(message)[:500])
 
 
-class _Http(urllib.request.HTTPHandler):
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(connect_timed(http.client.HTTPConnection, _REPLY_S), request)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(connect_timed(http.client.HTTPSConnection, _REPLY_S), request)
-
-
-def _wish(headers: email.message.Message) -> float | None:
+def _wish(reply: HttpReply) -> float | None:
     """Return the seconds that the client should wait, as stated in a reply's headers, or None if
     the headers state no time.
     """
-    told = headers.get("Retry-After", "")
+    told = reply.headers.get("retry-after", "")
     return float(told) if told.isdecimal() else None
 
 

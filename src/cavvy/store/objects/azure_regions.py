@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from cavvy.domain.values import Struct
+from cavvy.http_client import HttpReply
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing
-from cavvy.store.objects.http import WebAnswer, ask
+from cavvy.store.objects.http import ask
 
 # the variables of Azure's own libraries, and the subscription of the account
 KEYS = (
@@ -44,7 +45,7 @@ class AzureDirectory(Struct, frozen=True, kw_only=True):
             f"Microsoft.Storage/storageAccounts?api-version={_VERSION}"
         )
         for _ in range(_MOST_PAGES):
-            told = _read(ask("GET", url, None, {"Authorization": f"Bearer {token}"}))
+            told = _read(ask("GET", url, headers={"Authorization": f"Bearer {token}"}))
             for each in told.get("value") or ():
                 if str(each.get("name", "")).lower() == account.lower():
                     return str(each["location"]).replace(" ", "").lower()
@@ -71,7 +72,7 @@ class AzureDirectory(Struct, frozen=True, kw_only=True):
         return str(told.get("access_token") or "")
 
 
-def _read(answer: WebAnswer) -> dict[str, Any]:
+def _read(answer: HttpReply) -> dict[str, Any]:
     """Return the parsed reply. Raises ObjectDenied if the reply reports an error."""
     try:
         told = json.loads(answer.body)

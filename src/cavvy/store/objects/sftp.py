@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cavvy.domain.targets import EVERY
+from cavvy.http_client import TargetDenied, connect_allowed, list_allowed
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectMissing, ObjectTryAgain
-from cavvy.store.objects.http import connect_allowed, list_allowed
 
 if TYPE_CHECKING:
     import asyncssh
@@ -33,7 +33,8 @@ class SftpServer:
         user, at, host = where.rpartition("@")
         self._where = host
         name, colon, port = host.rpartition(":")
-        self._host, self._port = (name, int(port)) if colon and port.isdigit() else (host, 22)
+        found = (name, int(port)) if colon and port.isdecimal() else (host, 22)
+        self._host, self._port = found[0].strip("[]"), found[1]
         self._user = user if at else keys.get("SFTP_USER", "")
         self._keys = keys
         self._targets = targets
@@ -141,6 +142,8 @@ class SftpServer:
                     line.start_sftp_client() as sftp,
                 ):
                     return await work(sftp)
+        except TargetDenied as error:
+            raise ObjectDenied(str(error)) from error
         except asyncssh.SFTPNoSuchFile as error:
             raise ObjectMissing(f"{self._where}: {error.reason}") from error
         except (
@@ -155,7 +158,7 @@ class SftpServer:
     def _dial(self) -> socket.socket | None:
         """Connect to an allowed address. If every private target may be called, return None:
         asyncssh then connects, and finds hosts in `~/.ssh/config` of the server's user. Raises
-        ObjectDenied, OSError.
+        TargetDenied, OSError.
         """
         if self._targets != EVERY:
             address = self._host, self._port

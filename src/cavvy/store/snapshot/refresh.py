@@ -3,26 +3,23 @@ fetched offers.
 """
 
 import hashlib
-import http.client
 import os
 import shutil
 import sqlite3
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
 from cavvy.domain.offers import Offer
+from cavvy.http_client import HttpClient, NoReply, ReplyTooLong, TargetDenied
 from cavvy.store.snapshot import choose
 from cavvy.store.snapshot.layout import SnapshotError
 from cavvy.store.snapshot.reader import CatalogSnapshot
 from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
 
 _MOST_BYTES = 512 << 20
-_TIMEOUT_S = 60
-_PIECE = 1 << 20
+_TIMEOUT_S, _LIMIT_S = 60, 3600  # seconds without any byte, and for the whole file
 
 
 def refresh_from(place: str, *, sha256: str | None = None) -> Path:
@@ -132,28 +129,16 @@ def _copy(place: Path, new: Path) -> None:
 def _download(url: str, new: Path) -> None:
     if url.split("://", 1)[0] not in ("http", "https"):
         raise SnapshotError(f"{url} is not an http or https URL")
+    client = HttpClient(redirects=True, idle_s=_TIMEOUT_S, limit_s=_LIMIT_S, most_bytes=_MOST_BYTES)
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply, new.open("wb") as file:
-            promised = reply.headers.get("Content-Length")
-            got = _pour(reply.read, file.write)
-    except urllib.error.HTTPError as error:
-        error.close()
+        with new.open("wb") as file:
+            reply = client.send("GET", url, into=file)
+    except ReplyTooLong as error:
+        raise SnapshotError(f"{error}; {url} is not a catalog") from error
+    except (NoReply, TargetDenied) as error:
         raise SnapshotError(f"{url} cannot be read: {error}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise SnapshotError(f"{url} cannot be read: {getattr(error, 'reason', error)}") from error
-    if promised is not None and got != int(promised):
-        raise SnapshotError(f"{url} sent only {got:,} of {int(promised):,} bytes; try again")
-
-
-def _pour(read: Callable[[int], bytes], write: Callable[[bytes], int]) -> int:
-    got = 0
-    while piece := read(_PIECE):
-        got += write(piece)
-        if got > _MOST_BYTES:
-            raise SnapshotError(
-                f"the file is larger than {_MOST_BYTES >> 20} MiB; it is not a catalog"
-            )
-    return got
+    if reply.status != 200:
+        raise SnapshotError(f"{url} cannot be read: HTTP {reply.status} {reply.reason}")
 
 
 def _check_hash(new: Path, place: str, sha256: str | None) -> None:

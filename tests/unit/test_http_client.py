@@ -1,0 +1,368 @@
+"""What other servers may do to the server: each caller whose URL a user chooses obeys one rule."""
+
+import asyncio
+import gzip
+import itertools
+import socket
+import ssl
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.certificates import Authority
+
+from cavvy import http_client
+from cavvy.api import id_tokens
+from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
+from cavvy.control.webhooks import post_json
+from cavvy.http_client import HttpClient, InvalidRequest, NoReply, ReplyTooLong, TargetDenied
+from cavvy.providers.abilities import ReplicaRequest
+from cavvy.providers.base import TryAgain
+from cavvy.providers.ibm.iam import IamTokens
+from cavvy.providers.managed.endpoint_http import EndpointHttp
+from cavvy.providers.ray import calls
+from cavvy.providers.ray.calls import DashboardAddress, DashboardRefused, RayDashboard
+from cavvy.providers.vm import rest
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import RestClient
+from cavvy.store.objects.azure import AzureContainer
+from cavvy.store.objects.base import ObjectError
+from cavvy.store.objects.http import WebPages
+from cavvy.store.objects.s3 import XmlBucket
+from cavvy.store.objects.sftp import SftpServer
+from cavvy.store.objects.signing import NoSigner
+
+ALLOWED, INSIDE = "127.0.0.1", "127.0.0.5"  # an administrator allows the first one only
+Call = Callable[[str, str], object]
+
+
+class Failed(Exception):
+    """A caller reports a problem as text."""
+
+
+def now() -> datetime:
+    return datetime(2027, 1, 2, tzinfo=UTC)
+
+
+def notify(url: str, targets: str) -> None:
+    if problem := asyncio.run(post_json(url, b"{}", targets)):
+        raise Failed(problem)
+
+
+def pull(url: str, targets: str) -> object:
+    repository = ImageRepository(parse_image("a/b"), None, targets)
+    if (reply := repository._send(url, (), "")).status != 200:
+        raise Failed(str(reply.status))
+    return reply.body
+
+
+def read_bucket(url: str, targets: str) -> object:
+    bucket = XmlBucket("data", NoSigner(), now, endpoint=url)
+    bucket.targets = targets
+    return bucket.get("x")
+
+
+def read_container(url: str, targets: str) -> object:
+    container = AzureContainer("data", "account", "a2V5", now, endpoint=url)
+    container.targets = targets
+    return container.get("x")
+
+
+def read_issuer(url: str, targets: str) -> object:
+    """An issuer may name addresses on its own host, which an admin has named."""
+    host = targets or "issuer.test"
+    return id_tokens._fetch(url, f"{urlsplit(url).scheme}://{host}")
+
+
+def read_sftp(url: str, targets: str) -> object:
+    return SftpServer(urlsplit(url).netloc, {}, targets).head("/x")
+
+
+# The callers whose URLs users choose, and the callers whose URLs administrators and clouds choose
+WEB: dict[str, Call] = {
+    "webhook": notify,
+    "registry": pull,
+    "bucket": read_bucket,
+    "container": read_container,
+    "web page": lambda url, targets: WebPages(root=url, targets=targets).get("x"),
+    "issuer": read_issuer,
+}
+OWN: dict[str, Call] = {
+    "cloud": lambda url, _: asyncio.run(
+        RestClient(url, lambda: "", lambda told: ("", "")).send("POST", "/x")
+    ),
+    "endpoint": lambda url, _: asyncio.run(
+        EndpointHttp("x", 10.0).post(url, lambda: "key", ReplicaRequest(body=b"", headers={}))
+    ),
+    "ray": lambda url, _: asyncio.run(RayDashboard(DashboardAddress(name="r", url=url)).version()),
+    "iam": lambda url, _: IamTokens({"iam_endpoint": url, "api_key": "k"}, now)._request("k"),
+}
+ERRORS = (
+    *(Failed, TargetDenied, ObjectError, RegistrySilent, id_tokens.IssuerSilent),
+    *(CloudFault, TryAgain, DashboardRefused),
+)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request with `answer`, and notes its path."""
+
+    def __init__(self, host: str, answer: Callable[[BaseHTTPRequestHandler], object]) -> None:
+        self.asked: list[str] = []
+        self.stopped = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.path)
+                with suppress(OSError):
+                    answer(self)
+
+            do_POST = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__((host, 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.server_address[0]!s}:{self.server_port}"
+
+
+@contextmanager
+def serving(
+    answer: Callable[[BaseHTTPRequestHandler], object],
+    host: str = ALLOWED,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Server]:
+    with Server(host, answer) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.stopped.set()
+            server.shutdown()
+
+
+def reply(
+    request: BaseHTTPRequestHandler, body: bytes = b"{}", status: int = 200, **headers: str
+) -> None:
+    request.send_response(status)
+    for name, value in {"Content_Length": str(len(body)), **headers}.items():
+        request.send_header(name.replace("_", "-"), value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+NAMES = {"both.test": ["8.8.8.8", "10.0.0.1"], "inner.test": ["fd00::1"]}
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names in NAMES, and `rebound.test`, which is another address at each second look."""
+    rebound = itertools.chain([ALLOWED], itertools.repeat(INSIDE))
+    resolve = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        found = [next(rebound)] if host == "rebound.test" else NAMES.get(host, [host])
+        return [each for name in found for each in resolve(name, *rest, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"], ids=["direct", "proxy"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("169.254.169.254", "[fd00:ec2::254]", "[::ffff:169.254.169.254]", "[::ffff:10.0.0.1]"),
+        *("2130706433", "0x7f.1", "10.0.0.1", "localhost", "both.test", "inner.test"),
+    ],
+)
+@pytest.mark.parametrize("call", [*WEB.values(), read_sftp], ids=[*WEB, "sftp"])
+def test_users_reach_nothing_inside(
+    call: Call, host: str, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(ERRORS, match=r"the server does not call|private_targets does not list it"):
+        call(f"https://{host}", "")
+
+
+@pytest.mark.parametrize("call", WEB.values(), ids=WEB)
+def test_the_address_that_is_called_is_checked(call: Call) -> None:
+    with serving(reply, INSIDE) as inside:
+        scheme = "https" if call is read_issuer else "http"
+        with pytest.raises(ERRORS, match=r"rebound\.test is not a public address"):
+            call(f"{scheme}://rebound.test:{inside.server_port}", ALLOWED)
+        assert inside.asked == []
+
+
+@pytest.mark.parametrize("call", [*WEB.values(), *OWN.values()], ids=[*WEB, *OWN])
+def test_a_redirect_leads_nowhere_else(call: Call) -> None:
+    with serving(reply, INSIDE) as inside:
+        for to in (inside.url, f"//{INSIDE}:{inside.server_port}/", "ftp://127.0.0.5/", "http://["):
+            with serving(lambda request, to=to: reply(request, b"no", 302, Location=to)) as outer:
+                if call is OWN["endpoint"]:
+                    assert call(outer.url, ALLOWED).status == 302  # type: ignore[attr-defined]
+                    continue
+                with pytest.raises(ERRORS):
+                    call(outer.url, ALLOWED)
+        assert inside.asked == []
+
+
+def test_redirects_in_a_circle_end() -> None:
+    with serving(lambda request: reply(request, b"", 302, Location="/")) as server:
+        assert HttpClient(redirects=True).send("GET", server.url).status == 302
+        assert len(server.asked) == 11
+
+
+def test_a_login_does_not_follow_a_redirect_and_a_write_follows_none() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        moved = {"Location": "/b?x=a b"} if request.path == "/a" else {}
+        reply(
+            request, str(request.headers["Authorization"]).encode(), 307 if moved else 200, **moved
+        )
+
+    client, login = HttpClient(redirects=True), {"Authorization": "Bearer 1"}
+    with serving(answer) as server:
+        assert client.send("GET", f"{server.url}/a", None, login).body == b"None"
+        assert client.send("GET", f"{server.url}/b", None, login).body == b"Bearer 1"
+        assert client.send("POST", f"{server.url}/a", b"", login).status == 307
+        assert server.asked == ["/a", "/b?x=a%20b", "/b", "/a"]
+
+
+def test_a_redirect_does_not_leave_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue())
+    client = HttpClient(redirects=True, ca_file=str(authority.ca))
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        to = {"/out": plain.url, "/": "/beside"}.get(request.path)
+        reply(request, b"", 302 if to else 200, **{"Location": to} if to else {})
+
+    with serving(reply) as plain, serving(answer, tls=tls) as secure:
+        url = secure.url.replace("http:", "https:")
+        with pytest.raises(TargetDenied, match="redirects to an address without https://"):
+            client.send("GET", f"{url}/out")
+        assert plain.asked == []
+        assert client.send("GET", url).status == 200
+        with pytest.raises(NoReply, match="certificate"):
+            HttpClient().send("GET", url)
+
+
+def send_without_end(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.end_headers()
+    while True:
+        request.wfile.write(bytes(1 << 20))
+
+
+@pytest.mark.parametrize("call", [*WEB.values(), *OWN.values()], ids=[*WEB, *OWN])
+def test_a_body_without_end_is_not_kept(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(calls, "_MOST_BYTES", 1 << 20)
+    with serving(send_without_end) as server:
+        if call is notify:
+            return call(server.url, ALLOWED)  # the body does not matter
+        with pytest.raises(ERRORS, match=r"longer than \d+ MiB"):
+            call(server.url, ALLOWED)
+
+
+BOMB = gzip.compress(bytes(64 << 20))
+
+
+@pytest.mark.parametrize("call", [*WEB.values(), *OWN.values()], ids=[*WEB, *OWN])
+def test_a_compressed_body_is_not_unpacked(call: Call) -> None:
+    with serving(lambda request: reply(request, BOMB, Content_Encoding="gzip")) as server:
+        tracemalloc.start()
+        try:
+            with suppress(*ERRORS):
+                call(server.url, ALLOWED)
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HT"])
+@pytest.mark.parametrize("call", [*WEB.values(), *OWN.values()], ids=[*WEB, *OWN])
+def test_a_reply_that_arrives_byte_by_byte_has_a_time_limit(
+    call: Call, head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock passes three seconds at each look at it."""
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(head)
+        while not server.stopped.wait(0.001):
+            request.wfile.write(b"x")
+
+    monkeypatch.setattr(http_client, "monotonic", itertools.count(0, 3).__next__)
+    with serving(drip) as server:
+        if call is notify and head.endswith(b"\r\n\r\n"):
+            return call(server.url, ALLOWED)  # the body does not matter
+        with pytest.raises(ERRORS, match=r"not complete after|timed out|more than 30 s"):
+            call(server.url, ALLOWED)
+
+
+def test_a_name_with_many_addresses_has_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "many.test", [f"127.0.1.{n}" for n in range(200)])
+    monkeypatch.setattr(http_client, "monotonic", itertools.count(0, 3).__next__)
+    with pytest.raises(NoReply, match=r"no connection to many\.test in time"):
+        HttpClient(targets="127.0.0.0/8", limit_s=30).send("GET", "http://many.test:9/")
+
+
+def test_a_cut_body_is_no_body() -> None:
+    with (
+        serving(lambda request: reply(request, b"12345", Content_Length="10")) as server,
+        pytest.raises(NoReply, match="sent only 5 of 10 bytes"),
+    ):
+        HttpClient().send("GET", server.url)
+
+
+def test_an_error_is_reported_even_if_its_body_is_cut() -> None:
+    with serving(lambda request: reply(request, b"1", 503, Content_Length="10")) as server:
+        answer = HttpClient().send("GET", server.url)
+        assert (answer.status, answer.body) == (503, b"")
+
+
+def test_a_body_of_the_largest_size_is_read() -> None:
+    with serving(lambda request: reply(request, bytes(1 << 20))) as server:
+        assert len(HttpClient(most_bytes=1 << 20).send("GET", server.url).body) == 1 << 20
+        with pytest.raises(ReplyTooLong):
+            HttpClient(most_bytes=(1 << 20) - 1).send("GET", server.url)
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        *(
+            (each, {})
+            for each in ("", "file:///etc/passwd", "http:///x", "http://a b/", "http://[")
+        ),
+        *((each, {}) for each in ("http://ann:s3cret@127.0.0.1/", "http://a.test:s3cret/")),
+        ("http://127.0.0.1:9/", {"Authorization": "Bearer s3cret\nX: y"}),
+    ],
+)
+def test_a_request_that_cannot_be_sent_is_not_quoted(url: str, headers: dict[str, str]) -> None:
+    with pytest.raises((InvalidRequest, NoReply)) as caught:
+        HttpClient().send("GET", url, None, headers)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_environment_names_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(reply) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", "beside.test")
+        HttpClient(targets="").send("GET", "http://outside.test/x")
+        assert proxy.asked == ["http://outside.test/x"]
+        with pytest.raises(NoReply):
+            HttpClient(targets="").send("GET", "http://beside.test/x")
+        assert len(proxy.asked) == 1
