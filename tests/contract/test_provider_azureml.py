@@ -21,8 +21,8 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml
-from cavvy.providers.azureml.manifest import MANIFEST
-from cavvy.providers.azureml.service import AzureMlService, read_job
+from cavvy.providers.azureml import MANIFEST
+from cavvy.providers.azureml.jobs import AzureMlService, read_job
 from cavvy.providers.base import (
     GangState,
     NoCapacity,
@@ -373,7 +373,7 @@ class TestAzureMl(RestContract):
                 assert len(account.api.archived) == archived
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cavvy.providers.azureml.service._ARCHIVED", 2)
+            patch.setattr("cavvy.providers.azureml.jobs._ARCHIVED", 2)
             asyncio.run(scenario())
 
     def test_only_the_calls_of_the_rights_are_made(self, account: AzureMlPlace) -> None:

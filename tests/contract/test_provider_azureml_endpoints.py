@@ -32,9 +32,9 @@ from cavvy.domain.tasks import TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_endpoints
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.azureml_endpoints.manifest import MANIFEST
-from cavvy.providers.azureml_endpoints.runtime import make_endpoints, read_answer
-from cavvy.providers.azureml_endpoints.service import AzureMlEndpoints, name_fault
+from cavvy.providers.azureml.endpoint_calls import make_endpoints, read_answer
+from cavvy.providers.azureml.endpoints import AzureMlEndpoints, name_fault
+from cavvy.providers.azureml_endpoints import MANIFEST
 from cavvy.providers.base import (
     GangState,
     NotFound,

@@ -21,11 +21,11 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
 from cavvy.providers.azureml.names import make_short_name
-from cavvy.providers.azureml_notebooks.manifest import MANIFEST
-from cavvy.providers.azureml_notebooks.service import (
+from cavvy.providers.azureml.notebooks import (
     ComputeInstances,
     read_instance,
 )
+from cavvy.providers.azureml_notebooks import MANIFEST
 from cavvy.providers.base import GangState, ProviderContext, Refused
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace

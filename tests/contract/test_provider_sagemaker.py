@@ -35,7 +35,7 @@ from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
 from cavvy.providers.sagemaker import MANIFEST
-from cavvy.providers.sagemaker.service import SageMakerService, read_job
+from cavvy.providers.sagemaker.jobs import SageMakerService, read_job
 
 PROOF = Proof("sagemaker", False, "a strict stand-in for SageMaker, by real boto3")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)

@@ -37,9 +37,9 @@ from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.objections import list_objections, refuses_all
+from cavvy.providers.sagemaker.endpoint_calls import SageMakerRuntime
+from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints
 from cavvy.providers.sagemaker_endpoints import MANIFEST
-from cavvy.providers.sagemaker_endpoints.runtime import SageMakerRuntime
-from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints
 from cavvy.providers.vm.cloud import CloudFault
 
 PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")

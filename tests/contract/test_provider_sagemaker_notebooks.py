@@ -32,8 +32,8 @@ from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
+from cavvy.providers.sagemaker.notebooks import NotebookInstances
 from cavvy.providers.sagemaker_notebooks import MANIFEST
-from cavvy.providers.sagemaker_notebooks.service import NotebookInstances
 from cavvy.providers.vm.provider import VmProvider
 
 PROOF = Proof(

@@ -34,8 +34,8 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.objections import list_objections, refuses_all
-from cavvy.providers.vertex_endpoints.runtime import read_answer
-from cavvy.providers.vertex_endpoints.service import VertexEndpoints
+from cavvy.providers.vertex.endpoint_calls import read_answer
+from cavvy.providers.vertex.endpoints import VertexEndpoints
 from cavvy.providers.vm.cloud import CloudFault
 
 PROOF = Proof("vertex-endpoints", False, "a strict stand-in for Vertex AI's endpoints")

@@ -25,7 +25,7 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.vertex_workbench.service import WorkbenchInstances, read_instance
+from cavvy.providers.vertex.workbench import WorkbenchInstances, read_instance
 from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("vertex-workbench", False, "a strict stand-in for Vertex AI Workbench")

@@ -13,14 +13,14 @@ from tests.unit.test_ecs_notices import gang, publish_to
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import asdict, replace
 from cavvy.providers.aws_batch.service import BatchService
-from cavvy.providers.azureml.service import AzureMlService
+from cavvy.providers.azureml.jobs import AzureMlService
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.container import make_container_script
 from cavvy.providers.managed.remote import container
 from cavvy.providers.managed.remote.container import find_address, read_place, stay
 from cavvy.providers.managed.service import HostList, ManagedService
-from cavvy.providers.sagemaker.service import SageMakerService
-from cavvy.providers.vertex.service import VertexService
+from cavvy.providers.sagemaker.jobs import SageMakerService
+from cavvy.providers.vertex.jobs import VertexService
 
 
 def test_sagemakers_file_gives_the_rank(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cavvy.domain.values import replace
 from cavvy.importers import parse_task
 from cavvy.providers.abilities import CHECKS_TASKS
 from cavvy.providers.base import Manifest
-from cavvy.providers.ecs.manifest import MANIFEST as ECS
+from cavvy.providers.ecs import MANIFEST as ECS
 from cavvy.providers.objections import list_objections
 from cavvy.spec import SpecError
 from cavvy.spec.support import read_options

@@ -22,7 +22,7 @@ from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.formats.sagemaker.request import CHANNELS, DataChannel
 from cavvy.providers.managed.container import make_container_script
 from cavvy.providers.sagemaker.channels import list_channels, list_placed
-from cavvy.providers.sagemaker.service import SageMakerService
+from cavvy.providers.sagemaker.jobs import SageMakerService
 
 ROOT = "/opt/ml/input/data"
 OFFER = Offer(

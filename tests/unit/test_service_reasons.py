@@ -14,7 +14,7 @@ from cavvy.providers.formats.aws_batch.request import (
     BatchRetries,
     make_job_definition,
 )
-from cavvy.providers.sagemaker.service import read_job as read_training_job
+from cavvy.providers.sagemaker.jobs import read_job as read_training_job
 
 LOST = "Host EC2 (instance i-0123456789abcdef0) terminated."
 

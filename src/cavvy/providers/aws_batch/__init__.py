@@ -1,3 +1,105 @@
 """AWS Batch: each gang is one job in a queue, and the job's containers start the agent."""
 
-from cavvy.providers.aws_batch.manifest import MANIFEST as MANIFEST
+from datetime import timedelta
+
+from cavvy.providers.aws.settings import ACCOUNT
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide"
+_JOBS = f"{_GUIDE}/job_definition_parameters.html"
+_CONTAINER = f"a job is a container, and Cavvy does not let jobs start containers ({_JOBS})"
+
+MANIFEST = Manifest(
+    name="aws-batch",
+    title="AWS Batch",
+    cloud="cavvy.providers.aws_batch.service:BatchService",
+    layer="cavvy.providers.managed.provider:make_provider",
+    docs="docs/guides/aws-batch.md",
+    abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "regions",
+        "queues",
+        "image",
+        "share",
+        "job_role",
+        "execution_role",
+        "memory_percent",
+    ),
+    visibility_delay=timedelta(minutes=1),
+    # the instance's metadata announce the end of a spot instance 120 seconds in advance
+    notice=timedelta(minutes=2),
+    rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "
+    "ListJobs, DescribeJobs, DescribeJobQueues, DescribeComputeEnvironments and TagResource, and "
+    "iam:PassRole for the roles that the settings name",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
+        "instances or of the role in `execution_role`; secrets for other registries are not "
+        f"supported yet ({_GUIDE}/private-registry.html)",
+        Feature.CAPACITY: "AWS Batch does not report free capacity; a job without capacity waits "
+        f"({_GUIDE}/job_stuck_in_runnable_capacity.html)",
+        Feature.VOLUMES: "a job mounts no EBS volumes; copy data from and to a bucket instead "
+        f"({_JOBS})",
+        Feature.MOUNTS: "a job is a container, in which host folders and EFS cannot be mounted yet "
+        f"({_JOBS})",
+        Feature.TUNNEL: "a job is a container without the permission to create "
+        f"a WireGuard interface ({_JOBS})",
+        Feature.NETWORK: "the compute environment selects the network "
+        f"({_GUIDE}/create-compute-environment.html)",
+        Feature.DISK: "the compute environment's launch template selects the disk "
+        f"({_GUIDE}/launch-templates.html)",
+        Feature.RESULTS: f"a job's disk is deleted when the job ends ({_JOBS}). If the server is "
+        "unreachable when the work ends, the results are stored in the bucket "
+        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
+        "job waits until its lease ends",
+    },
+    options={
+        "image": "the container image, in the format of the setting `image`",
+        "share": "the share identifier of the job, in place of the setting `share`",
+        "priority": "0 to 9999; in a queue with a fair-share policy, a job starts before the "
+        "jobs of the same share that have a lower priority",
+    },
+    settings=(
+        text(
+            "regions",
+            "The region of the queues. The default is the region of the AWS configuration.",
+        ),
+        *ACCOUNT,
+        text(
+            "queues",
+            "The job queues to use, separated by commas. Each queue must have one compute "
+            "environment with one instance type. Required.",
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names no image. `{region}` stands for the region. "
+            "Without "
+            "this setting, each task must name an image.",
+        ),
+        text(
+            "share",
+            "The share identifier of jobs whose task names no share identifier. Queues with a "
+            "fair-share policy need a share identifier; other queues do not use it.",
+        ),
+        text(
+            "job_role",
+            "The ARN of the role that gives the work its permissions. The default is no role.",
+        ),
+        text(
+            "execution_role",
+            "The ARN of the role that pulls the image. By default, the instances' own role pulls "
+            "the image.",
+        ),
+        number(
+            "memory_percent",
+            "The percentage of an instance's memory that a job requests; ECS needs the rest.",
+            default=90,
+            minimum=1,
+            unit="percent",
+            whole=True,
+        ),
+    ),
+)

@@ -20,3 +20,10 @@ RESOURCE_MANAGER = text(
     "The address of Azure Resource Manager, which differs in national clouds.",
     "https://management.azure.com",
 )
+# where a provider on Azure Machine Learning runs
+WORKSPACE = (
+    KEY_FILE,
+    SUBSCRIPTION,
+    text("resource_group", "The resource group of the workspace. Required."),
+    text("workspace", "The name of the workspace. Required."),
+)

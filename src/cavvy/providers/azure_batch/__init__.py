@@ -2,4 +2,104 @@
 agent.
 """
 
-from cavvy.providers.azure_batch.manifest import MANIFEST as MANIFEST
+from datetime import timedelta
+
+from cavvy.providers.azure.settings import KEY_FILE
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_DOCS = "https://learn.microsoft.com/azure/batch"
+_CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
+_POOL = "https://learn.microsoft.com/rest/api/batchservice/pool/add"
+_CONTAINER = f"a task is a container, and Cavvy does not let tasks start containers ({_CONTAINERS})"
+
+MANIFEST = Manifest(
+    name="azure-batch",
+    title="Azure Batch",
+    cloud="cavvy.providers.azure_batch.service:AzureBatchService",
+    layer="cavvy.providers.managed.provider:make_provider",
+    docs="docs/guides/azure-batch.md",
+    abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "account",
+        "sizes",
+        "spot",
+        "image",
+        "subnet",
+    ),
+    project_key="cavvy.providers.azure.project_key",
+    visibility_delay=timedelta(minutes=1),
+    rights="the role Azure Batch Data Contributor on the Batch account, or a role with the actions "
+    "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
+    "Microsoft.Batch/batchAccounts/jobs/read, write and delete",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "a pool that Azure Batch creates for a job has no managed identity, so "
+        f"Cavvy uses public images only ({_CONTAINERS})",
+        Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get "
+        "its machines reports an error, and Cavvy tries the next best offer "
+        f"({_DOCS}/batch-pool-node-error-checking)",
+        Feature.VOLUMES: "a pool can attach new, empty disks but no existing disks; copy data from "
+        f"and to a bucket instead ({_POOL})",
+        Feature.MOUNTS: "a task is a container; the pool's mounts are not supported yet "
+        f"({_DOCS}/virtual-file-mount)",
+        Feature.TUNNEL: "a task is a container without the permission to create "
+        f"a WireGuard interface ({_CONTAINERS})",
+        Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
+        f"({_DOCS}/batch-virtual-network)",
+        Feature.DISK: "the image and the machine size determine the disk; other disk sizes and "
+        f"types are not supported yet ({_POOL})",
+        Feature.NOTICE: "Azure Batch documents no notice before it reclaims a spot machine "
+        f"({_DOCS}/batch-spot-vms)",
+        Feature.RESULTS: "a job's machines are deleted when the job ends "
+        f"({_DOCS}/nodes-and-pools). If the server is unreachable when the work ends, the results "
+        "are stored in the bucket in `checkpoint.storage` or `server.results_url`; without a "
+        "bucket, the job waits until its lease ends",
+    },
+    options={"image": "the container image, in the format of the setting `image`"},
+    settings=(
+        KEY_FILE,
+        text(
+            "account",
+            "The name and the region of the Batch account, such as `train.westeurope`. Required.",
+        ),
+        text(
+            "sizes",
+            "Patterns of the sizes to offer, separated by commas, such as `Standard_N*, "
+            "Standard_D4s_v3`. The default is every supported size with a price in the catalog.",
+            "*",
+        ),
+        flag(
+            "spot",
+            "Set `true` if the account's pool allocation mode is user subscription. In "
+            "the mode user subscription, jobs can use spot machines, at the prices in Azure's "
+            "public list. In the allocation mode Batch service, jobs cannot use spot machines.",
+            default=False,
+        ),
+        text(
+            "image",
+            "The public image of jobs whose task names no image. Without this setting, each "
+            "task must "
+            "name an image.",
+        ),
+        text(
+            "subnet",
+            "The resource id of the subnet for the machines of pools. By default, Azure Batch "
+            "creates a network for each pool, and the pool's machines can reach the internet.",
+        ),
+        text(
+            "endpoint",
+            "The address of the Batch account, which differs in national clouds. `{name}` and "
+            "`{region}` stand for the account's name and region.",
+            "https://{name}.{region}.batch.azure.com",
+        ),
+        text(
+            "prices_endpoint",
+            "The address of Azure's public list of prices, or of a mirror, for servers that "
+            "cannot reach Azure's list. Cavvy reads only spot prices from this list.",
+            "https://prices.azure.com",
+        ),
+    ),
+)

@@ -1,3 +1,103 @@
 """Azure Machine Learning: each gang is one command job, whose containers start the agent."""
 
-from cavvy.providers.azureml.manifest import MANIFEST as MANIFEST
+from datetime import timedelta
+
+from cavvy.providers.azure import NOTICES
+from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_DOCS = "https://learn.microsoft.com/azure/machine-learning"
+_JOB = f"{_DOCS}/reference-yaml-job-command"
+_CLUSTER = f"{_DOCS}/reference-yaml-compute-aml"
+_CONTAINER = f"a command job is a container, and Cavvy does not let jobs start containers ({_JOB})"
+
+MANIFEST = Manifest(
+    name="azureml",
+    title="Azure Machine Learning",
+    cloud="cavvy.providers.azureml.jobs:AzureMlService",
+    layer="cavvy.providers.managed.provider:make_provider",
+    docs="docs/guides/azureml.md",
+    abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "subscription",
+        "resource_group",
+        "workspace",
+        "clusters",
+        "image",
+        "experiment",
+        "max_run_s",
+    ),
+    project_key="cavvy.providers.azure.project_key",
+    visibility_delay=timedelta(minutes=1),
+    notices=NOTICES,
+    notice=timedelta(seconds=30),
+    rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "
+    "cancel/action, computes/read, environments/versions/read and write, and "
+    "experiments/runs/read (the role AzureML Data Scientist contains these actions)",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "
+        f"the cluster ({_DOCS}/how-to-use-private-python-packages)",
+        Feature.CAPACITY: "Azure does not report free capacity, only the sizes of machines; a job "
+        "waits until its cluster has nodes "
+        "(https://learn.microsoft.com/rest/api/azureml/virtual-machine-sizes/list)",
+        Feature.VOLUMES: "a command job attaches no disks; copy data from and to a bucket, or "
+        f"mount data assets with the option `data` ({_JOB})",
+        Feature.MOUNTS: "a command job is a container without access to folders of its host or to "
+        f"NFS; mount data assets with the option `data` ({_JOB})",
+        Feature.TUNNEL: "a command job is a container without the permission to create "
+        f"a WireGuard interface ({_JOB})",
+        Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
+        Feature.DISK: f"the size of the cluster's machines determines the disk ({_CLUSTER})",
+        Feature.RESULTS: "a command job's disk is deleted when the job ends, except for the job's "
+        f"outputs ({_JOB}). If the server is unreachable when the work ends, the results are "
+        "stored in the bucket in `checkpoint.storage` or `server.results_url`; without a bucket, "
+        "the job waits until its lease ends",
+    },
+    options={
+        "image": "the container image, in the format of the setting `image`",
+        "data": "data assets of the workspace that the job mounts read-only, such as "
+        "`digits=azureml:digits:1`, separated by commas; the environment variable "
+        "`AZUREML_DATA_digits` contains the path of `digits`",
+    },
+    settings=(
+        *WORKSPACE,
+        text(
+            "clusters",
+            "The names of the compute clusters to use, or patterns such as `gpu-*`, separated by "
+            "commas. The default is every cluster of the workspace.",
+            "*",
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names no image. Without this setting, each task must "
+            "name "
+            "an image.",
+        ),
+        text("experiment", "The experiment under which Azure's studio shows the jobs.", "cavvy"),
+        number(
+            "max_run_s",
+            "Azure stops a job after this time if the task has no time limit.",
+            default=604_800,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        RESOURCE_MANAGER,
+        text(
+            "history_endpoint",
+            "The address of the service that stores when jobs started and why they ended. "
+            "`{region}` stands for the workspace's region.",
+            "https://{region}.api.azureml.ms",
+        ),
+        text(
+            "prices_endpoint",
+            "The address of Azure's public list of prices, or of a mirror, for servers that "
+            "cannot reach Azure's list.",
+            "https://prices.azure.com",
+        ),
+    ),
+)

@@ -3,7 +3,8 @@
 from datetime import timedelta
 
 from cavvy.providers.abilities import TELLS_QUOTAS
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.notices import NoticeHold, NoticeSource
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -91,18 +92,8 @@ MANIFEST = Manifest(
         "projects/PROJECT/reservations/NAME",
     },
     settings=(
-        text(
-            "project",
-            "The project of the machines. The default is the project of the credentials.",
-        ),
-        ProviderSetting(
-            name="key_file",
-            kind=SettingKind.KEY_FILE,
-            consequence="The JSON file with the key of a service account. By default, Google's "
-            "library searches for Application Default Credentials: the file in "
-            "`$GOOGLE_APPLICATION_CREDENTIALS`, the login of `gcloud auth application-default "
-            "login`, then the service account of the machine on which the server runs.",
-        ),
+        project("machines"),
+        KEY_FILE,
         text(
             "regions",
             "The regions to use, separated by commas. The default is all regions.",

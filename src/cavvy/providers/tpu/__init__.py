@@ -4,7 +4,8 @@ agent on boot.
 
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
-from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.base import Feature
+from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.settings import flag, text
 from cavvy.providers.vm.abilities import make_manifest
 
@@ -33,15 +34,8 @@ _MANIFEST = make_manifest(
         Feature.NOTICE: f"Google documents no notice on the hosts of a spot slice ({_DOCS}/spot)",
     },
     settings=(
-        text(
-            "project", "The project of the slices. The default is the project of the credentials."
-        ),
-        ProviderSetting(
-            name="key_file",
-            kind=SettingKind.KEY_FILE,
-            consequence="The JSON file with the key of a service account. By default, Google's "
-            "library searches for Application Default Credentials.",
-        ),
+        project("slices"),
+        KEY_FILE,
         text("regions", "The regions to use, separated by commas. The default is all regions."),
         text("zones", "The zones to use, separated by commas. The default is all zones."),
         text(

@@ -1,4 +1,6 @@
-"""The manifest of the provider for endpoints of Amazon SageMaker."""
+"""Real-time endpoints of Amazon SageMaker: each replica of a service is one endpoint with one
+instance.
+"""
 
 from datetime import timedelta
 
@@ -8,6 +10,7 @@ from cavvy.providers.managed.endpoint_manifest import (
     ENDPOINT_ABILITIES,
     list_unsupported_of_endpoints,
 )
+from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.settings import number, text
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
@@ -18,7 +21,7 @@ _MODEL = f"{_DOCS}/APIReference/API_ContainerDefinition.html"
 MANIFEST = Manifest(
     name="sagemaker-endpoints",
     title="Amazon SageMaker endpoints",
-    cloud="cavvy.providers.sagemaker_endpoints.runtime:make_endpoints",
+    cloud="cavvy.providers.sagemaker.endpoint_calls:make_endpoints",
     layer="cavvy.providers.managed.endpoint_provider:make_provider",
     docs="docs/guides/managed-endpoints.md",
     abilities=ENDPOINT_ABILITIES,
@@ -63,12 +66,7 @@ MANIFEST = Manifest(
             "replaced by the endpoint's region. Without this setting, each task must name an "
             "image.",
         ),
-        text(
-            "instances",
-            "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
-            "ml.g6.xlarge`. The default is every type in the catalog, without Trainium and "
-            "Inferentia.",
-        ),
+        INSTANCES,
         text(
             "subnets",
             "The subnets of endpoints, separated by commas. By default, endpoints run in "

@@ -35,7 +35,7 @@ from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vertex.api import QUOTA, VertexApi
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
-from cavvy.providers.vertex_endpoints.manifest import CONTRACT, MANIFEST
+from cavvy.providers.vertex_endpoints import CONTRACT, MANIFEST
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 from cavvy.providers.vm.rest import Json

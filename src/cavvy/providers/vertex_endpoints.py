@@ -1,8 +1,11 @@
-"""The manifest of the provider for online endpoints of Vertex AI."""
+"""Online endpoints of Vertex AI: each replica of a service is one endpoint with one deployed model
+on one machine.
+"""
 
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.managed.endpoint_manifest import (
     ENDPOINT_ABILITIES,
     list_unsupported_of_endpoints,
@@ -16,7 +19,7 @@ _API = f"{_DOCS}/reference/rest/v1/projects.locations.endpoints"
 MANIFEST = Manifest(
     name="vertex-endpoints",
     title="Vertex AI endpoints",
-    cloud="cavvy.providers.vertex_endpoints.runtime:make_endpoints",
+    cloud="cavvy.providers.vertex.endpoint_calls:make_endpoints",
     layer="cavvy.providers.managed.endpoint_provider:make_provider",
     docs="docs/guides/managed-endpoints.md",
     abilities=ENDPOINT_ABILITIES,
@@ -46,16 +49,8 @@ MANIFEST = Manifest(
     },
     options={"image": "the image for this task; see the setting `image`"},
     settings=(
-        text(
-            "project",
-            "The project of the endpoints. The default is the project of the credentials.",
-        ),
-        ProviderSetting(
-            name="key_file",
-            kind=SettingKind.KEY_FILE,
-            consequence="The JSON file with the key of a service account. By default, Google's "
-            "library searches for Application Default Credentials, as for the provider `vertex`.",
-        ),
+        project("endpoints"),
+        KEY_FILE,
         text("regions", "The regions to use, separated by commas.", "us-central1"),
         text(
             "machines",

@@ -21,7 +21,7 @@ from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi
 from cavvy.providers.azureml.names import NAME_TAG, make_short_name
 from cavvy.providers.azureml.sizes import WorkspaceSizes
-from cavvy.providers.azureml_endpoints.manifest import CONTRACT, DOCS, MANIFEST
+from cavvy.providers.azureml_endpoints import CONTRACT, DOCS, MANIFEST
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.endpoint_http import AT_ONCE
 from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS

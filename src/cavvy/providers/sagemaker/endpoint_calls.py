@@ -13,7 +13,7 @@ from cavvy.providers.aws.account import AwsAccount, CallLimits
 from cavvy.providers.aws.errors import LATER, AwsFault, translate
 from cavvy.providers.base import ProviderContext, TryAgain
 from cavvy.providers.managed.endpoint_http import AT_ONCE, TOO_MANY, EndpointThreads
-from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints
+from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints
 
 _READ_S = 70  # more than the 60 seconds that SageMaker gives a container
 _JSON = {"content-type": "application/json"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.azure.account import Credential
-from cavvy.providers.azureml_endpoints.service import DEPLOYMENT, REQUEST_S, AzureMlEndpoints
+from cavvy.providers.azureml.endpoints import DEPLOYMENT, REQUEST_S, AzureMlEndpoints
 from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.managed.endpoint_http import TOO_MANY, EndpointHttp, keep_content_type
 from cavvy.providers.managed.service import JobState

@@ -1,10 +1,13 @@
-"""The manifest of the provider for notebook instances of Amazon SageMaker."""
+"""Notebook instances of Amazon SageMaker: each session is a managed notebook, which starts the
+agent.
+"""
 
 from datetime import timedelta
 
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.managed.notebook_manifest import list_unsupported
+from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
@@ -14,7 +17,7 @@ _API = f"{_DOCS}/APIReference/API_CreateNotebookInstance.html"
 MANIFEST = Manifest(
     name="sagemaker-notebooks",
     title="Amazon SageMaker notebook instances",
-    cloud="cavvy.providers.sagemaker_notebooks.service:NotebookInstances",
+    cloud="cavvy.providers.sagemaker.notebooks:NotebookInstances",
     layer="cavvy.providers.managed.provider:make_provider",
     docs="docs/guides/notebooks.md",
     abilities=ABILITIES,
@@ -64,12 +67,7 @@ MANIFEST = Manifest(
             "role's permissions. With the right sagemaker:StopNotebookInstance, a notebook whose "
             "agent has ended stops itself, even if the server is lost. Required.",
         ),
-        text(
-            "instances",
-            "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
-            "ml.g6.xlarge`. The default is every type in the catalog, without Trainium and "
-            "Inferentia.",
-        ),
+        INSTANCES,
         text(
             "platform",
             "The platform of notebooks, such as `notebook-al2023-v1`. By default, AWS selects the "

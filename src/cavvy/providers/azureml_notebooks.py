@@ -1,8 +1,10 @@
-"""The manifest of the provider for compute instances of Azure Machine Learning."""
+"""Azure Machine Learning's compute instances: each session is a managed notebook, which starts the
+agent when it is created.
+"""
 
 from datetime import timedelta
 
-from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
+from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
@@ -15,7 +17,7 @@ _API = f"{_DOCS}/templates/microsoft.machinelearningservices/workspaces/computes
 MANIFEST = Manifest(
     name="azureml-notebooks",
     title="Azure ML compute instances",
-    cloud="cavvy.providers.azureml_notebooks.service:ComputeInstances",
+    cloud="cavvy.providers.azureml.notebooks:ComputeInstances",
     layer="cavvy.providers.managed.provider:make_provider",
     docs="docs/guides/notebooks.md",
     abilities=ABILITIES,
@@ -54,10 +56,7 @@ MANIFEST = Manifest(
         f"time in the setting `idle_stop_s` ({_API})",
     },
     settings=(
-        KEY_FILE,
-        SUBSCRIPTION,
-        text("resource_group", "The resource group of the workspace. Required."),
-        text("workspace", "The name of the workspace. Required."),
+        *WORKSPACE,
         text(
             "sizes",
             "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "

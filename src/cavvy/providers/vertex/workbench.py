@@ -23,7 +23,7 @@ from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vertex.api import QUOTA, VertexApi, read_time
-from cavvy.providers.vertex_workbench.prices import (
+from cavvy.providers.vertex.workbench_prices import (
     find_gpu,
     list_unpriced,
     make_offers,

@@ -12,7 +12,7 @@ from cavvy.providers.managed.endpoint_http import (
     read_error,
 )
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.vertex_endpoints.service import VertexEndpoints
+from cavvy.providers.vertex.endpoints import VertexEndpoints
 
 _READ_S = 70  # more than the 60 seconds that Vertex AI gives a container
 _SERVED = "x-vertex-ai-deployed-model-id"  # a header of answers that a container gave

@@ -1,8 +1,10 @@
-"""The manifest of the provider for managed online endpoints of Azure Machine Learning."""
+"""Managed online endpoints of Azure Machine Learning: each replica of a service is one endpoint
+with one deployment on one machine.
+"""
 
 from datetime import timedelta
 
-from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
+from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.managed.endpoint_manifest import (
     ENDPOINT_ABILITIES,
@@ -18,7 +20,7 @@ _API = f"{_LEARN}/rest/api/azureml/online-deployments/create-or-update"
 MANIFEST = Manifest(
     name="azureml-endpoints",
     title="Azure ML endpoints",
-    cloud="cavvy.providers.azureml_endpoints.runtime:make_endpoints",
+    cloud="cavvy.providers.azureml.endpoint_calls:make_endpoints",
     layer="cavvy.providers.managed.endpoint_provider:make_provider",
     docs="docs/guides/managed-endpoints.md",
     abilities=ENDPOINT_ABILITIES,
@@ -49,13 +51,7 @@ MANIFEST = Manifest(
     },
     options={"image": "the container image, in the format of the setting `image`"},
     settings=(
-        KEY_FILE,
-        SUBSCRIPTION,
-        text("resource_group", "The resource group of the workspace. Required."),
-        text(
-            "workspace",
-            "The name of the workspace; endpoints run in the workspace's region. Required.",
-        ),
+        *WORKSPACE,
         text(
             "sizes",
             "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "

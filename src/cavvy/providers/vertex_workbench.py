@@ -1,8 +1,9 @@
-"""The manifest of the provider for instances of Vertex AI Workbench."""
+"""Instances of Vertex AI Workbench: each session is a managed notebook, which starts the agent."""
 
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -14,7 +15,7 @@ _API = f"{_DOCS}/reference/rest/v2/projects.locations.instances"
 MANIFEST = Manifest(
     name="vertex-workbench",
     title="Vertex AI Workbench",
-    cloud="cavvy.providers.vertex_workbench.service:WorkbenchInstances",
+    cloud="cavvy.providers.vertex.workbench:WorkbenchInstances",
     layer="cavvy.providers.managed.provider:make_provider",
     docs="docs/guides/notebooks.md",
     abilities=ABILITIES,
@@ -55,16 +56,8 @@ MANIFEST = Manifest(
         f"yet ({_API})",
     },
     settings=(
-        text(
-            "project",
-            "The project of the notebooks. The default is the project of the credentials.",
-        ),
-        ProviderSetting(
-            name="key_file",
-            kind=SettingKind.KEY_FILE,
-            consequence="The JSON file with the key of a service account. By default, Google's "
-            "library searches for Application Default Credentials, as for the provider `vertex`.",
-        ),
+        project("notebooks"),
+        KEY_FILE,
         text(
             "zones",
             "The zones to use, separated by commas, such as `us-central1-a, us-central1-b`. "

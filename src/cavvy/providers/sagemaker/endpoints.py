@@ -21,7 +21,7 @@ from cavvy.providers.sagemaker.objects import (
     SageMakerObjects,
     object_to_image,
 )
-from cavvy.providers.sagemaker_endpoints.manifest import CONTRACT, MANIFEST
+from cavvy.providers.sagemaker_endpoints import CONTRACT, MANIFEST
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 
