@@ -5,7 +5,7 @@ calls them, and each request and reply is checked against botocore's models.
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -187,12 +187,13 @@ class AwsFront:
 
 
 _LOCK = threading.Lock()
+Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
 
 
 @contextmanager
 def aws_front(
     server: RestServer, manifest: Manifest, table: Mapping[str, Scalar]
-) -> Iterator[tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]]:
+) -> Iterator[Front]:
     """A front, an account and its settings; making clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", KEY)
@@ -213,15 +214,18 @@ class ManagedPlace(MemoryPlace):
         traits: CloudTraits,
         home: Path,
         stand_in: type[AwsStandIn],
-        make: Callable[[ProviderContext], ManagedService],
+        make: Callable[[ProviderContext, AwsAccount], ManagedService],
         manifest: Manifest,
-        settings: Mapping[str, Scalar],
+        front: Front,
+        prices: Sequence[Offer] = (),
     ) -> None:
         lag = timedelta(seconds=20)
         super().__init__(replace(traits, tags=True, list_lag=lag), home)
         self.api = stand_in(self.cloud)
         self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
-        self._make, self._manifest, self._settings = make, manifest, settings
+        server, self.aws, self._settings = front
+        server.current = self.api
+        self._make, self._manifest, self.prices = make, manifest, list(prices)
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         context = ProviderContext(
@@ -231,9 +235,10 @@ class ManagedPlace(MemoryPlace):
             state=self.states[installation],
             node_endpoint=make_node_endpoint(),
             find_instance=lambda provider, name: MACHINES.get(name),
+            list_prices=lambda provider: tuple(self.prices),
             now=self.cloud.now,
         )
-        return make_provider(self._manifest, context, self._make)
+        return make_provider(self._manifest, context, lambda context: self._make(context, self.aws))
 
     async def end(self, gang: str) -> None:
         for each in self.cloud.billed():

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.aws_contract import PRICES
 from tests.contract.aws_service import Answer, aws_front
 from tests.contract.ecs_stand_in import EcsStandIn
-from tests.contract.test_provider_ecs import PRICES, TABLE, TRAITS, EcsPlace
+from tests.contract.test_provider_ecs import TABLE, TRAITS, EcsPlace
 
-from cavvy.domain.values import replace
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_stand_in import RestServer
@@ -26,18 +26,8 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def cluster(rest_server: RestServer, tmp_path: Path) -> Iterator[EcsPlace]:
-    with aws_front(rest_server, MANIFEST, TABLE) as (server, account, settings):
-        place = EcsPlace(
-            TRAITS,
-            tmp_path,
-            EcsStandIn,
-            lambda context: EcsService(
-                replace(context, list_prices=lambda provider: tuple(PRICES)), account
-            ),
-            MANIFEST,
-            settings,
-        )
-        server.current = place.api
+    with aws_front(rest_server, MANIFEST, TABLE) as front:
+        place = EcsPlace(TRAITS, tmp_path, EcsStandIn, EcsService, MANIFEST, front, PRICES)
         yield place
         assert place.api.bugs == []
         assert place.cloud.billed() == []

@@ -4,65 +4,37 @@ replies against botocore's model.
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.aws_batch_stand_in import BatchStandIn
-from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
+from tests.contract.aws_contract import CONTEXT, PRICES, AwsContract
+from tests.contract.aws_service import ManagedPlace
 from tests.proofs import Proof
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch import MANIFEST
 from cavvy.providers.aws_batch.service import BatchService
-from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused, TryAgain
-from cavvy.providers.contract import ContractHarness, LaunchFault
-from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.contract.vm_contract import VmContract
+from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.contract import LaunchFault
 from cavvy.providers.managed.cloud import ManagedCloud
 
 PROOF = Proof("aws-batch", False, "a strict stand-in for AWS Batch, by real boto3")
-CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
 TRAITS = ManagedCloud(BatchService(CONTEXT)).traits
 TABLE: Mapping[str, Scalar] = {
     "regions": "us-east-1",
     "queues": "cpu, gpu, gpu-spot, mixed, serverless",
     "image": "123456789012.dkr.ecr.{region}.amazonaws.com/train:1",
 }
-PRICES = [  # of the catalog: spot prices differ by zone
-    replace(
-        MACHINES[name],
-        region="us-east-1",
-        zone=zone,
-        instance_type=name,
-        purchase=purchase,
-        rate=rate,
-    )
-    for name, zone, purchase, rate in (
-        ("m5.large", None, Purchase.ON_DEMAND, HourlyRate(96_000)),
-        ("g4dn.xlarge", None, Purchase.ON_DEMAND, HourlyRate(526_000)),
-        ("g4dn.xlarge", "use1-az1", Purchase.SPOT, HourlyRate(160_000)),
-        ("g4dn.xlarge", "use1-az2", Purchase.SPOT, HourlyRate(210_000)),
-    )
-]
-Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
-
-
-@pytest.fixture(scope="module")
-def front(rest_server: RestServer) -> Iterator[Front]:
-    with aws_front(rest_server, MANIFEST, TABLE) as front:
-        yield front
 
 
 class BatchPlace(ManagedPlace):
     api: BatchStandIn
-    prices: list[Offer]  # of the catalog
 
     def double(self) -> None:
         """Names are not unique."""
@@ -70,50 +42,16 @@ class BatchPlace(ManagedPlace):
         self.cloud.add(newest.name, newest.tags)
 
 
-class TestAwsBatch(VmContract):
-    traits = TRAITS
-    has_others = False
-
-    @pytest.fixture
-    def account(self, front: Front, tmp_path: Path) -> Iterator[BatchPlace]:
-        server, account, settings = front
-        prices = list(PRICES)
-        place = BatchPlace(
-            self.traits,
-            tmp_path,
-            BatchStandIn,
-            lambda context: BatchService(
-                replace(context, list_prices=lambda provider: tuple(prices)), account
-            ),
-            MANIFEST,
-            settings,
-        )
-        place.prices = prices
-        server.current = place.api
-        yield place
-        assert place.api.bugs == []
-        assert place.cloud.billed() == []
-
-    @pytest.fixture
-    def place(self, account: BatchPlace) -> BatchPlace:
-        return account
+class TestAwsBatch(AwsContract[BatchPlace]):
+    traits, manifest, stand_in, service = TRAITS, MANIFEST, BatchStandIn, BatchService
+    place_type, table, prices, guide = BatchPlace, TABLE, PRICES, "aws-batch"
 
     def launch(self, account: BatchPlace, **changes: Any) -> dict[str, Any]:
         """Launch a gang with these fields, and remove it; the definition of its job."""
-
-        async def scenario() -> dict[str, Any]:
-            harness = ContractHarness(account, self.lose_reply)
-            table = changes.pop("table", {})
-            gang = await harness.spec("shaped", purchase=changes.pop("purchase", None))
-            gang = replace(gang, **changes)
-            provider = account.provider(gang.installation, **table)
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-            (body,) = account.api.bodies.values()
-            definition: dict[str, Any] = body["definition"]
-            return definition
-
-        return asyncio.run(scenario())
+        self.run_gang(account, **changes)
+        (body,) = account.api.bodies.values()
+        definition: dict[str, Any] = body["definition"]
+        return definition
 
     @pytest.mark.proves(PROOF, "image")
     def test_a_job_runs_in_its_own_image(self, account: BatchPlace) -> None:
@@ -123,24 +61,7 @@ class TestAwsBatch(VmContract):
     def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
         self, account: BatchPlace
     ) -> None:
-        """It is billed, since the list shows it."""
-
-        async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
-            gang = await harness.running("lost")
-            await account.wait(timedelta(minutes=10))
-            await harness.ours.gangs()
-            account.api.undescribed = {each.id for each in account.cloud.machines}
-            for _ in range(2):
-                await account.wait(timedelta(hours=7))
-                (seen,) = await harness.ours.gangs()
-                assert seen.state is GangState.RUNNING
-            await harness.ours.remove(gang.name)
-            assert account.billed() == 0
-            account.api.undescribed = set()
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        self.check_undescribed(account)
 
     def test_queues_with_one_known_machine_are_offers(self, account: BatchPlace) -> None:
         provider = account.provider("ours")
@@ -216,7 +137,7 @@ class TestAwsBatch(VmContract):
 
     def test_definitions_of_ended_jobs_are_deregistered(self, account: BatchPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("gone")
             assert len(account.api.definitions) == 1
             await harness.remove(gang.name)
@@ -230,7 +151,7 @@ class TestAwsBatch(VmContract):
         """Their names may begin as ours do."""
 
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             other = account.api.add_job(foreign)
             gang = await harness.running("mine")
             account.cloud.change(other, ended=account.cloud.time)
@@ -244,7 +165,7 @@ class TestAwsBatch(VmContract):
 
     def test_a_definition_of_a_job_without_our_tag_stays(self, account: BatchPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("tagged")
             ((key, body),) = account.api.bodies.items()
             account.api.bodies[key] = body | {"tags": {}}
@@ -258,7 +179,7 @@ class TestAwsBatch(VmContract):
         self, account: BatchPlace
     ) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.spec("again")
             account.fail(0, LaunchFault.BROKEN)
             with pytest.raises(TryAgain):
@@ -276,7 +197,7 @@ class TestAwsBatch(VmContract):
         """Each is a call of its own, and polls must be quick."""
 
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             for number in range(12):
                 await harness.running(f"many{number}")
             await account.end("all")
@@ -293,7 +214,7 @@ class TestAwsBatch(VmContract):
 
     def test_a_reclaimed_instance_is_a_preemption(self, account: BatchPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("taken", purchase=Purchase.SPOT)
             (machine,) = account.cloud.billed()
             account.api.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
@@ -308,14 +229,3 @@ class TestAwsBatch(VmContract):
     def test_a_missing_setting_is_named(self, account: BatchPlace, name: str) -> None:
         with pytest.raises(Refused, match=rf"\[providers.aws-batch\] {name}: "):
             self.launch(account, table={name: ""})
-
-    def test_only_the_calls_of_the_guides_policy_are_made(self, account: BatchPlace) -> None:
-        self.launch(account)
-        guide = (Path(__file__).parents[2] / "docs/guides/aws-batch.md").read_text()
-        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
-        granted = {
-            action
-            for each in policy["Statement"]
-            for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
-        }
-        assert set(account.api.calls) <= granted

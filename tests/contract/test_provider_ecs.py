@@ -4,34 +4,29 @@ replies against botocore's model.
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
+from tests.contract.aws_contract import CONTEXT, PRICES, AwsContract
+from tests.contract.aws_service import ManagedPlace
 from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.importers import parse_task
-from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (
     GangSeen,
     GangState,
     NoCapacity,
-    ProviderContext,
     Refused,
     TryAgain,
 )
-from cavvy.providers.contract import ContractHarness, LaunchFault
-from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.contract.vm_contract import VmContract
+from cavvy.providers.contract import LaunchFault
 from cavvy.providers.ecs import MANIFEST
 from cavvy.providers.ecs.capacity import parse_capacity
 from cavvy.providers.ecs.fargate import read_prices
@@ -39,7 +34,6 @@ from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.cloud import ManagedCloud
 
 PROOF = Proof("ecs", False, "a strict stand-in for Amazon ECS, by real boto3")
-CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
 TRAITS = ManagedCloud(EcsService(replace(CONTEXT, settings={"cluster": "x"}))).traits
 EC2 = "cpu=m5.large, gpu=g4dn.xlarge, gpu-spot=g4dn.xlarge/spot, lab=g4dn.xlarge/paid"
 TABLE: Mapping[str, Scalar] = {
@@ -49,29 +43,6 @@ TABLE: Mapping[str, Scalar] = {
     "subnets": "subnet-0123456789abcdef0",
     "image": "123456789012.dkr.ecr.{region}.amazonaws.com/train:1",
 }
-PRICES = [  # of the catalog: spot prices differ by zone
-    replace(
-        MACHINES[name],
-        region="us-east-1",
-        zone=zone,
-        instance_type=name,
-        purchase=purchase,
-        rate=rate,
-    )
-    for name, zone, purchase, rate in (
-        ("m5.large", None, Purchase.ON_DEMAND, HourlyRate(96_000)),
-        ("g4dn.xlarge", None, Purchase.ON_DEMAND, HourlyRate(526_000)),
-        ("g4dn.xlarge", "use1-az1", Purchase.SPOT, HourlyRate(160_000)),
-        ("g4dn.xlarge", "use1-az2", Purchase.SPOT, HourlyRate(210_000)),
-    )
-]
-Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
-
-
-@pytest.fixture(scope="module")
-def front(rest_server: RestServer) -> Iterator[Front]:
-    with aws_front(rest_server, MANIFEST, TABLE) as front:
-        yield front
 
 
 class EcsPlace(ManagedPlace):
@@ -84,56 +55,20 @@ class EcsPlace(ManagedPlace):
         self.api.runs[made] = self.api.runs[newest.id]
 
 
-class TestEcs(VmContract):
-    traits = TRAITS
-    has_others = False
-
-    @pytest.fixture
-    def account(self, front: Front, tmp_path: Path) -> Iterator[EcsPlace]:
-        server, account, settings = front
-        place = EcsPlace(
-            self.traits,
-            tmp_path,
-            EcsStandIn,
-            lambda context: EcsService(
-                replace(context, list_prices=lambda provider: tuple(PRICES)), account
-            ),
-            MANIFEST,
-            settings,
-        )
-        server.current = place.api
-        yield place
-        assert place.api.bugs == []
-        assert place.cloud.billed() == []
-
-    @pytest.fixture
-    def place(self, account: EcsPlace) -> EcsPlace:
-        return account
+class TestEcs(AwsContract[EcsPlace]):
+    traits, manifest, stand_in, service = TRAITS, MANIFEST, EcsStandIn, EcsService
+    place_type, table, prices, guide = EcsPlace, TABLE, PRICES, "ecs"
 
     def launch(self, account: EcsPlace, **changes: Any) -> list[dict[str, Any]]:
         """Launch a gang with these fields, and remove it; the requests RunTask with definitions."""
-
-        async def scenario() -> list[dict[str, Any]]:
-            harness = ContractHarness(account, self.lose_reply)
-            table = changes.pop("table", {})
-            gang = await harness.spec("shaped", purchase=changes.pop("purchase", None))
-            provider = account.provider(gang.installation, **table)
-            zone = changes.pop("zone", None)
-            if zone is not None:
-                offers = await provider.offers()
-                gang = replace(gang, offer=next(each for each in offers if each.zone == zone))
-            gang = replace(gang, **changes)
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-            return list(account.api.runs.values())
-
-        return asyncio.run(scenario())
+        self.run_gang(account, **changes)
+        return list(account.api.runs.values())
 
     def see_end(self, account: EcsPlace, change: Mapping[str, Any]) -> GangSeen:
         """A gang whose task ended with these fields."""
 
         async def scenario() -> GangSeen:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("ended", purchase=Purchase.SPOT)
             (machine,) = account.cloud.billed()
             account.api.changes[machine.id] = dict(change)
@@ -268,7 +203,7 @@ class TestEcs(VmContract):
 
     def test_a_task_without_capacity_cost_nothing(self, account: EcsPlace) -> None:
         async def scenario() -> GangSeen:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.spec("waits")
             await harness.launch(gang)
             (machine,) = account.cloud.billed()
@@ -290,7 +225,7 @@ class TestEcs(VmContract):
 
     def test_definitions_of_ended_tasks_are_deleted(self, account: EcsPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.spec("again")
             account.fail(0, LaunchFault.BROKEN)
             with pytest.raises(TryAgain):
@@ -309,28 +244,11 @@ class TestEcs(VmContract):
     def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
         self, account: EcsPlace
     ) -> None:
-        """It is billed, since the list shows it."""
-
-        async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
-            gang = await harness.running("lost")
-            await account.wait(timedelta(minutes=10))
-            await harness.ours.gangs()
-            account.api.undescribed = {each.id for each in account.cloud.machines}
-            for _ in range(2):
-                await account.wait(timedelta(hours=7))
-                (seen,) = await harness.ours.gangs()
-                assert seen.state is GangState.RUNNING
-            await harness.ours.remove(gang.name)
-            assert account.billed() == 0
-            account.api.undescribed = set()
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        self.check_undescribed(account)
 
     def test_a_poll_deregisters_a_few_definitions(self, account: EcsPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("many", nodes=12)
             account.api.calls.clear()
             await harness.remove(gang.name)
@@ -349,7 +267,7 @@ class TestEcs(VmContract):
 
     def test_tasks_of_others_are_left_alone(self, account: EcsPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("mine")
             (mine,) = account.cloud.billed()
             other = account.api.add_task(mine.name.replace("-0-1", "-1-2"))
@@ -384,13 +302,6 @@ class TestEcs(VmContract):
     def test_a_missing_cluster_is_named(self, account: EcsPlace) -> None:
         with pytest.raises(Refused, match="has no active cluster other"):
             self.launch(account, table={"cluster": "other"})
-
-    def test_only_the_calls_of_the_guides_policy_are_made(self, account: EcsPlace) -> None:
-        self.launch(account)
-        guide = (Path(__file__).parents[2] / "docs/guides/ecs.md").read_text()
-        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
-        granted = {action for each in policy["Statement"] for action in each["Action"]}
-        assert set(account.api.calls) <= granted
 
 
 @pytest.mark.parametrize("entry", ["gpu", "gpu=g5", "gpu=g5.xlarge/free", "FARGATE=g5.xlarge=x"])

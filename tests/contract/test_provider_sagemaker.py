@@ -6,13 +6,14 @@ import asyncio
 import json
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
+from tests.contract.aws_contract import CONTEXT, START, AwsContract
+from tests.contract.aws_service import MACHINES, Front, ManagedPlace
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE, SageMakerStandIn, interrupted
 from tests.proofs import Proof
 
@@ -20,80 +21,39 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import KEEPS_NODES
-from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (
     GangSpec,
     GangState,
-    ProviderContext,
     QuotaTooSmall,
     Refused,
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness, LaunchFault
-from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
 from cavvy.providers.sagemaker import MANIFEST
 from cavvy.providers.sagemaker.jobs import SageMakerService, read_job
 
 PROOF = Proof("sagemaker", False, "a strict stand-in for SageMaker, by real boto3")
-START = datetime(2026, 11, 1, 12, tzinfo=UTC)
-CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
 TRAITS = ManagedCloud(SageMakerService(CONTEXT)).traits
-Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
-
-
-@pytest.fixture(scope="module")
-def front(rest_server: RestServer) -> Iterator[Front]:
-    table: dict[str, Scalar] = {"role": ROLE, "bucket": "s3://bucket/cavvy", "image": IMAGE}
-    with aws_front(rest_server, MANIFEST, table) as front:
-        yield front
+TABLE: Mapping[str, Scalar] = {"role": ROLE, "bucket": "s3://bucket/cavvy", "image": IMAGE}
 
 
 class SageMakerPlace(ManagedPlace):
     api: SageMakerStandIn
 
 
-class TestSageMaker(VmContract):
-    traits = TRAITS
-    has_others = False
-
-    @pytest.fixture
-    def account(self, front: Front, tmp_path: Path) -> Iterator[SageMakerPlace]:
-        server, account, settings = front
-        place = SageMakerPlace(
-            self.traits,
-            tmp_path,
-            SageMakerStandIn,
-            lambda context: SageMakerService(context, account),
-            MANIFEST,
-            settings,
-        )
-        server.current = place.api
-        yield place
-        assert place.api.bugs == []
-        assert place.cloud.billed() == []
-
-    @pytest.fixture
-    def place(self, account: SageMakerPlace) -> SageMakerPlace:
-        return account
+class TestSageMaker(AwsContract[SageMakerPlace]):
+    traits, manifest, stand_in, service = TRAITS, MANIFEST, SageMakerStandIn, SageMakerService
+    place_type = SageMakerPlace
+    table = TABLE
+    guide = "sagemaker"
 
     def launch(self, account: SageMakerPlace, **changes: Any) -> dict[str, Any]:
         """Launch a gang with these fields, and remove it; the request of its job."""
-
-        async def scenario() -> dict[str, Any]:
-            harness = ContractHarness(account, self.lose_reply)
-            purchase = changes.pop("purchase", None)
-            table = changes.pop("table", {})
-            gang = replace(await harness.spec("shaped", purchase=purchase), **changes)
-            provider = account.provider(gang.installation, **table)
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-            (body,) = account.api.bodies.values()
-            return body
-
-        return asyncio.run(scenario())
+        self.run_gang(account, **changes)
+        (body,) = account.api.bodies.values()
+        return body
 
     @pytest.mark.parametrize("text", ["Requested resource not found.", "No such training job."])
     def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
@@ -101,23 +61,7 @@ class TestSageMaker(VmContract):
     ) -> None:
         """It is billed, since the list shows it. The error is known by its code, not by its text."""
         account.api.missing = text
-
-        async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
-            gang = await harness.running("lost")
-            await account.wait(timedelta(minutes=10))
-            await harness.ours.gangs()
-            account.api.undescribed = {each.id for each in account.cloud.machines}
-            for _ in range(2):
-                await account.wait(timedelta(hours=7))
-                (seen,) = await harness.ours.gangs()
-                assert seen.state is GangState.RUNNING
-            await harness.ours.remove(gang.name)
-            assert account.billed() == 0
-            account.api.undescribed = set()
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        self.check_undescribed(account)
 
     def test_offers_have_sagemakers_own_prices(self, account: SageMakerPlace) -> None:
         provider = account.provider("ours", regions="us-east-1")
@@ -251,8 +195,7 @@ class TestSageMaker(VmContract):
 
     @pytest.mark.parametrize("name", ["role", "bucket"])
     def test_a_missing_setting_is_named(self, account: SageMakerPlace, name: str) -> None:
-        with pytest.raises(Refused, match=rf"\[providers.sagemaker\] {name}: not set"):
-            asyncio.run(account.provider("ours", **{name: ""}).offers())
+        self.check_missing(account, name)
 
     def test_a_job_without_an_image_is_refused(self, account: SageMakerPlace) -> None:
         with pytest.raises(Refused, match="image: no image is set"):
@@ -262,7 +205,7 @@ class TestSageMaker(VmContract):
         self, account: SageMakerPlace
     ) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gangs = [await harness.running(word) for word in ("one", "two", "three")]
             account.lose_records()
             harness.restart()
@@ -277,7 +220,7 @@ class TestSageMaker(VmContract):
         self, account: SageMakerPlace
     ) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = replace(await harness.spec("many"), name="g" * 38, nodes=100)
             account.fail(0, LaunchFault.LOST)
             with pytest.raises(TryAgain):
@@ -297,7 +240,7 @@ class TestSageMaker(VmContract):
         """
 
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("taken", purchase=Purchase.SPOT)
             (job,) = [name for _, name in account.api.bodies]
             await account.wait(timedelta(hours=1))
@@ -323,7 +266,7 @@ class TestSageMaker(VmContract):
         """Its bill ends days before the job."""
 
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.running("long", purchase=Purchase.SPOT)
             await account.wait(timedelta(days=9))
             account.api.billable = {"BillableTimeInSeconds": 24 * 3600}
@@ -339,7 +282,7 @@ class TestSageMaker(VmContract):
         self, account: SageMakerPlace
     ) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang = await harness.spec("full")
             await harness.launch(gang)
             (job,) = [name for _, name in account.api.bodies]
@@ -378,7 +321,7 @@ class TestSageMaker(VmContract):
 
     def test_a_warm_pool_is_on_the_bill_of_its_job(self, account: SageMakerPlace) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang, stopped = await self.keep_warm(harness, account), account.cloud.time
             for _ in range(2):
                 assert await self.end_of_bill(harness, gang) is None
@@ -395,7 +338,7 @@ class TestSageMaker(VmContract):
         """After the job has ended; a job that works is left alone."""
 
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             working = await harness.running("working")
             gang, stopped = await self.keep_warm(harness, account), account.cloud.time
             await account.wait(timedelta(minutes=3))
@@ -412,7 +355,7 @@ class TestSageMaker(VmContract):
         self, account: SageMakerPlace
     ) -> None:
         async def scenario() -> None:
-            harness = ContractHarness(account, self.lose_reply)
+            harness = self.harness(account)
             gang, stopped = await self.keep_warm(harness, account), account.cloud.time
             await account.wait(timedelta(minutes=2))
             following = await harness.running("next")
@@ -423,19 +366,8 @@ class TestSageMaker(VmContract):
 
         asyncio.run(scenario())
 
-    def test_only_the_calls_of_the_guides_policy_are_made(self, account: SageMakerPlace) -> None:
-        asyncio.run(self.use_all_calls(account))
-        guide = (Path(__file__).parents[2] / "docs/guides/sagemaker.md").read_text()
-        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
-        granted = {
-            action
-            for each in policy["Statement"]
-            for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
-        }
-        assert set(account.api.calls) <= granted
-
     async def use_all_calls(self, account: SageMakerPlace) -> None:
-        harness = ContractHarness(account, self.lose_reply)
+        harness = self.harness(account)
         gang = await self.keep_warm(harness, account)
         await harness.require(KEEPS_NODES).release(gang.name)
 

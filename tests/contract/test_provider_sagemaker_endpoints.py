@@ -3,36 +3,24 @@ checks requests and replies against botocore's model, and the signatures of call
 """
 
 import asyncio
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
-from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.aws_contract import CONTEXT, AwsContract, StagedPlace, check_times, tell
 from tests.contract.sagemaker_endpoints_stand_in import FULL, EndpointsStandIn
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE
-from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
 from cavvy.domain.services import ReadinessProbe, ReplicaTarget, ServiceSpec, TargetKind
 from cavvy.domain.tasks import Scalar, TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (
-    GangState,
     NotFound,
-    ProviderContext,
-    ProviderError,
     QuotaTooSmall,
-    Refused,
     TryAgain,
 )
-from cavvy.providers.contract import ContractHarness
-from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
 from cavvy.providers.managed.service import JobState
@@ -43,75 +31,27 @@ from cavvy.providers.sagemaker_endpoints import MANIFEST
 from cavvy.providers.vm.cloud import CloudFault
 
 PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")
-START = datetime(2026, 11, 1, 12, tzinfo=UTC)
-CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
 TRAITS = ManagedCloud(SageMakerEndpoints(CONTEXT)).traits
+TABLE: Mapping[str, Scalar] = {"role": ROLE, "image": IMAGE}
 SERVED = ServiceSpec(port=8080, probe=ReadinessProbe(path="/ping"))
 TASK = TaskSpec(name="s", run="serve", service=SERVED)
-Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
 
 
-@pytest.fixture(scope="module")
-def front(rest_server: RestServer) -> Iterator[Front]:
-    with aws_front(rest_server, MANIFEST, {"role": ROLE, "image": IMAGE}) as front:
-        yield front
-
-
-class EndpointsPlace(ManagedPlace):
-    """An endpoint is deleted in several steps, each of which a poll takes."""
-
+class EndpointsPlace(StagedPlace):
     api: EndpointsStandIn
 
-    def __init__(self, account: AwsAccount, *given: Any) -> None:
-        self.newest: dict[str, EndpointProvider] = {}  # by installation
-        self._account = account
-        super().__init__(*given)
-
-    def provider(self, installation: str, **table: Scalar) -> EndpointProvider:  # type: ignore[override]
+    def provider(self, installation: str, **table: Scalar) -> EndpointProvider:
         inner = super().provider(installation, **table)
-        runtime = SageMakerRuntime({}, self._account)
-        self.newest[installation] = EndpointProvider(inner, runtime, self.cloud.now)
-        return self.newest[installation]
-
-    async def settle(self) -> None:
-        for _ in range(4):
-            await self.wait(timedelta(seconds=45))
-            for each in self.newest.values():
-                with suppress(ProviderError):
-                    await each.gangs()
-
-    def billed(self) -> int:
-        return len([each for each in self.cloud.billed() if not each.off])
+        made = EndpointProvider(inner, SageMakerRuntime({}, self.aws), self.cloud.now)
+        self.newest[installation] = made
+        return made
 
 
-class TestSageMakerEndpoints(VmContract):
-    traits = TRAITS
-    has_others = False
-
-    @pytest.fixture
-    def account(self, front: Front, tmp_path: Path) -> Iterator[EndpointsPlace]:
-        server, account, settings = front
-        place = EndpointsPlace(
-            account,
-            self.traits,
-            tmp_path,
-            EndpointsStandIn,
-            lambda context: SageMakerEndpoints(context, account),
-            MANIFEST,
-            settings,
-        )
-        server.current = place.api
-        yield place
-        asyncio.run(place.settle())
-        assert place.api.bugs == []
-        assert place.cloud.billed() == []
-
-    @pytest.fixture
-    def place(self, account: EndpointsPlace) -> EndpointsPlace:
-        return account
-
-    def harness(self, account: EndpointsPlace) -> ContractHarness:
-        return ContractHarness(account, self.lose_reply)
+class TestSageMakerEndpoints(AwsContract[EndpointsPlace]):
+    traits, manifest, stand_in, service = TRAITS, MANIFEST, EndpointsStandIn, SageMakerEndpoints
+    place_type = EndpointsPlace
+    table = TABLE
+    guide = "managed-endpoints"
 
     def test_offers_have_the_prices_of_hosting(self, account: EndpointsPlace) -> None:
         provider = account.provider("ours", regions="us-east-1")
@@ -179,19 +119,7 @@ class TestSageMakerEndpoints(VmContract):
     def test_an_endpoint_that_fails_to_start_is_deleted_and_costs_nothing(
         self, account: EndpointsPlace, reason: str, full: bool
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("failed")
-            await harness.launch(gang)
-            ((_, name),) = account.api.bodies
-            account.api.failures[name] = reason
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
-            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
-            assert reason in seen.reason
-
-        asyncio.run(scenario())
+        self.check_failed_start(account, reason, full=full)
         assert account.api.models == {}
 
     def test_a_refused_endpoint_leaves_no_model(self, account: EndpointsPlace) -> None:
@@ -315,34 +243,15 @@ class TestSageMakerEndpoints(VmContract):
         assert "start one with `cavvy serve`" in objection.reason
 
     def test_a_missing_role_is_named(self, account: EndpointsPlace) -> None:
-        with pytest.raises(Refused, match=r"\[providers.sagemaker-endpoints\] role: not set"):
-            asyncio.run(account.provider("ours", role="").offers())
+        self.check_missing(account, "role")
 
-    def test_only_the_calls_of_the_guides_policy_are_made(self, account: EndpointsPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("all")
-            request = ReplicaRequest(body=b"", headers={})
-            await account.newest[gang.installation].invoke(gang.name, request)
-            await harness.remove(gang.name)
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-
-        asyncio.run(scenario())
-        guide = Path(__file__).parents[2] / "docs/guides/managed-endpoints.md"
-        policy = json.loads(guide.read_text().split("```json\n")[1].split("```")[0])
-        granted = {action for each in policy["Statement"] for action in each["Action"]}
-        assert set(account.api.calls) <= granted
-
-
-def told(status: str, **more: Any) -> dict[str, Any]:
-    return {
-        "EndpointName": "cv-a-b-0-1",
-        "EndpointStatus": status,
-        "CreationTime": START,
-        "LastModifiedTime": START + timedelta(hours=1),
-        **more,
-    }
+    async def use_all_calls(self, account: EndpointsPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.running("called")
+        request = ReplicaRequest(body=b"", headers={})
+        await account.newest[gang.installation].invoke(gang.name, request)
+        await harness.remove(gang.name)
+        await super().use_all_calls(account)
 
 
 @pytest.mark.parametrize(
@@ -357,8 +266,5 @@ def told(status: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_states_of_endpoints_are_read(status: str, state: JobState) -> None:
-    job = SageMakerEndpoints.read("us-east-1/cv-a-b-0-1", told(status))
-    assert job.state is state
-    off = state in (JobState.RECLAIMED, JobState.ENDED)
-    assert job.ended_at == (START + timedelta(hours=1) if off else None)
-    assert job.started_at == (job.ended_at if status == "Failed" else START)
+    job = SageMakerEndpoints.read("us-east-1/cv-a-b-0-1", tell("Endpoint", status))
+    check_times(job, status, state)

@@ -3,15 +3,11 @@ that checks requests and replies against botocore's model.
 """
 
 import asyncio
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
-from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.aws_contract import CONTEXT, AwsContract, StagedPlace, check_times, tell
 from tests.contract.only_sessions import check_only_sessions
 from tests.contract.sagemaker_notebooks_stand_in import FULL, NotebooksStandIn, read_last_command
 from tests.contract.sagemaker_stand_in import ROLE
@@ -19,89 +15,31 @@ from tests.proofs import Proof
 
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (
     GangState,
-    ProviderContext,
-    ProviderError,
     QuotaTooSmall,
-    Refused,
 )
-from cavvy.providers.contract import ContractHarness
-from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.sagemaker.notebooks import NotebookInstances
 from cavvy.providers.sagemaker_notebooks import MANIFEST
-from cavvy.providers.vm.provider import VmProvider
 
 PROOF = Proof(
     "sagemaker-notebooks", False, "a strict stand-in for notebook instances, by real boto3"
 )
-START = datetime(2026, 11, 1, 12, tzinfo=UTC)
-CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
 TRAITS = ManagedCloud(NotebookInstances(CONTEXT)).traits
-Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
+TABLE: Mapping[str, Scalar] = {"role": ROLE}
 
 
-@pytest.fixture(scope="module")
-def front(rest_server: RestServer) -> Iterator[Front]:
-    with aws_front(rest_server, MANIFEST, {"role": ROLE}) as front:
-        yield front
-
-
-class NotebooksPlace(ManagedPlace):
-    """A notebook instance is deleted in several steps, each of which a poll takes."""
-
+class NotebooksPlace(StagedPlace):
     api: NotebooksStandIn
 
-    def __init__(self, *given: Any) -> None:
-        self.newest: dict[str, VmProvider] = {}  # by installation
-        super().__init__(*given)
 
-    def provider(self, installation: str, **table: Scalar) -> VmProvider:
-        self.newest[installation] = super().provider(installation, **table)
-        return self.newest[installation]
-
-    async def settle(self) -> None:
-        for _ in range(4):
-            await self.wait(timedelta(seconds=45))
-            for each in self.newest.values():
-                with suppress(ProviderError):
-                    await each.gangs()
-
-    def billed(self) -> int:
-        return len([each for each in self.cloud.billed() if not each.off])
-
-
-class TestSageMakerNotebooks(VmContract):
-    traits = TRAITS
-    has_others = False
-
-    @pytest.fixture
-    def account(self, front: Front, tmp_path: Path) -> Iterator[NotebooksPlace]:
-        server, account, settings = front
-        place = NotebooksPlace(
-            self.traits,
-            tmp_path,
-            NotebooksStandIn,
-            lambda context: NotebookInstances(context, account),
-            MANIFEST,
-            settings,
-        )
-        server.current = place.api
-        yield place
-        asyncio.run(place.settle())
-        assert place.api.bugs == []
-        assert place.cloud.billed() == []
-
-    @pytest.fixture
-    def place(self, account: NotebooksPlace) -> NotebooksPlace:
-        return account
-
-    def harness(self, account: NotebooksPlace) -> ContractHarness:
-        return ContractHarness(account, self.lose_reply)
+class TestSageMakerNotebooks(AwsContract[NotebooksPlace]):
+    traits, manifest, stand_in, service = TRAITS, MANIFEST, NotebooksStandIn, NotebookInstances
+    place_type = NotebooksPlace
+    table = TABLE
+    guide = "notebooks"
 
     def test_offers_have_the_prices_of_notebooks(self, account: NotebooksPlace) -> None:
         provider = account.provider("ours", regions="us-east-1")
@@ -196,19 +134,7 @@ class TestSageMakerNotebooks(VmContract):
     def test_a_notebook_without_capacity_fails_later_and_costs_nothing(
         self, account: NotebooksPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("full")
-            await harness.launch(gang)
-            ((_, name),) = account.api.bodies
-            account.api.failures[name] = FULL
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
-            assert seen.reason == FULL
-
-        asyncio.run(scenario())
+        self.check_failed_start(account, FULL, full=True)
 
     def test_scripts_without_a_notebook_are_deleted_later(self, account: NotebooksPlace) -> None:
         """Also those of a notebook that was refused; scripts of others are left alone."""
@@ -234,36 +160,14 @@ class TestSageMakerNotebooks(VmContract):
         assert account.api.scripts == {("us-east-1", "cv-other"): other}
 
     def test_a_missing_role_is_named(self, account: NotebooksPlace) -> None:
-        with pytest.raises(Refused, match=r"\[providers.sagemaker-notebooks\] role: not set"):
-            asyncio.run(account.provider("ours", role="").offers())
+        self.check_missing(account, "role")
 
     def test_tasks_that_are_no_sessions_are_refused(self, account: NotebooksPlace) -> None:
         check_only_sessions(account.provider("ours"))
 
-    def test_only_the_calls_of_the_guides_policy_are_made(self, account: NotebooksPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("all")
-            await harness.remove(gang.name)
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-
-        asyncio.run(scenario())
+    async def use_all_calls(self, account: NotebooksPlace) -> None:
+        await super().use_all_calls(account)
         assert account.api.scripts == {}
-        guide = (Path(__file__).parents[2] / "docs/guides/notebooks.md").read_text()
-        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
-        granted = {action for each in policy["Statement"] for action in each["Action"]}
-        assert set(account.api.calls) <= granted
-
-
-def told(status: str, **more: Any) -> dict[str, Any]:
-    return {
-        "NotebookInstanceName": "cv-a-b-0-1",
-        "NotebookInstanceStatus": status,
-        "CreationTime": START,
-        "LastModifiedTime": START + timedelta(hours=1),
-        **more,
-    }
 
 
 @pytest.mark.parametrize(
@@ -279,8 +183,5 @@ def told(status: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_states_of_notebook_instances_are_read(status: str, state: JobState) -> None:
-    job = NotebookInstances.read("us-east-1/cv-a-b-0-1", told(status))
-    assert job.state is state
-    off = state in (JobState.RECLAIMED, JobState.ENDED)
-    assert job.ended_at == (START + timedelta(hours=1) if off else None)
-    assert job.started_at == (job.ended_at if status == "Failed" else START)
+    job = NotebookInstances.read("us-east-1/cv-a-b-0-1", tell("NotebookInstance", status))
+    check_times(job, status, state)
