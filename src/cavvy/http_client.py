@@ -12,13 +12,14 @@ SSL_CERT_FILE.
 A client with `targets` is for URLs that users choose, and connects only to addresses that these
 private targets allow (ADR 0177). It connects to the address that it has checked.
 
-* NoReply         no complete reply arrived, or no request could be sent
+* NoReply         no complete reply arrived, no request could be sent, or a reply is not JSON
   + InvalidRequest  the URL or a header cannot be sent
   + ReplyTooLong    the body is larger than the caller accepts
 * TargetDenied    the server must not call this target for users
 """
 
 import io
+import json
 import os
 import socket
 import ssl
@@ -49,7 +50,7 @@ _TRUST_S = 600  # certificates of authorities are read again after this time
 
 
 class NoReply(Exception):
-    """Raised if no complete reply arrived. The message is the reason, and contains no part of the
+    """Raised if no usable reply arrived. The message is the reason, and contains no part of the
     request.
     """
 
@@ -75,6 +76,13 @@ class HttpReply(Struct, frozen=True, kw_only=True):
     reason: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+
+    def parse_json(self) -> Any:
+        """Return the parsed body. Raises NoReply."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:  # the text of some errors quotes the body
+            raise NoReply(f"the reply is not JSON ({type(error).__name__})") from error
 
 
 class HttpClient:

@@ -119,6 +119,8 @@ class Server(ThreadingHTTPServer):
         server = self
 
         class Handler(BaseHTTPRequestHandler):
+            wbufsize = -1  # the head and the body are one packet
+
             def do_GET(self) -> None:
                 server.asked.append(self.path)
                 with suppress(OSError):
@@ -218,6 +220,54 @@ def test_a_redirect_leads_nowhere_else(call: Call) -> None:
         assert inside.asked == []
 
 
+DEEP = b'{"token": ' + b"[" * 100_000
+ENTITIES = "".join(f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in itertools.pairwise("abcdefgh"))
+BODIES = (
+    *(b"", b"no", b"[1]", b"7", b"\xff", DEEP, b"<a>" * 100_000, b"<a/>" * (3 << 20)),
+    f'<!DOCTYPE l [<!ENTITY a "x">{ENTITIES}]><l>&h;</l>'.encode(),
+    b'<?xml version="1.0" encoding="utf-999"?><a/>',
+    "<L><Contents><Size>²</Size></Contents></L>".encode(),
+    b"<L><Contents><Size>%s</Size></Contents></L>" % (b"9" * 5000),
+    b"<L><Contents><LastModified>junk</LastModified></Contents></L>",
+    b"<L><Blob><Properties><Content-Length>x</Content-Length></Properties></Blob></L>",
+    b"<L><Blob><Properties><Content-MD5>a</Content-MD5></Properties></Blob></L>",
+    b"<L><Blob><Properties><Last-Modified>a</Last-Modified></Properties></Blob></L>",
+)
+HEADERS = (
+    *({"Last_Modified": each} for each in ("junk", "Mon, 01 Jan 2024 00:00:00 +9999")),
+    *({"Content_Length": each} for each in ("²", "9" * 5000)),
+    {"Content_MD5": "a"},
+)
+
+
+def test_answers_that_cannot_be_read_are_errors_of_the_caller() -> None:
+    """Users choose the storages, registries and web servers."""
+    answer: list[Any] = [b"", {}]
+    with serving(lambda request: reply(request, answer[0], **answer[1])) as server:
+        server.RequestHandlerClass.do_HEAD = server.RequestHandlerClass.do_GET  # type: ignore[attr-defined]
+        bucket = XmlBucket("data", NoSigner(), now, endpoint=server.url)
+        container = AzureContainer("data", "account", "a2V5", now, endpoint=server.url)
+        image = f"{ALLOWED}:{server.server_port}/a"
+        repository = ImageRepository(parse_image(image))
+        reads: list[Callable[[], object]] = [
+            *(lambda: bucket.list(""), lambda: bucket.begin("x"), bucket.region),
+            *(lambda: container.list(""), lambda: repository.read_manifest("x")),
+            *(lambda: repository._log_in(f'Bearer realm="{server.url}/"'),),
+            *(lambda: id_tokens.fetch_keys(server.url), lambda: OWN["iam"](server.url, "")),
+            lambda: OWN["ray"](server.url, ""),
+        ]
+        for answer[0] in BODIES:
+            repository._left = 9
+            for read in reads:
+                with suppress(*ERRORS):
+                    read()
+        answer[0] = b""
+        for answer[1] in HEADERS:
+            for place in (bucket, container, WebPages(root=server.url)):
+                with suppress(ObjectError):
+                    place.head("x")
+
+
 def test_redirects_in_a_circle_end() -> None:
     with serving(lambda request: reply(request, b"", 302, Location="/")) as server:
         assert HttpClient(redirects=True).send("GET", server.url).status == 302
@@ -300,9 +350,9 @@ def test_a_reply_that_arrives_byte_by_byte_has_a_time_limit(
     """The clock passes three seconds at each look at it."""
 
     def drip(request: BaseHTTPRequestHandler) -> None:
-        request.wfile.write(head)
+        request.connection.sendall(head)
         while not server.stopped.wait(0.001):
-            request.wfile.write(b"x")
+            request.connection.sendall(b"x")
 
     monkeypatch.setattr(http_client, "monotonic", itertools.count(0, 3).__next__)
     with serving(drip) as server:

@@ -14,8 +14,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from cavvy.client.addresses import is_loopback
 from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import Struct
@@ -295,8 +293,8 @@ def _fetch(url: str, issuer: str) -> dict[str, Any]:
     client = HttpClient(targets=host, idle_s=_FETCH_S, most_bytes=_MOST_BYTES)
     try:
         reply = client.send("GET", url, limit_s=_MOST_FETCH_S)
-        found = msgspec.json.decode(reply.body) if reply.status == 200 else None
-    except (NoReply, TargetDenied, ValueError, RecursionError) as error:
+        found = reply.parse_json() if reply.status == 200 else None
+    except (NoReply, TargetDenied) as error:
         raise IssuerSilent(f"cannot read {url}: {error}") from error
     if reply.status != 200:
         raise IssuerSilent(f"cannot read {url}: it was answered with status {reply.status}")

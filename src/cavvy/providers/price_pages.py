@@ -1,6 +1,5 @@
 """Reads the pages of price lists, which are JSON objects."""
 
-import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -36,10 +35,10 @@ def read_page(
             pause(min(2.0**attempt, 30))
         try:
             reply = client.send("GET", url, None, {"Accept": "application/json", **headers})
-            told = json.loads(reply.body) if reply.status == 200 else None
+            told = reply.parse_json() if reply.status == 200 else None
         except ReplyTooLong as error:
             raise PriceError(f"a page of {name} is too large: {error}; {_UNCHANGED}") from error
-        except (NoReply, ValueError, RecursionError) as error:
+        except NoReply as error:
             fault = str(error)
             continue
         if isinstance(told, dict):

@@ -150,7 +150,7 @@ class ImageRepository:
     def _decode(self, body: bytes) -> OciManifest:
         try:
             return msgspec.json.decode(body, type=OciManifest)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise RegistrySilent(f"{self._host} sent a manifest of an unknown form") from error
 
     def _read(self, path: str, accept: tuple[str, ...]) -> bytes | None:
@@ -185,10 +185,10 @@ class ImageRepository:
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked | scope)}"
         answer = self._send(url, ("application/json",), basic if self._login else "")
         try:
-            found = msgspec.json.decode(answer.body, type=dict[str, object])
-        except msgspec.MsgspecError:
-            found = {}
-        token = found.get("token") or found.get("access_token")
+            found = answer.parse_json()
+            token = found.get("token") or found.get("access_token")
+        except (NoReply, AttributeError):
+            token = None
         if answer.status != 200 or not isinstance(token, str) or not token.isprintable():
             raise RegistrySilent(
                 f"{urlsplit(realm).hostname} issues no token for {self._name.repository} (status "

@@ -2,7 +2,6 @@
 (https://cloud.ibm.com/apidocs/iam-identity-token-api).
 """
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -46,19 +45,17 @@ class IamTokens:
             reply = HttpClient().send("POST", self._url, form, headers)
             if reply.status >= 300:
                 raise _read_fault(reply)
-            told: Mapping[str, object] = json.loads(reply.body)
+            told: Mapping[str, object] = reply.parse_json()
             return told
         except NoReply as error:
             raise CloudFault(0, "no token", str(error)) from error
-        except ValueError as error:  # the text of the error may quote the reply
-            raise CloudFault(0, "no token", type(error).__name__) from error
 
 
 def _read_fault(reply: HttpReply) -> CloudFault:
     try:
-        told = json.loads(reply.body)
+        told = reply.parse_json()
         code, message = str(told["errorCode"]), str(told["errorMessage"])
-    except (ValueError, LookupError, TypeError):
+    except (NoReply, LookupError, TypeError):
         code, message = f"HTTP {reply.status}", ""
     # IAM answers with the status 400 if it does not know the key
     return CloudFault(401 if reply.status == 400 else reply.status, code, message)

@@ -175,8 +175,8 @@ class RayDashboard:
         try:
             reply = self._http.send(method, self.address.url + path, data, headers)
             if reply.status < 300:
-                return json.loads(reply.body)
-        except (NoReply, ValueError) as error:
+                return reply.parse_json()
+        except NoReply as error:
             raise TryAgain(
                 f"{self.address.name}: {self.address.url} cannot be reached: {error}"
             ) from error

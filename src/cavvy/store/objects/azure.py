@@ -14,8 +14,9 @@ from email.utils import parsedate_to_datetime
 from typing import ClassVar
 from urllib.parse import quote, urlencode
 
+from cavvy.domain.values import replace
 from cavvy.store.objects.base import ObjectInfo, SignedRequest
-from cavvy.store.objects.http import SignedStorage, check, found_of
+from cavvy.store.objects.http import SignedStorage, check, found_of, parsing
 from cavvy.store.objects.signing import quote_key
 
 _VERSION = "2021-12-02"
@@ -57,10 +58,8 @@ class AzureContainer(SignedStorage):
         if answer.status == 404:
             return None
         found = found_of(key, check(answer, self._say(key)))
-        md5 = answer.headers.get("content-md5", "")
-        return ObjectInfo(
-            key=key, size=found.size, tag=found.tag, md5=_hex(md5), changed_at=found.changed_at
-        )
+        with parsing(self._say(key)):
+            return replace(found, md5=_hex(answer.headers.get("content-md5", "")))
 
     def list(
         self, prefix: str, after: str = "", limit: int = 1000
@@ -69,7 +68,9 @@ class AzureContainer(SignedStorage):
         if after:
             query["marker"] = after
         root = self._listed(query, "container")
-        return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
+        with parsing(f"the container {self.name}"):
+            found = [_read_entry(each) for each in root.iter("Blob")]
+        return found, root.findtext("NextMarker") or ""
 
     def begin(self, key: str) -> str:
         # Azure needs no request to start an upload, and deletes uncommitted blocks after a week

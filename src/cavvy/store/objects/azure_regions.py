@@ -4,13 +4,12 @@ https://learn.microsoft.com/rest/api/storagerp/storage-accounts/list and
 https://learn.microsoft.com/entra/identity-platform/v2-oauth2-client-creds-grant-flow
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from cavvy.domain.values import Struct
-from cavvy.http_client import HttpReply
+from cavvy.http_client import HttpReply, NoReply
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing
 from cavvy.store.objects.http import ask
 
@@ -75,8 +74,8 @@ class AzureDirectory(Struct, frozen=True, kw_only=True):
 def _read(answer: HttpReply) -> dict[str, Any]:
     """Return the parsed reply. Raises ObjectDenied if the reply reports an error."""
     try:
-        told = json.loads(answer.body)
-    except ValueError:
+        told = answer.parse_json()
+    except NoReply:
         told = None
     if answer.status == 200 and isinstance(told, dict):
         return told

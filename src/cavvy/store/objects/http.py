@@ -3,7 +3,8 @@
 import email.utils
 import xml.etree.ElementTree as Xml
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from cavvy.store.objects.base import (
     SignedRequest,
 )
 
+_MOST_XML = 8 << 20  # bytes; a page of 1000 objects with long names has about 5 MiB
 _OWN_S = 300  # how many seconds the server's own signed requests are valid
 
 
@@ -80,12 +82,22 @@ def found_of(key: str, answer: HttpReply) -> ObjectInfo:
     headers = answer.headers
     size = headers.get("content-length", "")
     changed = headers.get("last-modified")
-    return ObjectInfo(
-        key=key,
-        size=int(size) if size.isdigit() else None,
-        tag=headers.get("etag", ""),
-        changed_at=email.utils.parsedate_to_datetime(changed) if changed else None,
-    )
+    with parsing(key):
+        return ObjectInfo(
+            key=key,
+            size=int(size) if size.isdigit() else None,
+            tag=headers.get("etag", ""),
+            changed_at=email.utils.parsedate_to_datetime(changed) if changed else None,
+        )
+
+
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Raise ObjectTryAgain for an answer that cannot be parsed: users choose the storages."""
+    try:
+        yield
+    except (ValueError, LookupError, OverflowError, Xml.ParseError) as error:
+        raise ObjectTryAgain(f"{what}: the answer cannot be read: {error!s:.200}") from error
 
 
 class SignedStorage(ABC):
@@ -126,11 +138,14 @@ class SignedStorage(ABC):
             check(answer, self._say(key))
 
     def _listed(self, query: Mapping[str, str], what: str) -> Xml.Element:
-        answer = check(self._ask("GET", "", query), f"the {what} {self.name}")
-        try:
+        where = f"the {what} {self.name}"
+        return self._parse(check(self._ask("GET", "", query), where), where)
+
+    def _parse(self, answer: HttpReply, what: str) -> Xml.Element:
+        if len(answer.body) > _MOST_XML:  # parsed XML needs many times the memory of its text
+            raise ObjectDenied(f"{what}: the answer is larger than {_MOST_XML >> 20} MiB")
+        with parsing(what):
             return Xml.fromstring(answer.body)
-        except Xml.ParseError as error:
-            raise ObjectTryAgain(f"the listing of the {what} {self.name} is not XML") from error
 
     def _ask(
         self,

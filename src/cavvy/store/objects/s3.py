@@ -16,7 +16,7 @@ from cavvy.store.objects.base import (
     ObjectTryAgain,
     SignedRequest,
 )
-from cavvy.store.objects.http import SignedStorage, ask, check, found_of
+from cavvy.store.objects.http import SignedStorage, ask, check, found_of, parsing
 from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 
@@ -62,14 +62,14 @@ class XmlBucket(SignedStorage):
         if after:
             query["continuation-token"] = after
         root = self._listed(query, "bucket")
-        found = [_read_entry(each) for each in root.iter() if _tag(each) == "Contents"]
-        return found, _text(root, "NextContinuationToken") if _text(
-            root, "IsTruncated"
-        ) == "true" else ""
+        with parsing(f"the bucket {self.name}"):
+            found = [_read_entry(each) for each in root.iter() if _tag(each) == "Contents"]
+        more = _text(root, "IsTruncated") == "true"
+        return found, _text(root, "NextContinuationToken") if more else ""
 
     def begin(self, key: str) -> str:
         answer = check(self._ask("POST", key, {"uploads": ""}, b""), self._say(key))
-        upload = _text(Xml.fromstring(answer.body), "UploadId")
+        upload = _text(self._parse(answer, self._say(key)), "UploadId")
         if not upload:
             raise ObjectTryAgain(f"{self._say(key)}: no upload was started")
         return upload
