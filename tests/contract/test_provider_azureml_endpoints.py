@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,7 @@ from tests.contract.azureml_endpoints_stand_in import (
     NO_ROOM,
     AzureMlEndpointsStandIn,
 )
-from tests.contract.endpoint_place import EndpointPlace
+from tests.contract.endpoint_place import EndpointContract, EndpointPlace
 from tests.contract.test_provider_azure import FileCredential, Token
 from tests.proofs import Proof
 
@@ -37,19 +38,16 @@ from cavvy.providers.azureml.endpoints import AzureMlEndpoints, name_fault
 from cavvy.providers.azureml_endpoints import MANIFEST
 from cavvy.providers.base import (
     GangState,
-    NotFound,
     Provider,
     ProviderContext,
-    QuotaTooSmall,
     Refused,
     TryAgain,
 )
 from cavvy.providers.contract.memory_cloud import MemoryCloud
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import make_provider
-from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.store.snapshot.prices import list_prices
@@ -95,19 +93,15 @@ class AzureMlEndpointsPlace(EndpointPlace):
             lambda each: make_endpoints(each, lambda: ScopedCredential(self.file)),
         )
 
-    def close(self) -> None:
-        asyncio.run(self.settle())
-        super().close()
 
-
-class TestAzureMlEndpoints(RestContract):
+class TestAzureMlEndpoints(EndpointContract):
     package, traits, stand_in = azureml_endpoints, TRAITS, AzureMlEndpointsStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = AzureMlEndpointsPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = AzureMlEndpointsPlace
+    creates, pause = timedelta(seconds=60), timedelta(seconds=31)
+    made_once = "make endpoint", "make deployment"
+    quota = "Current usage/limit: 0/6"
+    pages, task = "https://learn.microsoft.com/", TASK
+    bad = MappingProxyType({"inputs": (Transfer(source="az://models/digits", target="/model"),)})
 
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("the names of endpoints are unique in a region")
@@ -181,33 +175,6 @@ class TestAzureMlEndpoints(RestContract):
 
         asyncio.run(scenario())
 
-    def test_a_deployment_is_made_once_azure_has_made_the_endpoint(
-        self, account: AzureMlEndpointsPlace
-    ) -> None:
-        """The launch is repeated until then, also by a restarted server."""
-        account.api.creates = timedelta(seconds=60)
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("slow")
-            for _ in range(2):
-                with pytest.raises(TryAgain):
-                    await harness.ours.launch(gang)
-                await account.wait(timedelta(seconds=31))
-            assert account.billed() == 0
-            harness.restart()
-            await harness.ours.launch(gang)
-            assert account.billed() == 1
-            await account.settle()
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
-            await harness.remove(gang.name)
-            await account.settle()
-
-        asyncio.run(scenario())
-        assert account.api.calls.count("make endpoint") == 1
-        assert account.api.calls.count("make deployment") == 1
-        assert account.api.endpoints == {}
-
     def test_the_bill_ends_with_the_request_to_delete(self, account: AzureMlEndpointsPlace) -> None:
         async def scenario() -> None:
             harness = account.harness()
@@ -269,18 +236,6 @@ class TestAzureMlEndpoints(RestContract):
         asyncio.run(scenario())
         assert account.api.endpoints == {}
 
-    def test_a_refused_deployment_leaves_nothing(self, account: AzureMlEndpointsPlace) -> None:
-        account.api.quota = 0
-
-        async def scenario() -> None:
-            harness = account.harness()
-            with pytest.raises(QuotaTooSmall, match="Current usage/limit: 0/6"):
-                await harness.ours.launch(await harness.spec("refused"))
-            await account.settle()
-
-        asyncio.run(scenario())
-        assert account.api.endpoints == {}
-
     def test_a_failed_or_taken_endpoint_is_refused_with_azures_reason(
         self, account: AzureMlEndpointsPlace
     ) -> None:
@@ -325,58 +280,9 @@ class TestAzureMlEndpoints(RestContract):
 
         asyncio.run(scenario())
 
-    def test_any_body_reaches_the_container_once(self, account: AzureMlEndpointsPlace) -> None:
-        got: list[tuple[bytes, str]] = []
-
-        def answer(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-            got.append((body, headers["content-type"]))
-            if len(got) == 3:
-                raise CloudFault(0, "no reply")
-            return (200, b'{"sum": 3}') if len(got) == 1 else (503, b"no tea")
-
-        async def scenario() -> list[ReplicaAnswer]:
-            harness = account.harness()
-            gang = await harness.running("called")
-            provider = account.provider(gang.installation)
-            account.api.container = answer
-            assert await provider.answers(gang.name)
-            request = ReplicaRequest(body=b"\x00\xff", headers={"content-type": "a/b", "x": "y"})
-            told = [await provider.invoke(gang.name, request) for _ in range(2)]
-            with pytest.raises(TryAgain):
-                await provider.invoke(gang.name, request)
-            (name,) = account.api.endpoints
-            account.api.failures[name] = "gone"
-            assert not await provider.answers(gang.name)
-            with pytest.raises(TryAgain):
-                await provider.invoke(gang.name, request)
-            with pytest.raises(NotFound):
-                await provider.invoke("unknown", request)
-            return told
-
-        first, second = asyncio.run(scenario())
-        assert (first.status, first.body) == (200, b'{"sum": 3}')
-        assert (second.status, second.body) == (503, b"no tea")
-        assert got == [(b"\x00\xff", "a/b")] * 3
-
     def test_a_workspace_that_does_not_exist_is_refused(self, account: RestPlace) -> None:
         with pytest.raises(Refused, match=r"\[providers.azureml-endpoints\] workspace: the worksp"):
             asyncio.run(account.provider("ours", workspace="other").offers())
-
-    def test_what_an_endpoint_cannot_do_is_refused_with_the_page(
-        self, account: AzureMlEndpointsPlace
-    ) -> None:
-        provider = account.provider("ours")
-        assert refuses_all(provider) == ""
-        assert list_objections(TASK, provider) == []
-        bad = replace(
-            TASK,
-            run="python serve.py",
-            inputs=(Transfer(source="az://models/digits", target="/model"),),
-            service=replace(SERVED, port=80),
-        )
-        found = {each.field: each.reason for each in list_objections(bad, provider)}
-        assert set(found) == {"run", "inputs", "service.port"}
-        assert all("https://learn.microsoft.com/" in each for each in found.values())
 
     def test_only_the_rights_of_the_guide_are_needed(self, account: AzureMlEndpointsPlace) -> None:
         async def scenario() -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from tests.contract.aws_contract import CONTEXT, AwsContract, StagedPlace, check_times, tell
+from tests.contract.endpoint_place import check_bodies
 from tests.contract.sagemaker_endpoints_stand_in import FULL, EndpointsStandIn
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE
 from tests.proofs import Proof
@@ -15,11 +16,9 @@ from tests.proofs import Proof
 from cavvy.domain.services import ReadinessProbe, ReplicaTarget, ServiceSpec, TargetKind
 from cavvy.domain.tasks import Scalar, TaskSpec, Transfer
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.base import (
-    NotFound,
     QuotaTooSmall,
-    TryAgain,
 )
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
@@ -28,7 +27,6 @@ from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.sagemaker.endpoint_calls import SageMakerRuntime
 from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints
 from cavvy.providers.sagemaker_endpoints import MANIFEST
-from cavvy.providers.vm.cloud import CloudFault
 
 PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")
 TRAITS = ManagedCloud(SageMakerEndpoints(CONTEXT)).traits
@@ -154,53 +152,17 @@ class TestSageMakerEndpoints(AwsContract[EndpointsPlace]):
         assert account.api.models == {("us-east-1", "cv-other"): other}
 
     def test_signed_requests_reach_the_container_once(self, account: EndpointsPlace) -> None:
-        got: list[tuple[bytes, str]] = []
-
-        def answer(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-            got.append((body, headers["content-type"]))
-            return (200, b'{"sum": 3}') if len(got) == 1 else (418, b"no tea")
-
-        async def scenario() -> list[ReplicaAnswer]:
-            harness = self.harness(account)
-            gang = await harness.running("called")
-            provider = account.newest[gang.installation]
-            account.api.container = answer
-            assert await provider.answers(gang.name)
-            request = ReplicaRequest(body=b"\x00\xff", headers={"content-type": "a/b", "x": "y"})
-            told = [await provider.invoke(gang.name, request) for _ in range(2)]
-            ((region, name),) = account.api.bodies
-            account.api.DeleteEndpoint(region, {"EndpointName": name})
-            assert not await provider.answers(gang.name)
-            with pytest.raises(TryAgain):
-                await provider.invoke(gang.name, request)
-            with pytest.raises(NotFound):
-                await provider.invoke("unknown", request)
-            return told
-
-        first, second = asyncio.run(scenario())
-        assert (first.status, first.body) == (200, b'{"sum": 3}')
-        assert (second.status, second.body) == (418, b"no tea")
-        assert got == [(b"\x00\xff", "a/b")] * 2
-
-    def test_a_lost_answer_is_not_asked_for_again(self, account: EndpointsPlace) -> None:
-        got: list[bytes] = []
-
-        def lose(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-            got.append(body)
-            raise CloudFault(0, "no reply")
-
         async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("lossy")
-            account.api.container = lose
-            with pytest.raises(TryAgain):
-                await account.newest[gang.installation].invoke(
-                    gang.name, ReplicaRequest(body=b"1", headers={})
-                )
-            await harness.remove(gang.name)
+            gang = await self.harness(account).running("called")
+            ((region, name),) = account.api.bodies
+
+            def end() -> None:
+                account.api.DeleteEndpoint(region, {"EndpointName": name})
+
+            provider = account.newest[gang.installation]
+            await check_bodies(account.api, provider, gang.name, end, status=418)
 
         asyncio.run(scenario())
-        assert got == [b"1"]
 
     def test_what_an_endpoint_cannot_do_is_refused_with_the_page(
         self, account: EndpointsPlace

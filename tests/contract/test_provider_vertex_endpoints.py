@@ -4,12 +4,12 @@ and every reply against Google's discovery document.
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
-from tests.contract.endpoint_place import EndpointPlace
+from tests.contract.endpoint_place import EndpointContract, EndpointPlace
 from tests.contract.gcp_stand_in import PROJECT
 from tests.contract.test_provider_vertex import STOCKOUT, read_prices
 from tests.contract.vertex_endpoints_stand_in import VertexEndpointsStandIn
@@ -24,19 +24,15 @@ from cavvy.providers import vertex_endpoints
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import (
     GangState,
-    NotFound,
     ProviderContext,
-    QuotaTooSmall,
     Refused,
     TryAgain,
 )
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
-from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.vertex.endpoint_calls import read_answer
 from cavvy.providers.vertex.endpoints import VertexEndpoints
-from cavvy.providers.vm.cloud import CloudFault
 
 PROOF = Proof("vertex-endpoints", False, "a strict stand-in for Vertex AI's endpoints")
 CONTEXT = ProviderContext(installation="any", home=Path())
@@ -67,19 +63,20 @@ class VertexEndpointsPlace(EndpointPlace):
             kept[there, newest.name] = kept[here, newest.name]
         self.cloud.add(newest.name, {**newest.tags, "region": there})
 
-    def close(self) -> None:
-        asyncio.run(self.settle())
-        super().close()
 
-
-class TestVertexEndpoints(RestContract):
+class TestVertexEndpoints(EndpointContract):
     package, traits, stand_in = vertex_endpoints, TRAITS, VertexEndpointsStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = VertexEndpointsPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = VertexEndpointsPlace
+    creates, pause = timedelta(seconds=20), timedelta(seconds=21)
+    made_once = ("aiplatform.models.upload",)
+    quota = "custom_model_serving"
+    pages, task = "https://cloud.google.com/", TASK
+    bad = MappingProxyType(
+        {
+            "inputs": (Transfer(source="gs://models/digits", target="/model"),),
+            "image": "python:3",
+        }
+    )
 
     def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
         account.file.write_text("wrong")
@@ -146,33 +143,6 @@ class TestVertexEndpoints(RestContract):
 
         asyncio.run(scenario())
 
-    def test_a_model_is_deployed_once_google_has_made_model_and_endpoint(
-        self, account: VertexEndpointsPlace
-    ) -> None:
-        """The launch is repeated until then; no second model is uploaded."""
-        account.api.creates = timedelta(seconds=20)
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("slow")
-            for _ in range(2):
-                with pytest.raises(TryAgain):
-                    await harness.ours.launch(gang)
-                await account.wait(timedelta(seconds=21))
-            assert account.billed() == 0
-            harness.restart()
-            await harness.ours.launch(gang)
-            assert account.billed() == 1
-            await account.settle()
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
-            await harness.remove(gang.name)
-            await account.settle()
-
-        asyncio.run(scenario())
-        calls = account.api.calls
-        assert [calls.count(f"aiplatform.{each}") for each in ("models.upload",)] == [1]
-        assert (account.api.models, account.api.endpoints) == ({}, {})
-
     def test_the_bill_ends_with_the_request_to_undeploy_and_everything_is_deleted(
         self, account: VertexEndpointsPlace
     ) -> None:
@@ -217,19 +187,6 @@ class TestVertexEndpoints(RestContract):
         asyncio.run(scenario())
         assert (account.api.models, account.api.endpoints) == ({}, {})
 
-    def test_a_refused_deployment_leaves_nothing(self, account: VertexEndpointsPlace) -> None:
-        account.api.quota = 0
-
-        async def scenario() -> None:
-            harness = account.harness()
-            with pytest.raises(QuotaTooSmall, match="custom_model_serving"):
-                await harness.ours.launch(await harness.spec("refused"))
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-
-        asyncio.run(scenario())
-        assert (account.api.models, account.api.endpoints) == ({}, {})
-
     def test_only_objects_of_this_installation_are_tidied(
         self, account: VertexEndpointsPlace
     ) -> None:
@@ -249,56 +206,6 @@ class TestVertexEndpoints(RestContract):
             await harness.remove(gang.name)
 
         asyncio.run(scenario())
-
-    def test_any_body_reaches_the_container_once(self, account: VertexEndpointsPlace) -> None:
-        got: list[tuple[bytes, str]] = []
-
-        def answer(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-            got.append((body, headers["content-type"]))
-            if len(got) == 3:
-                raise CloudFault(0, "no reply")
-            return (200, b'{"sum": 3}') if len(got) == 1 else (503, b"no tea")
-
-        async def scenario() -> list[ReplicaAnswer]:
-            harness = account.harness()
-            gang = await harness.running("called")
-            provider = account.provider(gang.installation)
-            account.api.container = answer
-            assert await provider.answers(gang.name)
-            request = ReplicaRequest(body=b"\x00\xff", headers={"content-type": "a/b", "x": "y"})
-            told = [await provider.invoke(gang.name, request) for _ in range(2)]
-            with pytest.raises(TryAgain):
-                await provider.invoke(gang.name, request)
-            ((_, name),) = account.api.endpoints
-            account.api.failures[name] = "gone"
-            assert not await provider.answers(gang.name)
-            with pytest.raises(TryAgain):
-                await provider.invoke(gang.name, request)
-            with pytest.raises(NotFound):
-                await provider.invoke("unknown", request)
-            return told
-
-        first, second = asyncio.run(scenario())
-        assert (first.status, first.body) == (200, b'{"sum": 3}')
-        assert (second.status, second.body) == (503, b"no tea")
-        assert got == [(b"\x00\xff", "a/b")] * 3
-
-    def test_what_an_endpoint_cannot_do_is_refused_with_the_page(
-        self, account: VertexEndpointsPlace
-    ) -> None:
-        provider = account.provider("ours")
-        assert refuses_all(provider) == ""
-        assert list_objections(TASK, provider) == []
-        bad = replace(
-            TASK,
-            run="python serve.py",
-            inputs=(Transfer(source="gs://models/digits", target="/model"),),
-            image="python:3",
-            service=replace(SERVED, port=80),
-        )
-        found = {each.field: each.reason for each in list_objections(bad, provider)}
-        assert set(found) == {"run", "inputs", "image", "service.port"}
-        assert all("https://cloud.google.com/" in each for each in found.values())
 
     def test_only_the_calls_of_the_guide_are_made(self, account: VertexEndpointsPlace) -> None:
         async def scenario() -> None:
