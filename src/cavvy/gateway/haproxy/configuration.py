@@ -41,6 +41,7 @@ _OTHER_SITE = (
 _GRPC = "{ req.hdr(content-type) -m reg ^application/grpc($|[+;]) }"
 _GRPC_SENT = "{ res.hdr(grpc-status) 12 } !{ res.hdr(content-type) -m found }"
 _NO_GRPC = "services of Cavvy get requests of HTTP/1.1, so gRPC is not supported"
+_CLIENT = "sess.client"  # the client's address as text
 _LOST = "X-Cavvy-Lost"  # marks HAProxy's own 503, which becomes a 502
 _ERRORS = {  # HAProxy's own answers, except to requests that are not valid HTTP
     400: (AnswerCode.BAD_REQUEST, "the request is not valid HTTP"),
@@ -154,9 +155,9 @@ def _write_frontend(
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",
         f"    maxconn {limits.connections}",
-        "    option forwardfor",
+        # written once for a connection, not for each of its requests
+        f"    tcp-request session set-var-fmt({_CLIENT}) %[src]",
         "    unique-id-header X-Request-Id",
-        f"    http-request disable-l7-retry unless {_REPEATABLE}",
         *_write_own_rules(listener),
         *_write_rare_rules(limits),
         "    http-after-response set-header X-Request-Id %ID",
@@ -164,7 +165,6 @@ def _write_frontend(
         f"    http-after-response set-status 502 if {{ res.hdr({_LOST}) -m found }}",
         f"    http-after-response del-header {_LOST}",
         f"    use_backend {HOLD} if {{ var(txn.held) -m bool }}",
-        f"    use_backend {HOLD} if {{ path_beg /.cavvy/results/ }}",
     ]
     for service in direct:
         hosts = " ".join(host.lower() for host in service.hosts)
@@ -181,9 +181,8 @@ def _write_own_rules(listener: HaproxyListener) -> list[str]:
     """
     words = "|".join(each.decode().replace("+", "[+]") for each in listener.signs)
     # a single search of each text: HAProxy writes all fields as one text for each condition
-    found = " or ".join(
-        f"{{ {where} -i -m reg {words}|{ENCODED} }}" for where in ("req.hdrs", "url")
-    )
+    own = f"(?i:cavvy)|{words}|{ENCODED}"
+    found = " or ".join(f"{{ {where} -m reg {own} }}" for where in ("req.hdrs", "url"))
     return [f"    http-request set-var(txn.held) bool(true) if {found}"]
 
 
@@ -196,8 +195,8 @@ def _write_rare_rules(limits: GatewayLimits) -> list[str]:
     held = " or ".join(f"{{ req.hdr({name}) -m found }}" for name in _HELD)
     return [
         # HTTP/2 bodies need no Content-Length, and have no Transfer-Encoding
-        "    http-request set-var(txn.held) bool(true) if { req.ver 2.0 } "
-        f"!{{ method {_WITHOUT_BODY} }} !{{ req.hdr(content-length) -m found }}",
+        f"    http-request set-var(txn.held) bool(true) if !{{ method {_WITHOUT_BODY} }} "
+        "{ req.ver 2.0 } !{ req.hdr(content-length) -m found }",
         f"    http-request allow unless {{ req.hdr_names -m reg (?:^|,)(?:{rare})(?:,|$) }}",
         # clients of gRPC always send `te`
         f"    http-request set-var(txn.held) bool(true) if {_GRPC}",
@@ -223,23 +222,28 @@ def _write_hold(listener: HaproxyListener) -> str:
     gRPC needs HTTP/2 and trailers up to the replica, so its requests are refused as gRPC requires:
     with a response that has no body (HAProxy writes no Content-Type into such responses).
     """
+    forwarded = "\n    ".join(_write_forwarded_rules(listener))
     return f"""\
 backend {HOLD}
     timeout server {_write_time(_HOLD_S)}
     timeout tunnel {_write_time(_HOLD_S)}
     http-request return status 200 hdr grpc-status 12 hdr grpc-message "{_NO_GRPC}" if {_GRPC}
     http-after-response set-header Content-Type application/grpc if {_GRPC_SENT}
-    {_write_scheme(listener)}
+    {forwarded}
+    http-request disable-l7-retry unless {_REPEATABLE}
     server {HOLD} {listener.gateway_host}:{listener.gateway_port}
 """
 
 
-def _write_scheme(listener: HaproxyListener) -> str:
-    """Return the rule that adds X-Forwarded-Proto. Each backend contains the rule, because most
-    requests skip the frontend's last rules.
+def _write_forwarded_rules(listener: HaproxyListener) -> list[str]:
+    """Return the rules that add X-Forwarded-For and X-Forwarded-Proto. Each backend contains the
+    rules, because most requests skip the frontend's last rules.
     """
     scheme = "https" if listener.certificate else "http"
-    return f"http-request add-header X-Forwarded-Proto {scheme}"
+    return [
+        f"http-request add-header X-Forwarded-For %[var({_CLIENT})]",
+        f"http-request add-header X-Forwarded-Proto {scheme}",
+    ]
 
 
 def _write_response_rules() -> list[str]:
@@ -269,6 +273,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
             f"    hash-balance-factor {factor}"
         )
     responses = "\n    ".join(_write_response_rules())
+    forwarded = "\n    ".join(_write_forwarded_rules(listener))
     waiting = service.queue_max
     # the gateway refuses bodies that are too large, and reads them so that clients get the response
     full = f"{waiting} requests are already waiting for a replica"
@@ -277,8 +282,10 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
     return f"""\
 backend {name_backend(service.name)}
     {_write_limit(429, AnswerCode.QUEUE_FULL, full, f"queue ge {waiting}")}
-    {_write_scheme(listener)}
-    http-request set-header Connection close unless {_REPEATABLE}
+    {forwarded}
+    http-request allow if {_REPEATABLE}
+    http-request disable-l7-retry
+    http-request set-header Connection close
     {responses}
     {balance}
     use-server {HOLD} if {{ req.hdr_val(content-length) gt {service.body_max} }}
