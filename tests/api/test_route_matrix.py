@@ -17,7 +17,9 @@ from tests.api.api_state import TOKEN, Api, open_api
 from tests.api.team import OWN, PARENTS, Team, make_team
 
 from cavvy.api.app import list_routes
-from cavvy.api.rules import ProjectSource, RouteRule, list_rules
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import GANG, ProjectSource, RouteRule, list_rules
+from cavvy.client.wire import StopAsk
 from cavvy.domain.accounts import INSTALLATION, Role
 from cavvy.domain.protocol import PROTOCOL
 
@@ -227,6 +229,13 @@ def test_an_application_with_a_route_without_a_rule_does_not_start() -> None:
     router.add_api_route("/v1/forgotten", lambda: None, methods=["GET"])
     with pytest.raises(TypeError, match="/v1/forgotten"):
         list(list_rules([router]))
+
+
+def test_no_body_of_an_agent_is_decoded_before_the_token_of_its_gang_is_checked() -> None:
+    async def early(ask: StopAsk) -> None: ...
+
+    with pytest.raises(TypeError, match="/v1/early"):
+        RouteGroup("agent").post("/v1/early", "Too early.", rule=GANG)(early)
 
 
 def test_every_route_that_changes_something_is_in_the_list() -> None:

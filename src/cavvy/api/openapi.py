@@ -109,7 +109,7 @@ def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
 def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
     """Return the documented answers for these error codes, keyed by HTTP status."""
     found: dict[int | str, dict[str, Any]] = {}
-    for code in ("unauthorised", "invalid-request", "internal", *errors):
+    for code in dict.fromkeys(("unauthorised", "invalid-request", "internal", *errors)):
         known = CODES[code]
         entry = found.setdefault(
             known.status, {"description": "", "content": _content(wire.ErrorBody)}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from msgspec import Struct
 from msgspec.json import decode
 from starlette.requests import Request
@@ -19,9 +19,9 @@ from cavvy.agent.documents import EQUIPPED, WorkConfig
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.execs import JobExec
-from cavvy.api.openapi import document
 from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch, read_gang
 from cavvy.api.routes.blobs import gather, send_blob
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
@@ -40,7 +40,7 @@ _ROOM_S = 20.0
 # maximum bytes that are written directly; passing so few bytes to a thread would take longer
 _SMALL = 65536
 
-router = APIRouter(prefix="/agent/v1", tags=["agent"])
+router = RouteGroup("agent", prefix="/agent/v1")
 GangQuery = Annotated[str, Query(max_length=63)]
 ExecPath = Annotated[str, Path(max_length=64)]
 PatienceQuery = Annotated[float, Query(ge=0, le=3600)]
@@ -112,15 +112,12 @@ class ExecAnswer(Answer, frozen=True, kw_only=True):
 
 @router.post(
     "/claim",
-    **document(
-        "Claim a rank of a gang.",
-        rule=GANG,
-        ask=ClaimAsk,
-        answer=ClaimAnswer,
-        errors=("claimed", "agent-protocol"),
-    ),
+    "Claim a rank of a gang.",
+    rule=GANG,
+    ask=ClaimAsk,
+    errors=("claimed", "agent-protocol"),
 )
-async def claim(request: Request) -> Response:
+async def claim(request: Request) -> ClaimAnswer:
     app_state, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
     once = app_state.tokens.check_claim(request, ask.gang, ask.rank)
@@ -130,27 +127,22 @@ async def claim(request: Request) -> Response:
         case ClaimGranted(work=work, lease=lease):
             work = replace(work, log_limit_mib=app_state.settings.whole("logs.job_mib"))
             token = app_state.tokens.of(ask.gang) if once else None
-            return reply(
-                ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token)
-            )
+            return ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token)
         case ClaimWait(after=after, keep=keep):
             keep_s = None if keep is None else keep.total_seconds()
-            return reply(ClaimAnswer(state="wait", after_s=after.total_seconds(), keep_s=keep_s))
+            return ClaimAnswer(state="wait", after_s=after.total_seconds(), keep_s=keep_s)
         case ClaimRefused(reason=reason):
             raise ApiProblem("claimed", reason)
 
 
 @router.post(
     "/messages",
-    **document(
-        "Send an agent's messages.",
-        rule=GANG,
-        ask=ReportedBatch,
-        answer=MessagesAnswer,
-        errors=("claimed", "agent-protocol"),
-    ),
+    "Send an agent's messages.",
+    rule=GANG,
+    ask=ReportedBatch,
+    errors=("claimed", "agent-protocol"),
 )
-async def messages(request: Request) -> Response:
+async def messages(request: Request) -> MessagesAnswer:
     app_state = _speak(request)
     body = await read_own_bytes(request, _MESSAGES_LIMIT)
     parse = partial(read_batch, body, app_state.now(), ReportedBatch, most=_MOST_MESSAGES)
@@ -164,28 +156,19 @@ async def messages(request: Request) -> Response:
     if isinstance(answer, ClaimLost):
         raise ApiProblem("claimed", answer.reason)
     every = None if answer.every is None else answer.every.total_seconds()
-    return reply(
-        MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every)
-    )
+    return MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every)
 
 
 @router.post(
     "/log",
-    **document(
-        "Append output to a rank's log.",
-        rule=GANG,
-        answer=LogAnswer,
-        sends=True,
-        errors=("gang-not-found", "disk-full"),
-    ),
+    "Append output to a rank's log.",
+    rule=GANG,
+    sends=True,
+    errors=("gang-not-found", "disk-full"),
 )
 async def log(
-    request: Request,
-    gang: GangQuery,
-    rank: RankQuery,
-    offset: BytesQuery,
-    lost: BytesQuery = 0,
-) -> Response:
+    request: Request, gang: GangQuery, rank: RankQuery, offset: BytesQuery, lost: BytesQuery = 0
+) -> LogAnswer:
     app_state, attempt = await enter_attempt(request, gang, rank)
     # A rank reports its end after it has sent its whole log.
     if attempt.phase is AttemptPhase.KEPT:
@@ -196,17 +179,14 @@ async def log(
     quick = len(data) <= _SMALL and app_state.logs.is_quick(attempt.project)
     wanted = await app_state.use_logs(quick, app_state.logs.append, *what)
     app_state.watch.wake(attempt.job_id)
-    return reply(LogAnswer(offset=wanted))
+    return LogAnswer(offset=wanted)
 
 
 @router.get(
     "/orders",
-    **document(
-        "Wait for an order to a rank, or for commands that the rank must run.",
-        rule=GANG,
-        answer=OrdersAnswer,
-        errors=("gang-not-found",),
-    ),
+    "Wait for an order to a rank, or for commands that the rank must run.",
+    rule=GANG,
+    errors=("gang-not-found",),
 )
 async def orders(
     request: Request,
@@ -214,7 +194,7 @@ async def orders(
     rank: RankQuery,
     after: PositionQuery = 0,
     wait_s: PatienceQuery = 0,
-) -> Response:
+) -> OrdersAnswer:
     app_state = await enter(request, gang, rank)
     told = app_state.execs.untold(gang, rank) or app_state.peers.expects(gang, rank)
     wait = 0 if told else min(wait_s, _LONGEST_WAIT_S)
@@ -228,7 +208,7 @@ async def orders(
     execs = [_ask_for(each) for each in wanted]
     for fetched in await app_state.peers.fetch(request, gang, rank):
         execs.append(decode(fetched, type=ExecWanted))
-    return reply(OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds()))
+    return OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds())
 
 
 def _ask_for(made: JobExec) -> ExecWanted:
@@ -239,35 +219,30 @@ def _ask_for(made: JobExec) -> ExecWanted:
 
 @router.get(
     "/execs/{exec_id}",
-    **document(
-        "Get a command that a user wants to run. The server to which the node's agent is "
-        "connected calls this route.",
-        rule=GANG,
-        answer=ExecWanted,
-        errors=("gang-not-found", "exec-not-found"),
-    ),
+    "Get a command that a user wants to run. The server to which the node's agent is "
+    "connected calls this route.",
+    rule=GANG,
+    errors=("gang-not-found", "exec-not-found"),
 )
 async def exec_wanted(
     request: Request, exec_id: ExecPath, gang: GangQuery, rank: RankQuery
-) -> Response:
+) -> ExecWanted:
     app_state = await enter(request, gang, rank)
     if (version := _version(request)) < EQUIPPED:
         app_state.execs.refuse_sessions(gang, rank, version)
     for each in app_state.execs.wanted(gang, rank):
         if each.id == exec_id:
-            return reply(_ask_for(each))
+            return _ask_for(each)
     raise ApiProblem("exec-not-found", f"the command {exec_id} is not pending for this rank")
 
 
 @router.post(
     "/execs/{exec_id}",
-    **document(
-        "Send the output of a command that a user runs in the environment of the work.",
-        rule=GANG,
-        answer=ExecAnswer,
-        sends=True,
-        errors=("gang-not-found",),
-    ),
+    "Send the output of a command that a user runs in the environment of the work.",
+    rule=GANG,
+    answer=ExecAnswer,
+    sends=True,
+    errors=("gang-not-found",),
 )
 async def exec_output(
     request: Request,
@@ -301,13 +276,10 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 
 @router.get(
     "/execs/{exec_id}/input",
-    **document(
-        "Get input for a user's remote session. The input of a command ends when the user "
-        "disconnects.",
-        rule=GANG,
-        answer=ExecInput,
-        errors=("gang-not-found",),
-    ),
+    "Get input for a user's remote session. The input of a command ends when the user disconnects.",
+    rule=GANG,
+    answer=ExecInput,
+    errors=("gang-not-found",),
 )
 async def exec_input(
     request: Request,
@@ -329,13 +301,11 @@ async def exec_input(
 
 @router.post(
     "/blobs/pack",
-    **document(
-        "Get small blobs of a working folder, as many as fit into one pack.",
-        rule=GANG,
-        ask=BlobsAsk,
-        gives=True,
-        errors=("gang-not-found", "too-large", "too-slow"),
-    ),
+    "Get small blobs of a working folder, as many as fit into one pack.",
+    rule=GANG,
+    ask=BlobsAsk,
+    gives=True,
+    errors=("gang-not-found", "too-large", "too-slow"),
 )
 async def blob_pack(request: Request, gang: GangQuery) -> Response:
     app_state, attempt = await enter_attempt(request, gang)
@@ -349,9 +319,10 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
 
 @router.get(
     "/blobs/{blob}",
-    **document(
-        "Get a blob of a working folder.", rule=GANG, gives=True, errors=("blob-not-found",)
-    ),
+    "Get a blob of a working folder.",
+    rule=GANG,
+    gives=True,
+    errors=("blob-not-found",),
 )
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery

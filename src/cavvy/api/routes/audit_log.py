@@ -2,34 +2,31 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import AwareDatetime
 from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import app_state_of
-from cavvy.api.openapi import document
+from cavvy.api.app_state import AppState
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_query
-from cavvy.api.wire import PositionQuery, reply, view
+from cavvy.api.wire import PositionQuery, view
 from cavvy.client import audit_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.audit import AuditOutcome
 
-router = APIRouter(tags=["audit log"])
+router = RouteGroup("audit log")
 
 
 @router.get(
     "/v1/audit-log",
-    **document(
-        "Get records of changes and refusals in the caller's projects, ordered by number: the "
-        "oldest records after `after` or, with `newest`, the newest records. The hashes can be "
-        "checked only if all records are visible.",
-        rule=in_query(Permission.AUDIT),
-        answer=wire.AuditLogPage,
-    ),
+    "Get records of changes and refusals in the caller's projects, ordered by number: the "
+    "oldest records after `after` or, with `newest`, the newest records. The hashes can be "
+    "checked only if all records are visible.",
+    rule=in_query(Permission.AUDIT),
 )
 async def read_log(
     request: Request,
+    app_state: AppState,
     project: Annotated[str | None, Query(max_length=63)] = None,
     account: Annotated[str | None, Query(max_length=63)] = None,
     outcome: AuditOutcome | None = None,
@@ -37,8 +34,8 @@ async def read_log(
     after: PositionQuery = 0,
     newest: bool = False,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
-) -> Response:
-    found = await app_state_of(request).store.audit_records(
+) -> wire.AuditLogPage:
+    found = await app_state.store.audit_records(
         filter_projects(request, Permission.AUDIT, project),
         account=account,
         outcome=outcome,
@@ -47,4 +44,4 @@ async def read_log(
         limit=limit,
         newest=newest,
     )
-    return reply(wire.AuditLogPage(records=[view(wire.AuditLogRow, each) for each in found]))
+    return wire.AuditLogPage(records=[view(wire.AuditLogRow, each) for each in found])

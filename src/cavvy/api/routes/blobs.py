@@ -6,17 +6,17 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_reading
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
-from cavvy.api.wire import MIB, done, read, reply, stream_bytes
+from cavvy.api.wire import MIB, stream_bytes
 from cavvy.client import wire
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
 from cavvy.domain.accounts import Permission
@@ -30,40 +30,33 @@ _PIECE = MIB  # bytes that are decrypted at once
 # Files in a bucket that does not answer keep only these threads waiting.
 _in_thread = StorageThreads(64, "blobs").run_to_its_end
 
-router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
+router = RouteGroup("blobs", prefix="/v1/projects/{project}/blobs")
 
 
 @router.post(
     "/missing",
-    **document(
-        "List the blobs that the server does not have.",
-        rule=in_path(Permission.RUN),
-        ask=wire.BlobsAsk,
-        answer=wire.BlobsMissing,
-    ),
+    "List the blobs that the server does not have.",
+    rule=in_path(Permission.RUN),
+    limit=_NAMES_LIMIT,
 )
-async def missing(request: Request, project: ProjectPath) -> Response:
-    app_state = app_state_of(request)
+async def missing(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.BlobsAsk
+) -> wire.BlobsMissing:
     note_reading(request)
-    ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
-    return reply(
-        wire.BlobsMissing(missing=await _in_thread(app_state.blobs.of(project).missing, ask.blobs))
+    return wire.BlobsMissing(
+        missing=await _in_thread(app_state.blobs.of(project).missing, ask.blobs)
     )
 
 
 @router.put(  # must be registered before the route whose path matches any name
     "/pack",
-    **document(
-        "Upload a pack of small blobs (at most 256 KiB each, 8 MiB in all). Each blob is sent as "
-        "its SHA-256, its size, a newline and its bytes.",
-        rule=in_path(Permission.RUN),
-        sends=True,
-        answer=wire.BlobsStored,
-        errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
-    ),
+    "Upload a pack of small blobs (at most 256 KiB each, 8 MiB in all). Each blob is sent as "
+    "its SHA-256, its size, a newline and its bytes.",
+    rule=in_path(Permission.RUN),
+    sends=True,
+    errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
 )
-async def put_pack(request: Request, project: ProjectPath) -> Response:
-    app_state = app_state_of(request)
+async def put_pack(request: Request, app_state: AppState, project: ProjectPath) -> wire.BlobsStored:
     body = b"".join([part async for part in stream_bytes(request, PACK_BYTES)])
     try:
         blobs = read_pack(body)
@@ -77,29 +70,27 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
         raise ApiProblem("invalid-request", f"{error}; nothing was stored") from error
     except HashMismatch as error:
         raise ApiProblem("blob-mismatch", str(error)) from error
-    return reply(wire.BlobsStored(stored=len(blobs)))
+    return wire.BlobsStored(stored=len(blobs))
 
 
 @router.put(
     "/{blob}",
-    **document(
-        "Upload a blob.",
-        rule=in_path(Permission.RUN),
-        sends=True,
-        status=204,
-        errors=("blob-mismatch", "too-large", "disk-full"),
-    ),
+    "Upload a blob.",
+    rule=in_path(Permission.RUN),
+    sends=True,
+    errors=("blob-mismatch", "too-large", "disk-full"),
 )
 async def put(
-    request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
-) -> Response:
-    app_state = app_state_of(request)
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
+) -> None:
     await take_blob(
         request,
         app_state.blobs.of(project).writer(blob),
         app_state.settings.whole("server.blob_mib") * MIB,
     )
-    return done()
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:

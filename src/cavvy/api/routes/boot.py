@@ -5,31 +5,28 @@ secrets, and each node checks the hash of each downloaded file.
 from asyncio import to_thread
 from typing import Annotated
 
-from fastapi import APIRouter, Path
-from starlette.requests import Request
+from fastapi import Path
 from starlette.responses import FileResponse, Response
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN
 
-router = APIRouter(prefix="/boot/v1", tags=["agent"])
+router = RouteGroup("agent", prefix="/boot/v1")
 
 
 @router.get(
     "/{digest}",
-    **document(
-        "Get a file that a starting node needs, by its hash.",
-        rule=OPEN,
-        gives=True,
-        errors=("blob-not-found",),
-    ),
+    "Get a file that a starting node needs, by its hash.",
+    rule=OPEN,
+    gives=True,
+    errors=("blob-not-found",),
 )
 async def fetch(
-    request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+    app_state: AppState, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
-    downloads = app_state_of(request).downloads
+    downloads = app_state.downloads
     path = await to_thread(downloads.find, digest) if downloads is not None else None
     if path is None:
         raise ApiProblem("blob-not-found", f"this server has no file with the hash {digest}")

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path
 from starlette.requests import Request
-from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.accounts import PROJECT_NAME
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import (
     filter_projects,
     in_path,
@@ -21,7 +20,7 @@ from cavvy.api.rules import (
     name_user,
     on_installation,
 )
-from cavvy.api.wire import done, read, reply, view
+from cavvy.api.wire import view
 from cavvy.client import budget_wire as wire
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
@@ -32,8 +31,9 @@ from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.domain.web_addresses import is_web_address
+from cavvy.store.base import ProjectFilter
 
-router = APIRouter(prefix="/v1", tags=["costs"])
+router = RouteGroup("costs", prefix="/v1")
 NamePath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 _MOST_PERCENT = 1000
 _LONGEST = 2000  # characters of a text
@@ -41,36 +41,24 @@ _LONGEST = 2000  # characters of a text
 
 @router.get(
     "/budgets",
-    **document(
-        "List the budgets with this month's spending and a forecast. Budgets of all "
-        "projects are listed only for callers who may see the costs of all projects.",
-        rule=in_query(Permission.SPENDING),
-        answer=list[wire.BudgetView],
-    ),
+    "List the budgets with this month's spending and a forecast. Budgets of all "
+    "projects are listed only for callers who may see the costs of all projects.",
+    rule=in_query(Permission.SPENDING),
 )
-async def list_budgets(
-    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
-) -> Response:
-    app_state = app_state_of(request)
-    visible = filter_projects(request, Permission.SPENDING, project)
+async def list_budgets(app_state: AppState, projects: ProjectFilter) -> list[wire.BudgetView]:
     found = await app_state.store.budgets.list()
-    if visible is not None:
-        names = {visible} if isinstance(visible, str) else visible
+    if projects is not None:
+        names = {projects} if isinstance(projects, str) else projects
         found = [each for each in found if each.project in names]
-    return reply([await _view(app_state, each) for each in found])
+    return [await _view(app_state, each) for each in found]
 
 
 @router.put(
     "/budgets/{name}",
-    **document(
-        "Set a budget. A pending request for a new amount is deleted.",
-        rule=on_installation(Permission.MANAGE),
-        ask=wire.BudgetAsk,
-        status=204,
-    ),
+    "Set a budget. A pending request for a new amount is deleted.",
+    rule=on_installation(Permission.MANAGE),
 )
-async def put(request: Request, name: NamePath) -> Response:
-    app_state, ask = app_state_of(request), await read(request, wire.BudgetAsk)
+async def put(request: Request, app_state: AppState, name: NamePath, ask: wire.BudgetAsk) -> None:
     _check(ask)
     before = await _find(app_state, name)
     budget = view(
@@ -81,39 +69,38 @@ async def put(request: Request, name: NamePath) -> Response:
         alerts=tuple(sorted(set(ask.alerts))),
         since=app_state.now() if before is None else before.since,
     )
-    return await _store(request, before, budget.replacing(before, app_state.now()))
+    budget = budget.replacing(before, app_state.now())
+    note_change(request, before=_facts(before), after=_facts(budget))
+    await app_state.store.budgets.put(budget)
+    await _renew_alerts(app_state, budget)
 
 
 @router.delete(
     "/budgets/{name}",
-    **document(
-        "Delete a budget.",
-        rule=on_installation(Permission.MANAGE),
-        status=204,
-        errors=("budget-not-found",),
-    ),
+    "Delete a budget.",
+    rule=on_installation(Permission.MANAGE),
+    errors=("budget-not-found",),
 )
-async def delete(request: Request, name: NamePath) -> Response:
-    app_state = app_state_of(request)
+async def delete(request: Request, app_state: AppState, name: NamePath) -> None:
     note_change(request, before=_facts(await _get(app_state, name)), after=None)
     await app_state.store.budgets.delete(name)
     app_state.control_plane.budgets.expire()
-    return done()
 
 
 @router.post(
     "/projects/{project}/budgets/{name}/request",
-    **document(
-        "Request a new amount for a budget of the project. For a budget without a "
-        "project, the request needs the permission to see the costs of all projects.",
-        rule=in_path(Permission.RUN),
-        ask=wire.BudgetRequestAsk,
-        status=204,
-        errors=("budget-not-found", "conflict"),
-    ),
+    "Request a new amount for a budget of the project. For a budget without a "
+    "project, the request needs the permission to see the costs of all projects.",
+    rule=in_path(Permission.RUN),
+    errors=("budget-not-found", "conflict"),
 )
-async def request_amount(request: Request, project: ProjectPath, name: NamePath) -> Response:
-    app_state, ask = app_state_of(request), await read(request, wire.BudgetRequestAsk)
+async def request_amount(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: NamePath,
+    ask: wire.BudgetRequestAsk,
+) -> None:
     budget = await _get(app_state, name)
     if budget.project != project and (budget.project or not _sees_all(request)):
         raise _missing(name)
@@ -125,21 +112,18 @@ async def request_amount(request: Request, project: ProjectPath, name: NamePath)
         account=name_user(request, ""),
         at=app_state.now(),
     )
-    return await _swap(request, budget, replace(budget, request=wanted))
+    await _swap(request, budget, replace(budget, request=wanted))
 
 
 @router.post(
     "/budgets/{name}/approve",
-    **document(
-        "Approve the pending request for a new amount, if that amount is `limit_micros`.",
-        rule=on_installation(Permission.MANAGE),
-        ask=wire.BudgetApprovalAsk,
-        status=204,
-        errors=("budget-not-found", "nothing-requested", "conflict"),
-    ),
+    "Approve the pending request for a new amount, if that amount is `limit_micros`.",
+    rule=on_installation(Permission.MANAGE),
+    errors=("budget-not-found", "nothing-requested", "conflict"),
 )
-async def approve(request: Request, name: NamePath) -> Response:
-    app_state, ask = app_state_of(request), await read(request, wire.BudgetApprovalAsk)
+async def approve(
+    request: Request, app_state: AppState, name: NamePath, ask: wire.BudgetApprovalAsk
+) -> None:
     budget = await _get(app_state, name)
     if budget.request is None:
         raise ApiProblem("nothing-requested", f"no new amount has been requested for {name}")
@@ -151,31 +135,20 @@ async def approve(request: Request, name: NamePath) -> Response:
             f"`cavvy budget show {name}` shows the request",
         )
     new = replace(budget, limit=wanted, request=None).replacing(budget, app_state.now())
-    return await _swap(request, budget, new)
+    await _swap(request, budget, new)
 
 
-async def _swap(request: Request, before: SpendingBudget, budget: SpendingBudget) -> Response:
+async def _swap(request: Request, before: SpendingBudget, budget: SpendingBudget) -> None:
     """Store the budget, unless the stored budget has changed since the request read it."""
     note_change(request, before=_facts(before), after=_facts(budget))
     if not await app_state_of(request).store.budgets.swap(before, budget):
         raise ApiProblem("conflict", f"the budget {budget.name} has changed meanwhile")
-    return await _done(request, budget)
+    await _renew_alerts(app_state_of(request), budget)
 
 
-async def _store(
-    request: Request, before: SpendingBudget | None, budget: SpendingBudget
-) -> Response:
-    app_state = app_state_of(request)
-    note_change(request, before=_facts(before), after=_facts(budget))
-    await app_state.store.budgets.put(budget)
-    return await _done(request, budget)
-
-
-async def _done(request: Request, budget: SpendingBudget) -> Response:
-    control_plane = app_state_of(request).control_plane
-    await control_plane.budgets.renew_alerts(budget.name)
-    control_plane.hint(BUDGETS)
-    return done()
+async def _renew_alerts(app_state: AppState, budget: SpendingBudget) -> None:
+    await app_state.control_plane.budgets.renew_alerts(budget.name)
+    app_state.control_plane.hint(BUDGETS)
 
 
 def _sees_all(request: Request) -> bool:

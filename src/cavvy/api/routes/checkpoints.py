@@ -6,19 +6,18 @@ from asyncio import to_thread
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from msgspec import Struct, field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, Moment, Name, Rank
 from cavvy.api.routes.agents import GangQuery, enter, read_own_bytes
 from cavvy.api.routes.blobs import take_blob
 from cavvy.api.routes.data import told
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG
-from cavvy.api.wire import MIB, BytesQuery, decode_body, read, read_bytes, reply
+from cavvy.api.wire import MIB, BytesQuery, decode_body, read, read_bytes
 from cavvy.client.wire import Answer, BlobsAsk, BlobsMissing
 from cavvy.control.agents.checkpoints import FilesMissing, InvalidManifest
 from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
@@ -29,7 +28,7 @@ from cavvy.store.base import HashMismatch
 _LIST_LIMIT = 64 * MIB
 _PART_LIMIT = 32 * MIB
 
-router = APIRouter(prefix="/agent/v1", tags=["agent"])
+router = RouteGroup("agent", prefix="/agent/v1")
 BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
@@ -82,18 +81,15 @@ class CommitAnswer(Answer, frozen=True, kw_only=True):
 
 @router.get(
     "/checkpoints/latest",
-    **document(
-        "Get the newest checkpoint of the gang's job.",
-        rule=GANG,
-        answer=LatestAnswer,
-        errors=("gang-not-found",),
-    ),
+    "Get the newest checkpoint of the gang's job.",
+    rule=GANG,
+    errors=("gang-not-found",),
 )
-async def latest(request: Request, gang: GangQuery) -> Response:
+async def latest(request: Request, gang: GangQuery) -> LatestAnswer:
     app_state = await enter(request, gang)
     found = await told(app_state.control_plane.checkpoints.latest(gang))
     if found is None:
-        return reply(LatestAnswer(checkpoint=None))
+        return LatestAnswer(checkpoint=None)
     saved, files = found
     held = HeldCheckpoint(
         number=saved.number,
@@ -103,37 +99,32 @@ async def latest(request: Request, gang: GangQuery) -> Response:
         files=list(files),
         direct=await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang)) is not None,
     )
-    return reply(LatestAnswer(checkpoint=held))
+    return LatestAnswer(checkpoint=held)
 
 
 @router.post(
     "/blobs/missing",
-    **document(
-        "Ask which files of the next checkpoint must be sent.",
-        rule=GANG,
-        ask=BlobsAsk,
-        answer=BlobsMissing,
-        errors=("gang-not-found",),
-    ),
+    "Ask which files of the next checkpoint must be sent.",
+    rule=GANG,
+    ask=BlobsAsk,
+    errors=("gang-not-found",),
 )
-async def missing(request: Request, gang: GangQuery) -> Response:
+async def missing(request: Request, gang: GangQuery) -> BlobsMissing:
     app_state = await enter(request, gang)
     ask = await read(request, BlobsAsk, _LIST_LIMIT)
     missing = await told(app_state.control_plane.checkpoints.missing(gang, ask.blobs))
     direct = await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang)) is not None
-    return reply(BlobsMissing(missing=list(missing), direct=direct))
+    return BlobsMissing(missing=list(missing), direct=direct)
 
 
 @router.put(
     "/blobs/{blob}",
-    **document(
-        "Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part "
-        "that starts at `offset`.",
-        rule=GANG,
-        sends=True,
-        answer=PartAnswer,
-        errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),
-    ),
+    "Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part "
+    "that starts at `offset`.",
+    rule=GANG,
+    sends=True,
+    errors=("gang-not-found", "too-large", "too-slow", "disk-full"),
+    when={HashMismatch: "blob-mismatch"},
 )
 async def put(
     request: Request,
@@ -141,42 +132,34 @@ async def put(
     gang: GangQuery,
     offset: BytesQuery = 0,
     size: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
-) -> Response:
+) -> PartAnswer:
     app_state = await enter(request, gang)
     blobs = await app_state.control_plane.checkpoints.blobs(gang)
     if size is None:
-        return reply(PartAnswer(offset=await take_blob(request, blobs.writer(blob), LARGEST)))
+        return PartAnswer(offset=await take_blob(request, blobs.writer(blob), LARGEST))
     data = await read_bytes(request, _PART_LIMIT)
-    try:
-        return reply(PartAnswer(offset=await to_thread(blobs.append, blob, offset, data, size)))
-    except HashMismatch as error:
-        raise ApiProblem("blob-mismatch", str(error)) from error
+    return PartAnswer(offset=await to_thread(blobs.append, blob, offset, data, size))
 
 
 @router.post(
     "/checkpoints",
-    **document(
-        "Commit a checkpoint whose files were sent.",
-        rule=GANG,
-        ask=CommitAsk,
-        answer=CommitAnswer,
-        errors=("claimed", "disk-full"),
-    ),
+    "Commit a checkpoint whose files were sent.",
+    rule=GANG,
+    ask=CommitAsk,
+    errors=("claimed", "disk-full"),
+    when={InvalidManifest: "invalid-request"},
 )
-async def commit(request: Request) -> Response:
+async def commit(request: Request) -> CommitAnswer:
     ask = decode_body(await read_own_bytes(request, _LIST_LIMIT), CommitAsk)
     app_state = await enter(request, ask.gang, ask.rank)
-    try:
-        asked = app_state.control_plane.checkpoints.commit(
-            ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at
-        )
-        answer = await told(asked)
-    except InvalidManifest as error:
-        raise ApiProblem("invalid-request", str(error)) from error
+    asked = app_state.control_plane.checkpoints.commit(
+        ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at
+    )
+    answer = await told(asked)
     match answer:
         case SavedCheckpoint(number=number):
-            return reply(CommitAnswer(number=number))
+            return CommitAnswer(number=number)
         case FilesMissing(blobs=blobs):
-            return reply(CommitAnswer(number=None, missing=list(blobs)))
+            return CommitAnswer(number=None, missing=list(blobs))
         case ClaimLost(reason=reason):
             raise ApiProblem("claimed", reason)

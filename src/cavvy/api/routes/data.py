@@ -5,16 +5,16 @@ checkpoints. Files are transferred by signed requests or, if that is impossible,
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import Depends, Path, Query
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem, RetryLater
-from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, RankQuery, enter
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
@@ -30,7 +30,7 @@ _ERRORS = ("gang-not-found", "data-missing", "data-denied", "data-trouble")
 
 _CHECKPOINT_ERRORS = (*_ERRORS, "blob-not-found")
 
-router = APIRouter(prefix="/agent/v1/data", tags=["agent"])
+router = RouteGroup("agent", prefix="/agent/v1/data")
 T = TypeVar("T")
 IndexPath = Annotated[int, Path(ge=0, le=100_000)]
 PathQuery = Annotated[str, Query(max_length=4096)]
@@ -127,33 +127,25 @@ class DepositAnswer(Answer, frozen=True, kw_only=True):
 
 @router.get(
     "/deposit",
-    **document(
-        "Get signed uploads for the results of ended work.",
-        rule=GANG,
-        answer=DepositAnswer,
-        errors=("gang-not-found",),
-    ),
+    "Get signed uploads for the results of ended work.",
+    rule=GANG,
+    errors=("gang-not-found",),
 )
-async def deposit(request: Request, gang: GangQuery, rank: RankQuery) -> Response:
+async def deposit(request: Request, gang: GangQuery, rank: RankQuery) -> DepositAnswer:
     app_state = await enter(request, gang, rank)
     signed = await app_state.control_plane.deposits.sign(gang, rank)
-    return reply(
-        DepositAnswer(
-            uploads=[signed_answer(each) for each in signed.uploads],
-            most_bytes=MOST_BYTES,
-            valid_s=signed.valid.total_seconds(),
-            again_s=signed.again.total_seconds(),
-        )
+    return DepositAnswer(
+        uploads=[signed_answer(each) for each in signed.uploads],
+        most_bytes=MOST_BYTES,
+        valid_s=signed.valid.total_seconds(),
+        again_s=signed.again.total_seconds(),
     )
 
 
-@router.get(
-    "/inputs/{index}",
-    **document("List an input's files.", rule=GANG, answer=InputAnswer, errors=_ERRORS),
-)
+@router.get("/inputs/{index}", "List an input's files.", rule=GANG, errors=_ERRORS)
 async def page(
     request: Request, index: IndexPath, gang: GangQuery, after: PathQuery = ""
-) -> Response:
+) -> InputAnswer:
     app_state = await enter(request, gang)
     found = await told(app_state.control_plane.data.page(gang, index, after))
     files = [
@@ -166,7 +158,7 @@ async def page(
         )
         for each in found.files
     ]
-    return reply(InputAnswer(files=files, next=found.next))
+    return InputAnswer(files=files, next=found.next)
 
 
 async def open_input(request: Request, index: IndexPath, gang: GangQuery) -> SignedObjects:
@@ -197,35 +189,28 @@ Output = Annotated[SignedObjects, Depends(open_output)]
 
 @router.get(
     "/inputs/{index}/signed",
-    **document(
-        "Get a new signed request that reads a file of an input.",
-        rule=GANG,
-        answer=SignedAnswer,
-        errors=_ERRORS,
-    ),
+    "Get a new signed request that reads a file of an input.",
+    rule=GANG,
+    errors=_ERRORS,
 )
-async def signed(objects: Input, path: PathQuery = "") -> Response:
-    return reply(signed_answer(await told(in_thread(objects.sign_get, path))))
+async def signed(objects: Input, path: PathQuery = "") -> SignedAnswer:
+    return signed_answer(await told(in_thread(objects.sign_get, path)))
 
 
 @router.get(
     "/checkpoint/{blob}",
-    **document(
-        "Get a signed request that reads a checkpoint's file.",
-        rule=GANG,
-        answer=SignedAnswer,
-        errors=_CHECKPOINT_ERRORS,
-    ),
+    "Get a signed request that reads a checkpoint's file.",
+    rule=GANG,
+    errors=_CHECKPOINT_ERRORS,
 )
 async def signed_checkpoint(
     objects: Annotated[SignedObjects, Depends(open_checkpoint)],
-) -> Response:
-    return reply(signed_answer(await told(in_thread(objects.sign_get))))
+) -> SignedAnswer:
+    return signed_answer(await told(in_thread(objects.sign_get)))
 
 
 @router.get(
-    "/inputs/{index}/bytes",
-    **document("Get a part of an input's file.", rule=GANG, gives=True, errors=_ERRORS),
+    "/inputs/{index}/bytes", "Get a part of an input's file.", rule=GANG, gives=True, errors=_ERRORS
 )
 async def piece(
     objects: Input,
@@ -239,24 +224,17 @@ async def piece(
 
 @router.put(
     "/outputs/{index}/bytes",
-    **document(
-        "Send a part of an output's file.",
-        rule=GANG,
-        sends=True,
-        answer=MovedAnswer,
-        errors=(*_ERRORS, "too-large", "too-slow"),
-    ),
+    "Send a part of an output's file.",
+    rule=GANG,
+    sends=True,
+    errors=(*_ERRORS, "too-large", "too-slow"),
 )
 async def put(
-    request: Request,
-    objects: Output,
-    offset: BytesQuery,
-    size: BytesQuery,
-    path: PathQuery = "",
-) -> Response:
+    request: Request, objects: Output, offset: BytesQuery, size: BytesQuery, path: PathQuery = ""
+) -> MovedAnswer:
     data = await read_bytes(request, _PIECE)
     await told(in_thread(objects.write, path, offset, size, data))
-    return reply(MovedAnswer())
+    return MovedAnswer()
 
 
 async def begin(
@@ -307,12 +285,10 @@ def _add_upload(
             uploads = app_state_of(request).control_plane.uploads
             return reply(await told(act(uploads, gang, objects, asked)))
 
-        described = document(
-            summary, rule=GANG, ask=ask, answer=act.__annotations__["return"], errors=errors
-        )
-        router.add_api_route(
-            prefix + route, endpoint, methods=["POST"], name=act.__name__, **described
-        )
+        endpoint.__name__ = act.__name__
+        answer = act.__annotations__["return"]
+        add = router.post(prefix + route, summary, rule=GANG, ask=ask, answer=answer, errors=errors)
+        add(endpoint)
 
 
 _add_upload("", begin, UploadAsk, "Start the upload of a file.")

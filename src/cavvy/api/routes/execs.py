@@ -3,26 +3,26 @@
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_reading
 from cavvy.api.errors import ApiProblem
 from cavvy.api.execs import JobExec
 from cavvy.api.notifier import ChangeListener
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user
-from cavvy.api.wire import MIB, PositionQuery, read, read_bytes, reply
+from cavvy.api.wire import MIB, PositionQuery, read_bytes, reply
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, NodePhase
 from cavvy.store.base import AtomicWrite, RowNotFound
 
-router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
+router = RouteGroup("jobs", prefix="/v1/projects/{project}/jobs/{name}/exec")
 _INPUT_LIMIT = 2 * MIB
 # how many seconds a request with input waits until the node has accepted earlier input
 _ROOM_S = 20.0
@@ -33,27 +33,23 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 @router.post(
     "",
-    **document(
-        "Run a command in the environment of a running job.",
-        rule=in_path(Permission.RUN),
-        ask=wire.ExecAsk,
-        answer=wire.ExecStarted,
-        status=201,
-        errors=("job-not-found", "job-not-running", "agent-elsewhere"),
-    ),
+    "Run a command in the environment of a running job.",
+    rule=in_path(Permission.RUN),
+    status=201,
+    errors=("job-not-found", "job-not-running", "agent-elsewhere"),
 )
 async def start(
     request: Request,
+    app_state: AppState,
     project: ProjectPath,
     name: JobPath,
+    ask: wire.ExecAsk,
     user: AccessQuery = "",
     program: AccessQuery = "",
-) -> Response:
+) -> wire.ExecStarted:
     """`user` and `program` are shown in the job's events: who opens a session, and with which
     command of Cavvy. An account's name replaces `user`.
     """
-    app_state = app_state_of(request)
-    ask = await read(request, wire.ExecAsk)
     who = name_user(request, user) or "a user"
     if (
         bool(ask.command) is ask.session
@@ -78,30 +74,28 @@ async def start(
             if node.phase in _ALIVE:
                 _check_server(app_state, attempt, ask.rank)
                 exec_id = await _start(app_state, job, attempt, ask, _say_access(ask, who, program))
-                return reply(wire.ExecStarted(id=exec_id), 201)
+                return wire.ExecStarted(id=exec_id)
     told = f"rank {ask.rank} of {job.name} is not running: the job is {job.phase}"
     raise ApiProblem("job-not-running", told, say_what_to_do(job))
 
 
 @router.get(
     "/{exec_id}",
-    **document(
-        "Get a part of a command's output; at the end of the output, a header has the exit code.",
-        rule=in_path(Permission.RUN),
-        gives=True,
-        headers=("Cavvy-Exit-Code",),
-        errors=("job-not-found", "exec-not-found", "agent-protocol"),
-    ),
+    "Get a part of a command's output; at the end of the output, a header has the exit code.",
+    rule=in_path(Permission.RUN),
+    gives=True,
+    headers=("Cavvy-Exit-Code",),
+    errors=("job-not-found", "exec-not-found", "agent-protocol"),
 )
 async def output(
     request: Request,
+    app_state: AppState,
     project: ProjectPath,
     name: JobPath,
     exec_id: Annotated[str, Path(max_length=64)],
     offset: PositionQuery = 0,
     wait_s: WaitQuery = 0,
 ) -> Response:
-    app_state = app_state_of(request)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper)
     job = await _find(app_state, project, name)
@@ -136,17 +130,16 @@ async def output(
 
 @router.post(
     "/{exec_id}/input",
-    **document(
-        "Send input to a user's session on a node. `end` ends a session or a command, as a closed "
-        "terminal does.",
-        rule=in_path(Permission.RUN),
-        answer=wire.InputTaken,
-        sends=True,
-        errors=("job-not-found", "exec-not-found"),
-    ),
+    "Send input to a user's session on a node. `end` ends a session or a command, as a closed "
+    "terminal does.",
+    rule=in_path(Permission.RUN),
+    answer=wire.InputTaken,
+    sends=True,
+    errors=("job-not-found", "exec-not-found"),
 )
 async def give(
     request: Request,
+    app_state: AppState,
     project: ProjectPath,
     name: JobPath,
     exec_id: Annotated[str, Path(max_length=64)],
@@ -157,7 +150,6 @@ async def give(
     request must begin with the byte at the offset in the answer.
     """
     note_reading(request)  # the session is recorded once, not each key press
-    app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper, data)

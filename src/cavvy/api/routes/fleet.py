@@ -3,19 +3,15 @@ that belong to no job.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Query
 from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_project, note_reading
-from cavvy.api.openapi import document
 from cavvy.api.routes import views
-from cavvy.api.rules import filter_projects, in_body, in_query, on_installation, require
-from cavvy.api.wire import read, reply
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_body, in_query, on_installation, require
 from cavvy.client import wire
 from cavvy.control.agents.uploads import LeftUpload
 from cavvy.control.decide.orphans import OrphanGang
@@ -24,31 +20,20 @@ from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.values import replace
-from cavvy.store.base import JobSummary, RowNotFound
+from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound
 
 _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = RouteGroup("fleet", prefix="/v1")
 
 
-@router.get(
-    "/nodes",
-    **document(
-        "List the nodes that run or are billed now.",
-        rule=in_query(Permission.VIEW),
-        answer=list[wire.NodeListing],
-    ),
-)
-async def nodes(
-    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
-) -> Response:
-    app_state = app_state_of(request)
+@router.get("/nodes", "List the nodes that run or are billed now.", rule=in_query(Permission.VIEW))
+async def nodes(app_state: AppState, projects: ProjectFilter) -> list[wire.NodeListing]:
     allocations = {
         (allocation.gang, allocation.rank): allocation
         for allocation in await app_state.store.allocations()
     }
     rows = []
-    projects = filter_projects(request, Permission.VIEW, project)
     for attempt in await app_state.store.open_attempts(projects):
         try:
             job = await app_state.store.job(attempt.job_id)
@@ -58,21 +43,13 @@ async def nodes(
             rows.append(
                 views.node_row(job, attempt, node, allocations.get((attempt.gang, node.rank)))
             )
-    return reply(rows)
+    return rows
 
 
 @router.post(
-    "/down",
-    **document(
-        "Stop all unfinished jobs and remove their nodes.",
-        rule=in_body(Permission.OPERATE),
-        ask=wire.DownAsk,
-        answer=wire.CleanupReport,
-    ),
+    "/down", "Stop all unfinished jobs and remove their nodes.", rule=in_body(Permission.OPERATE)
 )
-async def down(request: Request) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.DownAsk)
+async def down(request: Request, app_state: AppState, ask: wire.DownAsk) -> wire.CleanupReport:
     require(request, Permission.OPERATE, ask.project or INSTALLATION)
     note_project(request, ask.project)
     note_reading(request, ask.dry_run)
@@ -94,7 +71,7 @@ async def down(request: Request) -> Response:
     else:
         await empty_project(app_state, ask.project, jobs)
     found = _jobs_and_machines(jobs, idle, done=not ask.dry_run)
-    return reply(wire.CleanupReport(found=found + _gangs(sweep)))
+    return wire.CleanupReport(found=found + _gangs(sweep))
 
 
 async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
@@ -111,24 +88,14 @@ async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSum
 
 @router.post(
     "/gc",
-    **document(
-        "Find nodes of this installation that belong to no unfinished job, and unfinished uploads "
-        "of attempts that have ended. Without `dry_run`, also remove these nodes and uploads.",
-        rule=on_installation(Permission.OPERATE),
-        ask=wire.GcAsk,
-        answer=wire.CleanupReport,
-    ),
+    "Find nodes of this installation that belong to no unfinished job, and unfinished uploads "
+    "of attempts that have ended. Without `dry_run`, also remove these nodes and uploads.",
+    rule=on_installation(Permission.OPERATE),
 )
-async def gc(request: Request) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.GcAsk)
+async def gc(request: Request, app_state: AppState, ask: wire.GcAsk) -> wire.CleanupReport:
     note_reading(request, ask.dry_run)
-    return reply(
-        wire.CleanupReport(
-            found=_gangs(
-                await app_state.control_plane.garbage_collector.sweep(remove=not ask.dry_run)
-            )
-        )
+    return wire.CleanupReport(
+        found=_gangs(await app_state.control_plane.garbage_collector.sweep(remove=not ask.dry_run))
     )
 
 

@@ -3,17 +3,17 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_reading, note_refusal
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.hook_limits import TooManyDeliveries
-from cavvy.api.openapi import document
 from cavvy.api.routes.service_calls import FULL_S
 from cavvy.api.routes.services import ServicePath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN
 from cavvy.api.wire import read_bytes, reply
 from cavvy.client.queue_wire import DeliveryView
@@ -23,7 +23,7 @@ from cavvy.control.serving.deliveries import UnsignedDelivery
 from cavvy.domain.cloud_events import InvalidEvent
 from cavvy.domain.queued_calls import MOST_BYTES
 
-router = APIRouter(prefix="/hooks/v1", tags=["services"])
+router = RouteGroup("services", prefix="/hooks/v1")
 OwnerPath = Annotated[
     str, Path(max_length=63, pattern="^[a-z0-9-]+$", description="The project of the service.")
 ]
@@ -34,20 +34,17 @@ HookPath = Annotated[
 
 @router.post(
     "/{owner}/{name}/{hook}",
-    **document(
-        "Accept a request that another system has signed with the secret of a webhook, and add its "
-        "calls to the queue of the service.",
-        rule=OPEN,
-        answer=DeliveryView,
-        status=202,
-        errors=("signature-wrong", "too-many-deliveries", "queue-full", "too-large", "too-slow"),
-        sends=True,
-    ),
+    "Accept a request that another system has signed with the secret of a webhook, and add its "
+    "calls to the queue of the service.",
+    rule=OPEN,
+    answer=DeliveryView,
+    status=202,
+    errors=("signature-wrong", "too-many-deliveries", "queue-full", "too-large", "too-slow"),
+    sends=True,
 )
 async def deliver(
-    request: Request, owner: OwnerPath, name: ServicePath, hook: HookPath
+    request: Request, app_state: AppState, owner: OwnerPath, name: ServicePath, hook: HookPath
 ) -> Response:
-    app_state = app_state_of(request)
     note_reading(request)  # the queued calls are the record
     address = request.client.host if request.client else ""
     webhook = f"{owner}/{name}/{hook}"
@@ -73,17 +70,16 @@ async def deliver(
 
 @router.options(
     "/{owner}/{name}/{hook}",
-    **document(
-        "Permit a sender of CloudEvents to send to a webhook, if the sender asks for permission "
-        "first. Existing and missing webhooks give the same answer; only signed requests are "
-        "accepted.",
-        rule=OPEN,
-        errors=("too-many-deliveries",),
-        headers=("Allow", ALLOWED_ORIGIN, ALLOWED_RATE),
-    ),
+    "Permit a sender of CloudEvents to send to a webhook, if the sender asks for permission "
+    "first. Existing and missing webhooks give the same answer; only signed requests are "
+    "accepted.",
+    rule=OPEN,
+    errors=("too-many-deliveries",),
+    headers=("Allow", ALLOWED_ORIGIN, ALLOWED_RATE),
 )
-async def permit(request: Request, owner: OwnerPath, name: ServicePath, hook: HookPath) -> Response:
-    app_state = app_state_of(request)
+async def permit(
+    request: Request, app_state: AppState, owner: OwnerPath, name: ServicePath, hook: HookPath
+) -> Response:
     note_reading(request)
     address = request.client.host if request.client else ""
     try:

@@ -5,20 +5,20 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import Header, Path, Query
 from msgspec import structs
 from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import check_submission, submit_task
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
-from cavvy.api.wire import MIB, PositionQuery, read, reply, view
+from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
@@ -35,7 +35,7 @@ _LONGEST_WAIT_S = 60.0
 _EVENTS_AT_ONCE = 1000
 _LONGEST_NOTICE_S = 86400
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = RouteGroup("jobs", prefix="/v1")
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
 _COMPARED = 100  # the newest jobs whose names are compared with a name that does not exist
@@ -61,31 +61,31 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTER
 
 @router.post(
     "/projects/{project}/jobs",
-    **document(
-        "Submit a task.",
-        rule=in_path(Permission.RUN),
-        ask=wire.SubmitRequest,
-        answer=wire.Submitted,
-        status=201,
-        errors=(
-            "invalid-task",
-            "task-refused",
-            "no-offer",
-            "consent-needed",
-            "machine-unfit",
-            "secret-missing",
-            "snapshot-missing",
-            "key-reused",
-            "too-large",
-            "disk-full",
-        ),
+    "Submit a task.",
+    rule=in_path(Permission.RUN),
+    answer=wire.Submitted,
+    status=201,
+    errors=(
+        "invalid-task",
+        "task-refused",
+        "no-offer",
+        "consent-needed",
+        "machine-unfit",
+        "secret-missing",
+        "snapshot-missing",
+        "key-reused",
+        "too-large",
+        "disk-full",
     ),
+    limit="server.request_mib",
 )
-async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(
-        request, wire.SubmitRequest, app_state.settings.whole("server.request_mib") * MIB
-    )
+async def submit(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    ask: wire.SubmitRequest,
+    key: KeyHeader = None,
+) -> Response:
     ask = structs.replace(ask, user=name_user(request, ask.user))
 
     def announce(job_id: str, task: TaskSpec) -> None:
@@ -101,87 +101,79 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
 
 @router.post(
     "/projects/{project}/job-check",
-    **document(
-        "Apply the checks of a submission without a submission. Only the files of the working "
-        "folder are not checked.",
-        rule=in_path(Permission.RUN),
-        ask=wire.SubmitRequest,
-        answer=wire.SubmissionCheck,
-        errors=(
-            "invalid-task",
-            "task-refused",
-            "no-offer",
-            "machine-unfit",
-            "secret-missing",
-            "too-large",
-        ),
+    "Apply the checks of a submission without a submission. Only the files of the working "
+    "folder are not checked.",
+    rule=in_path(Permission.RUN),
+    errors=(
+        "invalid-task",
+        "task-refused",
+        "no-offer",
+        "machine-unfit",
+        "secret-missing",
+        "too-large",
     ),
+    limit="server.request_mib",
 )
-async def check(request: Request, project: ProjectPath) -> Response:
-    app_state = app_state_of(request)
+async def check(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.SubmitRequest
+) -> wire.SubmissionCheck:
     note_reading(request)
-    limit = app_state.settings.whole("server.request_mib") * MIB
-    ask = await read(request, wire.SubmitRequest, limit)
     ask = structs.replace(ask, user=name_user(request, ask.user))
     task, price = await check_submission(app_state, project, ask)
-    return reply(wire.SubmissionCheck(name=task.name, consent_needed=price))
+    return wire.SubmissionCheck(name=task.name, consent_needed=price)
 
 
 @router.get(
     "/jobs",
-    **document(
-        "List the jobs of all projects, newest first.",
-        rule=in_query(Permission.VIEW),
-        answer=wire.JobPage,
-    ),
+    "List the jobs of all projects, newest first.",
+    rule=in_query(Permission.VIEW),
 )
 async def list_all(
-    request: Request, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
-) -> Response:
+    request: Request,
+    app_state: AppState,
+    phase: PhaseQuery = None,
+    cursor: CursorQuery = None,
+    limit: LimitQuery = 50,
+) -> wire.JobPage:
     projects = filter_projects(request, Permission.VIEW)
-    return await _page(request, projects, phase, cursor, limit)
+    return await _page(app_state, projects, phase, cursor, limit)
 
 
 @router.get(
     "/projects/{project}/jobs",
-    **document(
-        "List a project's jobs, newest first.", rule=in_path(Permission.VIEW), answer=wire.JobPage
-    ),
+    "List a project's jobs, newest first.",
+    rule=in_path(Permission.VIEW),
 )
 async def list_some(
-    request: Request,
+    app_state: AppState,
     project: ProjectPath,
     phase: PhaseQuery = None,
     cursor: CursorQuery = None,
     limit: LimitQuery = 50,
-) -> Response:
-    return await _page(request, project, phase, cursor, limit)
+) -> wire.JobPage:
+    return await _page(app_state, project, phase, cursor, limit)
 
 
 async def _page(
-    request: Request,
+    app_state: AppState,
     project: ProjectFilter,
     phases: list[JobPhase] | None,
     cursor: str | None,
     limit: int,
-) -> Response:
-    page = await app_state_of(request).store.list_jobs(project, phases or (), cursor, limit)
-    return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
+) -> wire.JobPage:
+    page = await app_state.store.list_jobs(project, phases or (), cursor, limit)
+    return wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor)
 
 
 @router.get(
     "/projects/{project}/jobs/{name}",
-    **document(
-        "Get one job with its attempts and nodes.",
-        rule=in_path(Permission.VIEW),
-        answer=wire.JobDetail,
-        errors=("job-not-found",),
-    ),
+    "Get one job with its attempts and nodes.",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
 )
 async def get(
-    request: Request, project: ProjectPath, name: JobPath, session: SessionQuery = False
-) -> Response:
-    app_state = app_state_of(request)
+    app_state: AppState, project: ProjectPath, name: JobPath, session: SessionQuery = False
+) -> wire.JobDetail:
     job = await find_job(app_state, project, name, session=session)
     attempts = [
         (attempt, await app_state.store.nodes(attempt.id))
@@ -193,26 +185,22 @@ async def get(
         else None
     )
     spent = total(await app_state.store.charges(job.id))
-    return reply(views.job_detail(job, attempts, spent, position))
+    return views.job_detail(job, attempts, spent, position)
 
 
 @router.get(
     "/projects/{project}/jobs/{name}/events",
-    **document(
-        "List a job's events, each with its reason.",
-        rule=in_path(Permission.VIEW),
-        answer=wire.EventPage,
-        errors=("job-not-found",),
-    ),
+    "List a job's events, each with its reason.",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
 )
 async def events(
-    request: Request,
+    app_state: AppState,
     project: ProjectPath,
     name: JobPath,
     after: PositionQuery = 0,
     wait_s: WaitQuery = 0,
-) -> Response:
-    app_state = app_state_of(request)
+) -> wire.EventPage:
     job = await find_job(app_state, project, name)
     with app_state.watch.listen([job.id], wait_s) as listener:
         found = await app_state.store.events(job.id, after, _EVENTS_AT_ONCE)
@@ -224,46 +212,36 @@ async def events(
                 job.phase in JOB_ENDS,
             )
     last = found[-1].id if found else after
-    return reply(
-        wire.EventPage(
-            events=[view(wire.EventView, event) for event in found], last=last, over=over
-        )
+    return wire.EventPage(
+        events=[view(wire.EventView, event) for event in found], last=last, over=over
     )
 
 
 @router.get(
     "/projects/{project}/jobs/{name}/cost",
-    **document(
-        "Get a job's cost and its time by phase.",
-        rule=in_path(Permission.SPENDING),
-        answer=wire.CostView,
-        errors=("job-not-found",),
-    ),
+    "Get a job's cost and its time by phase.",
+    rule=in_path(Permission.SPENDING),
+    errors=("job-not-found",),
 )
-async def cost(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    app_state = app_state_of(request)
+async def cost(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.CostView:
     job = await find_job(app_state, project, name)
     attempts = await app_state.store.attempts(job.id)
     charges = await app_state.store.charges(job.id)
     nodes = [node for each in attempts for node in await app_state.store.nodes(each.id)]
-    return reply(views.cost_view(job, attempts, nodes, charges, app_state.now()))
+    return views.cost_view(job, attempts, nodes, charges, app_state.now())
 
 
 @router.get(
     "/projects/{project}/audit",
-    **document(
-        "Compare the bills of one job, or of the newest jobs, with the providers' own records.",
-        rule=in_path(Permission.SPENDING),
-        answer=wire.AuditReport,
-        errors=("job-not-found",),
-    ),
+    "Compare the bills of one job, or of the newest jobs, with the providers' own records.",
+    rule=in_path(Permission.SPENDING),
+    errors=("job-not-found",),
 )
 async def audit(
-    request: Request,
+    app_state: AppState,
     project: ProjectPath,
     job: Annotated[str | None, Query(max_length=80)] = None,
-) -> Response:
-    app_state = app_state_of(request)
+) -> wire.AuditReport:
     if job is None:
         page = await app_state.store.list_jobs(project, limit=_AUDITED)
         names = {summary.id: summary.name for summary in page.jobs}
@@ -272,49 +250,38 @@ async def audit(
         names = {found.id: found.name}
     bills, silent = await app_state.control_plane.audit.audit(list(names))
     rows = [views.audit_row(names[each.attempt.job_id], each) for each in bills]
-    return reply(wire.AuditReport(bills=rows, problems=[str(each) for each in silent]))
+    return wire.AuditReport(bills=rows, problems=[str(each) for each in silent])
 
 
 @router.get(
-    "/projects/{project}/cost",
-    **document(
-        "Get a project's spending.", rule=in_path(Permission.SPENDING), answer=wire.ProjectCost
-    ),
+    "/projects/{project}/cost", "Get a project's spending.", rule=in_path(Permission.SPENDING)
 )
 async def project_cost(
-    request: Request, project: ProjectPath, since: AwareDatetime | None = None
-) -> Response:
-    spent = await app_state_of(request).store.spent(project, since)
-    return reply(wire.ProjectCost(project=project, since=since, total_micros=spent.micros))
+    app_state: AppState, project: ProjectPath, since: AwareDatetime | None = None
+) -> wire.ProjectCost:
+    spent = await app_state.store.spent(project, since)
+    return wire.ProjectCost(project=project, since=since, total_micros=spent.micros)
 
 
 @router.post(
     "/projects/{project}/jobs/{name}/stop",
-    **document(
-        "Stop a job.",
-        rule=in_path(Permission.RUN),
-        ask=wire.StopAsk,
-        answer=wire.JobListing,
-        errors=("job-not-found",),
-    ),
+    "Stop a job.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found",),
 )
-async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.StopAsk)
+async def stop(
+    app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
+) -> wire.JobListing:
     return await _row(app_state, await app_state.control_plane.jobs.stop(project, name, ask.reason))
 
 
 @router.delete(
     "/projects/{project}/jobs/{name}",
-    **document(
-        "Delete an ended job with its events, log and checkpoints; its bill stays.",
-        rule=in_path(Permission.RUN),
-        answer=wire.JobRemoved,
-        errors=("job-not-found", "job-not-ended"),
-    ),
+    "Delete an ended job with its events, log and checkpoints; its bill stays.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "job-not-ended"),
 )
-async def remove(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    app_state = app_state_of(request)
+async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.JobRemoved:
     try:
         job, removed = await app_state.control_plane.jobs.remove(project, name)
     except RowNotFound:
@@ -323,20 +290,18 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
         job = await app_state.store.find_job(project, name)
         hint = f"stop the job with `cavvy stop {named(job)}`, then remove the job"
         raise ApiProblem("job-not-ended", str(error), hint) from error
-    return reply(wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept))
+    return wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept)
 
 
 @router.post(
     "/projects/{project}/jobs/{name}/retry",
-    **document(
-        "Queue an ended job again.",
-        rule=in_path(Permission.RUN),
-        answer=wire.JobListing,
-        errors=("job-not-found", "job-not-ended", "job-done", "conflict", "project-archived"),
-    ),
+    "Queue an ended job again.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "job-not-ended", "job-done", "conflict", "project-archived"),
 )
-async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    app_state = app_state_of(request)
+async def retry(
+    request: Request, app_state: AppState, project: ProjectPath, name: JobPath
+) -> wire.JobListing:
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
     await find_job(app_state, project, name)  # says why a removed job is gone
@@ -356,17 +321,13 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
 
 @router.post(
     "/projects/{project}/jobs/{name}/drill/preempt",
-    **document(
-        "Reclaim the job's nodes as a provider would.",
-        rule=in_path(Permission.RUN),
-        ask=wire.DrillAsk,
-        answer=wire.JobListing,
-        errors=("job-not-found", "job-not-running"),
-    ),
+    "Reclaim the job's nodes as a provider would.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "job-not-running"),
 )
-async def drill(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.DrillAsk)
+async def drill(
+    request: Request, app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.DrillAsk
+) -> wire.JobListing:
     if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
         raise ApiProblem(
             "invalid-request",
@@ -454,7 +415,7 @@ def _waits_in_line(job: JobRecord, now: datetime) -> bool:
     return job.phase is JobPhase.QUEUED and not early
 
 
-async def _row(app_state: AppState, job: JobRecord) -> Response:
+async def _row(app_state: AppState, job: JobRecord) -> wire.JobListing:
     attempts = await app_state.store.attempts(job.id)
     spent = total(await app_state.store.charges(job.id))
-    return reply(views.changed_row(job, attempts, spent))
+    return views.changed_row(job, attempts, spent)

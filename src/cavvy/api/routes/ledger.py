@@ -2,39 +2,34 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from msgspec.structs import asdict
 from pydantic import AwareDatetime
-from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
-from cavvy.api.rules import filter_projects, in_query
-from cavvy.api.wire import reply, view
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_query
+from cavvy.api.wire import view
 from cavvy.client import ledger_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.ledger import LedgerLine
-from cavvy.store.base import LedgerFilter
+from cavvy.store.base import LedgerFilter, ProjectFilter
 from cavvy.store.ledger import DIMENSIONS, MONTH, TAGS
 
-router = APIRouter(prefix="/v1", tags=["costs"])
+router = RouteGroup("costs", prefix="/v1")
 _LAST = 2**63 - 1  # the largest number that the databases can store
 _MOST_DIMENSIONS = 4
-ProjectQuery = Annotated[str | None, Query(max_length=63)]
 
 
 @router.get(
     "/ledger/sums",
-    **document(
-        "Get the spending in a period, summed by any dimensions.",
-        rule=in_query(Permission.SPENDING),
-        answer=list[wire.LedgerSumView],
-    ),
+    "Get the spending in a period, summed by any dimensions.",
+    rule=in_query(Permission.SPENDING),
 )
 async def sums(
-    request: Request,
+    app_state: AppState,
+    projects: ProjectFilter,
     by: Annotated[
         str,
         Query(
@@ -43,25 +38,21 @@ async def sums(
             f"{', '.join([*DIMENSIONS, MONTH, TAGS])} or tag:NAME.",
         ),
     ] = "job",
-    project: ProjectQuery = None,
     since: AwareDatetime | None = None,
     until: AwareDatetime | None = None,
-) -> Response:
+) -> list[wire.LedgerSumView]:
     dimensions = _read_dimensions(by)
-    projects = filter_projects(request, Permission.SPENDING, project)
     which = LedgerFilter(projects=projects, since=since, until=until)
-    rows = await app_state_of(request).store.sum_ledger(which, dimensions)
-    return reply(
-        [
-            wire.LedgerSumView(
-                groups=dict(row.groups),
-                amount_micros=row.amount.micros,
-                discount_micros=row.discount.micros,
-                jobs=row.jobs,
-            )
-            for row in rows
-        ]
-    )
+    rows = await app_state.store.sum_ledger(which, dimensions)
+    return [
+        wire.LedgerSumView(
+            groups=dict(row.groups),
+            amount_micros=row.amount.micros,
+            discount_micros=row.discount.micros,
+            jobs=row.jobs,
+        )
+        for row in rows
+    ]
 
 
 def _read_dimensions(by: str) -> list[str]:
@@ -80,24 +71,20 @@ def _read_dimensions(by: str) -> list[str]:
 
 @router.get(
     "/ledger",
-    **document(
-        "List the ledger entries that overlap a period, ordered by number.",
-        rule=in_query(Permission.SPENDING),
-        answer=list[wire.LedgerEntryView],
-    ),
+    "List the ledger entries that overlap a period, ordered by number.",
+    rule=in_query(Permission.SPENDING),
 )
 async def entries(
-    request: Request,
-    project: ProjectQuery = None,
+    app_state: AppState,
+    projects: ProjectFilter,
     since: AwareDatetime | None = None,
     until: AwareDatetime | None = None,
     after: Annotated[int, Query(ge=0, le=_LAST)] = 0,
-) -> Response:
-    projects = filter_projects(request, Permission.SPENDING, project)
+) -> list[wire.LedgerEntryView]:
     which = LedgerFilter(projects=projects, since=since, until=until)
-    store = app_state_of(request).store
+    store = app_state.store
     lines = await store.ledger_lines(which, after=after, limit=wire.PAGE)
-    return reply([_view(line) for line in lines])
+    return [_view(line) for line in lines]
 
 
 def _view(line: LedgerLine) -> wire.LedgerEntryView:

@@ -3,16 +3,15 @@
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from msgspec import structs
 from pydantic import AwareDatetime
-from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
 from cavvy.api.wire import MIB, PositionQuery
 from cavvy.client import LogChunk
@@ -22,7 +21,7 @@ from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord
 _PIECE = MIB
 _TIMES = 1000  # maximum number of timestamps in the header of an answer
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = RouteGroup("jobs", prefix="/v1")
 RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 AttemptQuery = Annotated[
     int | None,
@@ -42,16 +41,14 @@ OnlyQuery = Annotated[bool, Query(description="Do not continue with the logs of 
 
 @router.get(
     "/projects/{project}/jobs/{name}/logs",
-    **document(
-        "Get a part of a rank's log; the headers contain the position of the next part.",
-        rule=in_path(Permission.VIEW),
-        gives=True,
-        headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over", "Cavvy-Log-Times"),
-        errors=("job-not-found", "log-not-found"),
-    ),
+    "Get a part of a rank's log; the headers contain the position of the next part.",
+    rule=in_path(Permission.VIEW),
+    gives=True,
+    headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over", "Cavvy-Log-Times"),
+    errors=("job-not-found", "log-not-found"),
 )
 async def logs(
-    request: Request,
+    app_state: AppState,
     project: ProjectPath,
     name: JobPath,
     rank: RankQuery = 0,
@@ -63,7 +60,6 @@ async def logs(
     times: TimesQuery = False,
     only: OnlyQuery = False,
 ) -> Response:
-    app_state = app_state_of(request)
     job = await find_job(app_state, project, name)
     # a reader that waits may also wait for an attempt that has not begun
     most = job.last_number + 1 if wait_s and not (only and job.phase in JOB_ENDS) else job.attempt

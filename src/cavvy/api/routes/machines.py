@@ -3,135 +3,101 @@
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path
 from msgspec import structs
 from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.submission import start_machine
-from cavvy.api.rules import filter_projects, in_path, in_query, name_user
-from cavvy.api.wire import done, read, reply, view
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_path, in_query, name_user
+from cavvy.api.wire import view
 from cavvy.client import wire
-from cavvy.control.machine_service import MachineInUse, MachineService, MachineStopped
+from cavvy.control.machine_service import MachineInUse, MachineStopped
 from cavvy.domain.accounts import Permission
-from cavvy.domain.machines import MachineStatus
-from cavvy.store.base import RowNotFound
+from cavvy.store.base import ProjectFilter, RowNotFound
 
 _LONGEST_H = 24
 MachinePath = Annotated[str, Path(max_length=63)]
 
-router = APIRouter(prefix="/v1", tags=["machines"])
+router = RouteGroup("machines", prefix="/v1")
 
 
-@router.get(
-    "/machines",
-    **document("Named machines.", rule=in_query(Permission.VIEW), answer=list[wire.MachineView]),
-)
-async def list_all(
-    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
-) -> Response:
-    projects = filter_projects(request, Permission.VIEW, project)
-    return reply([views.machine_view(each) for each in await _machines(request).list(projects)])
+@router.get("/machines", "Named machines.", rule=in_query(Permission.VIEW))
+async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.MachineView]:
+    return [
+        views.machine_view(each) for each in await app_state.control_plane.machines.list(projects)
+    ]
 
 
 @router.get(
     "/projects/{project}/machines/{name}",
-    **document(
-        "Get one named machine.",
-        rule=in_path(Permission.VIEW),
-        answer=wire.MachineView,
-        errors=("machine-not-found",),
-    ),
+    "Get one named machine.",
+    rule=in_path(Permission.VIEW),
+    when={RowNotFound: "machine-not-found"},
 )
-async def get(request: Request, project: ProjectPath, name: MachinePath) -> Response:
-    return reply(views.machine_view(await _find(request, project, name)))
+async def get(app_state: AppState, project: ProjectPath, name: MachinePath) -> wire.MachineView:
+    return views.machine_view(await app_state.control_plane.machines.get(project, name))
 
 
 @router.post(
     "/projects/{project}/machines/{name}/start",
-    **document(
-        "Start a stopped machine again, with a job that does no work.",
-        rule=in_path(Permission.RUN),
-        ask=wire.MachineStartAsk,
-        answer=wire.Submitted,
-        status=201,
-        errors=("machine-not-found", "no-offer", "consent-needed", "secret-missing"),
-    ),
+    "Start a stopped machine again, with a job that does no work.",
+    rule=in_path(Permission.RUN),
+    status=201,
+    when={RowNotFound: "machine-not-found"},
+    errors=("no-offer", "consent-needed", "secret-missing"),
 )
-async def start(request: Request, project: ProjectPath, name: MachinePath) -> Response:
-    ask = await read(request, wire.MachineStartAsk)
+async def start(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: MachinePath,
+    ask: wire.MachineStartAsk,
+) -> wire.Submitted:
     ask = structs.replace(ask, user=name_user(request, ask.user))
-    await _find(request, project, name)
-    job = await start_machine(app_state_of(request), project, name, ask)
-    return reply(view(wire.Submitted, job, created=True), 201)
+    await app_state.control_plane.machines.get(project, name)
+    job = await start_machine(app_state, project, name, ask)
+    return view(wire.Submitted, job, created=True)
 
 
 @router.post(
     "/projects/{project}/machines/{name}/stop",
-    **document(
-        "Stop a machine's jobs and release its nodes.",
-        rule=in_path(Permission.RUN),
-        answer=wire.MachineView,
-        errors=("machine-not-found",),
-    ),
+    "Stop a machine's jobs and release its nodes.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "machine-not-found"},
 )
-async def stop(request: Request, project: ProjectPath, name: MachinePath) -> Response:
-    await _find(request, project, name)
-    return reply(views.machine_view(await _machines(request).stop(project, name)))
+async def stop(app_state: AppState, project: ProjectPath, name: MachinePath) -> wire.MachineView:
+    await app_state.control_plane.machines.get(project, name)
+    return views.machine_view(await app_state.control_plane.machines.stop(project, name))
 
 
 @router.post(
     "/projects/{project}/machines/{name}/keep",
-    **document(
-        "Set how long a machine is kept while it has no work.",
-        rule=in_path(Permission.RUN),
-        ask=wire.MachineKeepAsk,
-        answer=wire.MachineView,
-        errors=("machine-not-found", "machine-stopped"),
-    ),
+    "Set how long a machine is kept while it has no work.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "machine-not-found", MachineStopped: "machine-stopped"},
 )
-async def keep(request: Request, project: ProjectPath, name: MachinePath) -> Response:
-    ask = await read(request, wire.MachineKeepAsk)
+async def keep(
+    app_state: AppState, project: ProjectPath, name: MachinePath, ask: wire.MachineKeepAsk
+) -> wire.MachineView:
     if not 0 < ask.keep_s <= _LONGEST_H * 3600:
         text = f"`keep_s` must be more than 0 and at most {_LONGEST_H} hours"
         raise ApiProblem("invalid-request", text)
-    await _find(request, project, name)
+    await app_state.control_plane.machines.get(project, name)
     length = timedelta(seconds=ask.keep_s)
-    try:
-        return reply(views.machine_view(await _machines(request).keep(project, name, length)))
-    except MachineStopped as error:
-        raise ApiProblem("machine-stopped", str(error)) from error
+    return views.machine_view(await app_state.control_plane.machines.keep(project, name, length))
 
 
 @router.delete(
     "/projects/{project}/machines/{name}",
-    **document(
-        "Delete a stopped machine from the list of machines.",
-        rule=in_path(Permission.RUN),
-        status=204,
-        errors=("machine-not-found", "machine-in-use"),
-    ),
+    "Delete a stopped machine from the list of machines.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "machine-not-found", MachineInUse: "machine-in-use"},
 )
-async def delete(request: Request, project: ProjectPath, name: MachinePath) -> Response:
-    await _find(request, project, name)
-    try:
-        await _machines(request).forget(project, name)
-    except MachineInUse as error:
-        raise ApiProblem("machine-in-use", str(error)) from error
-    return done()
-
-
-def _machines(request: Request) -> MachineService:
-    return app_state_of(request).control_plane.machines
-
-
-async def _find(request: Request, project: str, name: str) -> MachineStatus:
-    try:
-        return await _machines(request).get(project, name)
-    except RowNotFound as error:
-        raise ApiProblem("machine-not-found", str(error)) from error
+async def delete(app_state: AppState, project: ProjectPath, name: MachinePath) -> None:
+    await app_state.control_plane.machines.get(project, name)
+    await app_state.control_plane.machines.forget(project, name)

@@ -2,16 +2,11 @@
 
 from asyncio import to_thread
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
-
-from cavvy.api.app_state import app_state_of
-from cavvy.api.openapi import document
+from cavvy.api.app_state import AppState
 from cavvy.api.routes import views
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, on_installation
-from cavvy.api.wire import reply
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS
@@ -20,44 +15,37 @@ from cavvy.planner.deadline.forecast import foresee
 _MARKETS = 500  # maximum number of markets for which single observations are listed
 _RUNS = 60  # number of simulated runs for each answer
 
-router = APIRouter(prefix="/v1", tags=["markets"])
+router = RouteGroup("markets", prefix="/v1")
 
 
 @router.get(
     "/markets",
-    **document(
-        "List the observations about each offer that was ever used.",
-        rule=on_installation(Permission.VIEW),
-        answer=list[wire.MarketListing],
-    ),
+    "List the observations about each offer that was ever used.",
+    rule=on_installation(Permission.VIEW),
 )
-async def markets(request: Request) -> Response:
-    history = app_state_of(request).control_plane.advisor.history
+async def markets(app_state: AppState) -> list[wire.MarketListing]:
+    history = app_state.control_plane.advisor.history
     knowledge = await history.knowledge(list(await history.standings())[:_MARKETS])
     found = sorted(knowledge.standings.items())
-    return reply([views.market_row(known, knowledge.recent.get(key, ())) for key, known in found])
+    return [views.market_row(known, knowledge.recent.get(key, ())) for key, known in found]
 
 
 @router.get(
     "/projects/{project}/jobs/{name}/forecast",
-    **document(
-        "Get the forecast remaining cost of a job with a deadline, and the probability "
-        "that the job ends in time.",
-        rule=in_path(Permission.VIEW),
-        answer=wire.ForecastView,
-        errors=("job-not-found",),
-    ),
+    "Get the forecast remaining cost of a job with a deadline, and the probability "
+    "that the job ends in time.",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
 )
-async def forecast(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    app_state = app_state_of(request)
+async def forecast(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.ForecastView:
     job = await find_job(app_state, project, name)
     if job.phase in JOB_ENDS:
-        return reply(wire.ForecastView(runs=0, reason="the job has ended"))
+        return wire.ForecastView(runs=0, reason="the job has ended")
     found = await app_state.control_plane.advisor.policy_inputs(job)
     if found is None:
         why = "the job needs resources.spot: auto, a deadline, and work or limits.duration"
-        return reply(wire.ForecastView(runs=0, reason=why))
+        return wire.ForecastView(runs=0, reason=why)
     inputs, knowledge, progress = found
     now_s = (app_state.now() - job.submitted_at).total_seconds()
     made = await to_thread(foresee, inputs, knowledge, progress, now_s, "auto", runs=_RUNS)
-    return reply(views.forecast_view(made))
+    return views.forecast_view(made)

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter
 from msgspec.structs import asdict
 from starlette.requests import Request
-from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, on_installation
-from cavvy.api.wire import done, read, reply, view
+from cavvy.api.wire import view
 from cavvy.catalog.accelerators import is_known, suggest
 from cavvy.client import policy_wire as wire
 from cavvy.domain.accounts import INSTALLATION, Permission
@@ -21,7 +19,7 @@ from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.registry import list_known
 
-router = APIRouter(prefix="/v1", tags=["policies"])
+router = RouteGroup("policies", prefix="/v1")
 _LONGEST = 200  # maximum entries of a list, and maximum characters of an entry
 _MOST_KEYS = 20
 _MOST_DAYS = 36_500  # for which a policy can keep ended jobs
@@ -30,95 +28,73 @@ _DAYS = "keep_jobs_days"
 
 @router.get(
     "/projects/{project}/policy",
-    **document(
-        "List the policies that apply to a project's jobs, with the project's own policy last.",
-        rule=in_path(Permission.VIEW),
-        answer=list[wire.ProjectPolicyView],
-    ),
+    "List the policies that apply to a project's jobs, with the project's own policy last.",
+    rule=in_path(Permission.VIEW),
 )
-async def list_policies(request: Request, project: ProjectPath) -> Response:
-    return reply([_view(each) for each in await _find(app_state_of(request), project)])
+async def list_policies(app_state: AppState, project: ProjectPath) -> list[wire.ProjectPolicyView]:
+    return [_view(each) for each in await _find(app_state, project)]
 
 
 @router.get(
     "/policy",
-    **document(
-        "List the policy of the installation, if it has one.",
-        rule=on_installation(Permission.VIEW),
-        answer=list[wire.ProjectPolicyView],
-    ),
+    "List the policy of the installation, if it has one.",
+    rule=on_installation(Permission.VIEW),
 )
-async def list_general(request: Request) -> Response:
-    return reply([_view(each) for each in await _find(app_state_of(request), INSTALLATION)])
+async def list_general(app_state: AppState) -> list[wire.ProjectPolicyView]:
+    return [_view(each) for each in await _find(app_state, INSTALLATION)]
 
 
 @router.put(
     "/projects/{project}/policy",
-    **document(
-        "Replace the policy of a project. The policy also applies to all subprojects.",
-        rule=in_path(Permission.MANAGE),
-        ask=wire.PolicyAsk,
-        status=204,
-    ),
+    "Replace the policy of a project. The policy also applies to all subprojects.",
+    rule=in_path(Permission.MANAGE),
 )
-async def put(request: Request, project: ProjectPath) -> Response:
-    return await _put(request, project, await _read(request))
+async def put(request: Request, project: ProjectPath, ask: wire.PolicyAsk) -> None:
+    await _put(request, project, _read(ask))
 
 
 @router.put(
     "/policy",
-    **document(
-        "Replace the policy of the installation, which applies to all projects.",
-        rule=on_installation(Permission.MANAGE),
-        ask=wire.PolicyAsk,
-        status=204,
-    ),
+    "Replace the policy of the installation, which applies to all projects.",
+    rule=on_installation(Permission.MANAGE),
 )
-async def put_general(request: Request) -> Response:
-    return await _put(request, INSTALLATION, await _read(request))
+async def put_general(request: Request, ask: wire.PolicyAsk) -> None:
+    await _put(request, INSTALLATION, _read(ask))
 
 
 @router.delete(
     "/projects/{project}/policy",
-    **document(
-        "Delete the policy of a project; the policies of its parent projects still apply.",
-        rule=in_path(Permission.MANAGE),
-        status=204,
-    ),
+    "Delete the policy of a project; the policies of its parent projects still apply.",
+    rule=in_path(Permission.MANAGE),
 )
-async def delete(request: Request, project: ProjectPath) -> Response:
-    return await _put(request, project, None)
+async def delete(request: Request, project: ProjectPath) -> None:
+    await _put(request, project, None)
 
 
 @router.delete(
     "/policy",
-    **document(
-        "Delete the policy of the installation.",
-        rule=on_installation(Permission.MANAGE),
-        status=204,
-    ),
+    "Delete the policy of the installation.",
+    rule=on_installation(Permission.MANAGE),
 )
-async def delete_general(request: Request) -> Response:
-    return await _put(request, INSTALLATION, None)
+async def delete_general(request: Request) -> None:
+    await _put(request, INSTALLATION, None)
 
 
 async def _find(app_state: AppState, project: str) -> Sequence[BoundPolicy]:
     return (await app_state.store.policies()).find(project)
 
 
-async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> Response:
+async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> None:
     app_state = app_state_of(request)
     found = await _find(app_state, project)
     before = next((each.policy for each in found if each.project == project), None)
     note_change(request, before=_facts(before), after=_facts(policy))
     await app_state.store.put_policy(project, policy)
     app_state.control_plane.pool.expire()  # the cached offers were filtered by the former policies
-    return done()
 
 
-async def _read(request: Request) -> ProjectPolicy:
+def _read(ask: wire.PolicyAsk) -> ProjectPolicy:
     """Raises ApiProblem."""
-    ask = await read(request, wire.PolicyAsk)
     for name in ("providers", "regions", "accelerators", "images"):
         entries = getattr(ask, name)
         if len(entries) > _LONGEST or any(not 0 < len(each) <= _LONGEST for each in entries):

@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.fleet import empty_project, list_unfinished
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, principal_of, require
-from cavvy.api.wire import done, read, reply
 from cavvy.client import account_wire as wire
 from cavvy.domain.accounts import INSTALLATION, Permission, Project
 from cavvy.domain.authorization import Principal, list_below, list_line, list_roles
@@ -21,61 +18,48 @@ from cavvy.domain.budgets import SpendingBudget, compare_lines
 from cavvy.domain.policies import find_lifted
 from cavvy.store.base import NameConflict, RowNotFound
 
-router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
+router = RouteGroup("accounts", prefix="/v1/projects/{project}")
 
 
 @router.post(
     "/move",
-    **document(
-        "Move a project and its subprojects below another project or to the top level.",
-        rule=in_path(Permission.MANAGE),
-        ask=wire.ProjectMove,
-        answer=wire.ProjectView,
-        errors=("policy-lifted", "project-archived", "project-budgets", "project-loop"),
-    ),
+    "Move a project and its subprojects below another project or to the top level.",
+    rule=in_path(Permission.MANAGE),
+    errors=("policy-lifted", "project-archived", "project-budgets"),
+    when={RowNotFound: "project-not-found", NameConflict: "project-loop"},
 )
-async def move_project(request: Request, project: ProjectPath) -> Response:
+async def move_project(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.ProjectMove
+) -> wire.ProjectView:
     """Move the project. The caller must be an admin of the new parent and of the old parent. After
     the move, the old parent's roles and policies no longer apply to the project.
     """
-    app_state = app_state_of(request)
-    ask = await read(request, wire.ProjectMove)
     former = await _find(app_state, project)
     _require_above(request, former)
     require(request, Permission.MANAGE, ask.parent or INSTALLATION)
     await _check_policies(app_state, former, ask)
     await _check_budgets(request, former, ask)
     note_change(request, before={"parent": former.parent}, after={"parent": ask.parent})
-    try:
-        await app_state.store.move_project(former, ask.parent)
-    except RowNotFound as error:
-        raise ApiProblem("project-not-found", str(error)) from error
-    except NameConflict as error:
-        raise ApiProblem("project-loop", str(error)) from error
+    await app_state.store.move_project(former, ask.parent)
     app_state.control_plane.pool.expire()  # the cached offers are those of the former policies
     app_state.control_plane.budgets.expire()
     roles = list_roles(principal_of(request), ask.parent or INSTALLATION)
     told = [str(each) for each in sorted(roles)]
-    view = wire.ProjectView(
+    return wire.ProjectView(
         name=project, parent=ask.parent, roles=told, archived_at=former.archived_at
     )
-    return reply(view)
 
 
 @router.post(
     "/archive",
-    **document(
-        "Archive a project and its subprojects: nothing new starts in them, and all their data "
-        "stays readable.",
-        rule=in_path(Permission.MANAGE),
-        ask=wire.ProjectArchiveAsk,
-        answer=wire.ProjectView,
-        errors=("project-busy",),
-    ),
+    "Archive a project and its subprojects: nothing new starts in them, and all their data "
+    "stays readable.",
+    rule=in_path(Permission.MANAGE),
+    errors=("project-busy",),
 )
-async def archive(request: Request, project: ProjectPath) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.ProjectArchiveAsk)
+async def archive(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.ProjectArchiveAsk
+) -> wire.ProjectView:
     found = await _find(app_state, project)
     parents = {each.name: each.parent for each in await app_state.store.projects()}
     names, now = list_below(project, parents), app_state.now()
@@ -86,23 +70,18 @@ async def archive(request: Request, project: ProjectPath) -> Response:
         await empty_project(app_state, name, await list_unfinished(app_state, name))
     roles = [str(each) for each in sorted(list_roles(principal_of(request), project))]
     at = found.archived_at or now
-    view = wire.ProjectView(name=project, parent=found.parent, roles=roles, archived_at=at)
-    return reply(view)
+    return wire.ProjectView(name=project, parent=found.parent, roles=roles, archived_at=at)
 
 
 @router.delete(
     "/archive",
-    **document(
-        "Unarchive a project, with the subprojects that were archived at the same time.",
-        rule=in_path(Permission.MANAGE),
-        status=204,
-        errors=("project-archived",),
-    ),
+    "Unarchive a project, with the subprojects that were archived at the same time.",
+    rule=in_path(Permission.MANAGE),
+    errors=("project-archived",),
 )
-async def unarchive(request: Request, project: ProjectPath) -> Response:
+async def unarchive(request: Request, app_state: AppState, project: ProjectPath) -> None:
     note_change(request, after={"archived": None})
-    await app_state_of(request).store.archive.lift(project)
-    return done()
+    await app_state.store.archive.lift(project)
 
 
 async def _find(app_state: AppState, name: str) -> Project:

@@ -4,36 +4,29 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Query
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import on_installation
-from cavvy.api.wire import reply, view
+from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.accounts import Permission
 from cavvy.domain.quotas import Quota
 from cavvy.providers.base import ProviderError
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = RouteGroup("fleet", prefix="/v1")
 
 
 @router.get(
-    "/quotas",
-    **document(
-        "List the account's quotas at the providers.",
-        rule=on_installation(Permission.VIEW),
-        answer=wire.QuotaReport,
-    ),
+    "/quotas", "List the account's quotas at the providers.", rule=on_installation(Permission.VIEW)
 )
 async def quotas(
-    request: Request, provider: Annotated[str | None, Query(max_length=63)] = None
-) -> Response:
-    pool = app_state_of(request).control_plane.pool
+    app_state: AppState, provider: Annotated[str | None, Query(max_length=63)] = None
+) -> wire.QuotaReport:
+    pool = app_state.control_plane.pool
     names = sorted(pool.providers) if provider is None else [provider]
     if provider is not None and provider not in pool.providers:
         enabled = ", ".join(sorted(pool.providers))
@@ -50,7 +43,7 @@ async def quotas(
         for name, (_, reasons) in told.items()
         for reason in reasons
     ]
-    return reply(wire.QuotaReport(quotas=rows, untold=untold))
+    return wire.QuotaReport(quotas=rows, untold=untold)
 
 
 async def _ask(pool: ProviderPool, name: str) -> tuple[Sequence[Quota], Sequence[str]]:

@@ -3,55 +3,38 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
-from cavvy.api.wire import MIB, done, read, reply, view
+from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.task import check_secret
 from cavvy.store.base import RowNotFound, SealedSecret
 
-router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
+router = RouteGroup("secrets", prefix="/v1/projects/{project}/secrets")
 # A secret's name is also the name of the environment variable that has its value.
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 
-@router.get(
-    "",
-    **document(
-        "List the names of a project's secrets.",
-        rule=in_path(Permission.RUN),
-        answer=wire.SecretList,
-    ),
-)
-async def list_names(request: Request, project: ProjectPath) -> Response:
-    found = await app_state_of(request).store.secrets(project)
+@router.get("", "List the names of a project's secrets.", rule=in_path(Permission.RUN))
+async def list_names(app_state: AppState, project: ProjectPath) -> wire.SecretList:
+    found = await app_state.store.secrets(project)
     rows = [view(wire.SecretRow, secret) for secret in found]
-    return reply(wire.SecretList(secrets=rows))
+    return wire.SecretList(secrets=rows)
 
 
-@router.put(
-    "/{name}",
-    **document(
-        "Set a secret.",
-        rule=in_path(Permission.OPERATE),
-        ask=wire.SecretAsk,
-        status=204,
-        errors=("too-large",),
-    ),
-)
-async def put(request: Request, project: ProjectPath, name: NamePath) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.SecretAsk, MIB)
+@router.put("/{name}", "Set a secret.", rule=in_path(Permission.OPERATE), errors=("too-large",))
+async def put(
+    request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.SecretAsk
+) -> None:
     try:
         check_secret(name)
     except WrongValue as error:
@@ -72,21 +55,13 @@ async def put(request: Request, project: ProjectPath, name: NamePath) -> Respons
     await app_state.store.put_secret(
         SealedSecret(project=project, name=name, sealed=sealed, updated_at=app_state.now())
     )
-    return done()
 
 
 @router.delete(
-    "/{name}",
-    **document(
-        "Delete a secret.",
-        rule=in_path(Permission.OPERATE),
-        status=204,
-        errors=("secret-not-found",),
-    ),
+    "/{name}", "Delete a secret.", rule=in_path(Permission.OPERATE), errors=("secret-not-found",)
 )
-async def delete(request: Request, project: ProjectPath, name: NamePath) -> Response:
+async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> None:
     try:
-        await app_state_of(request).store.delete_secret(project, name)
+        await app_state.store.delete_secret(project, name)
     except RowNotFound:
         raise ApiProblem("secret-not-found", f"project {project} has no secret {name}") from None
-    return done()

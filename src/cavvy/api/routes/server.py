@@ -3,21 +3,16 @@
 import asyncio
 import os
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
-
 from cavvy import __version__
-from cavvy.api.app_state import AppState, app_state_of
-from cavvy.api.openapi import document
-from cavvy.api.rules import OPEN, SIGNED_IN, on_installation, principal_of
-from cavvy.api.wire import done, reply
+from cavvy.api.app_state import AppState
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import OPEN, SIGNED_IN, on_installation
 from cavvy.client import API, REVISION, wire
 from cavvy.client.file_limit import describe_open_files
 from cavvy.client.state import host_name
 from cavvy.control.retention import read_begin
 from cavvy.domain.accounts import INSTALLATION, Permission
-from cavvy.domain.authorization import Verdict, decide, list_visible
+from cavvy.domain.authorization import Principal, Verdict, decide, list_visible
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING
 from cavvy.store.reserve import free_space
@@ -26,52 +21,42 @@ AGENT_PROTOCOLS = (1,)
 # bytes; with less free space on its disk, the server cannot store a part of a log and its row
 _LEAST_SPACE = 256 * 1024
 
-router = APIRouter(tags=["server"])
+router = RouteGroup("server")
 
 
-@router.get(
-    "/v1/health",
-    **document("Check that the server and its database answer.", rule=OPEN, answer=wire.Health),
-)
-async def health(request: Request) -> Response:
-    await app_state_of(request).store.installation()
-    return reply(wire.Health(status="ok"))
+@router.get("/v1/health", "Check that the server and its database answer.", rule=OPEN)
+async def health(app_state: AppState) -> wire.Health:
+    await app_state.store.installation()
+    return wire.Health(status="ok")
 
 
-@router.get(
-    "/v1/server",
-    **document("Get this server's properties and state.", rule=SIGNED_IN, answer=wire.ServerView),
-)
-async def server(request: Request) -> Response:
-    app_state = app_state_of(request)
-    principal = principal_of(request)
+@router.get("/v1/server", "Get this server's properties and state.", rule=SIGNED_IN)
+async def server(app_state: AppState, principal: Principal) -> wire.ServerView:
     visible = list_visible(principal, Permission.VIEW)
     counts = await app_state.store.count_jobs(visible, set(JobPhase) - JOB_ENDS)
     inside = decide(principal, Permission.VIEW, INSTALLATION) is Verdict.ALLOWED
-    return reply(
-        wire.ServerView(
-            version=__version__,
-            api=API,
-            revision=REVISION,
-            agent_protocols=list(AGENT_PROTOCOLS),
-            pid=os.getpid() if inside else 0,
-            host=host_name() if inside else "",
-            home=str(app_state.settings.home) if inside else "",
-            address=app_state.address if inside else "",
-            started_at=app_state.started_at,
-            uptime_s=(app_state.now() - app_state.started_at).total_seconds(),
-            idle_s=app_state.idle_s(),
-            idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
-            unfinished=sum(counts.values()),
-            database=app_state.database,
-            listen=app_state.listen if inside else None,
-            node_endpoint=app_state.node_endpoint if inside else None,
-            database_mib=await app_state.store.retention.size_mib() if inside else None,
-            keep_jobs_days=app_state.settings.whole(JOBS_SETTING),
-            keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
-            removes_old_from=await read_begin(app_state.store, app_state.now()),
-            problem=await asyncio.to_thread(_find_problem, app_state, inside),
-        )
+    return wire.ServerView(
+        version=__version__,
+        api=API,
+        revision=REVISION,
+        agent_protocols=list(AGENT_PROTOCOLS),
+        pid=os.getpid() if inside else 0,
+        host=host_name() if inside else "",
+        home=str(app_state.settings.home) if inside else "",
+        address=app_state.address if inside else "",
+        started_at=app_state.started_at,
+        uptime_s=(app_state.now() - app_state.started_at).total_seconds(),
+        idle_s=app_state.idle_s(),
+        idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
+        unfinished=sum(counts.values()),
+        database=app_state.database,
+        listen=app_state.listen if inside else None,
+        node_endpoint=app_state.node_endpoint if inside else None,
+        database_mib=await app_state.store.retention.size_mib() if inside else None,
+        keep_jobs_days=app_state.settings.whole(JOBS_SETTING),
+        keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
+        removes_old_from=await read_begin(app_state.store, app_state.now()),
+        problem=await asyncio.to_thread(_find_problem, app_state, inside),
     )
 
 
@@ -92,12 +77,8 @@ def _find_problem(app_state: AppState, inside: bool) -> str:
 
 @router.post(
     "/v1/server/stop",
-    **document(
-        "Stop the server; nodes and their work continue.",
-        rule=on_installation(Permission.OPERATE),
-        status=204,
-    ),
+    "Stop the server; nodes and their work continue.",
+    rule=on_installation(Permission.OPERATE),
 )
-async def stop(request: Request) -> Response:
-    app_state_of(request).stop()
-    return done()
+async def stop(app_state: AppState) -> None:
+    app_state.stop()

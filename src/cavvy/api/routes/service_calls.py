@@ -4,18 +4,18 @@ import re
 from collections.abc import Collection
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem, RetryLater
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.services import ServicePath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user
-from cavvy.api.wire import MIB, read, reply, view
+from cavvy.api.wire import MIB, reply, view
 from cavvy.client import queue_wire as wire
 from cavvy.control.serving.call_requests import CallReused, QueuedCallRequests, QueueFull
 from cavvy.domain.accounts import Permission
@@ -28,7 +28,7 @@ from cavvy.domain.queued_calls import (
 )
 from cavvy.store.base import RowNotFound
 
-router = APIRouter(prefix="/v1/projects/{project}/services/{name}/calls", tags=["services"])
+router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/calls")
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}"
 _MOST_HEADERS = 50
 FULL_S = 10  # seconds until a call may be submitted again after the queue was full
@@ -40,19 +40,23 @@ CallStateQuery = Annotated[Literal["waiting", "done", "dead"], Query(description
 
 @router.post(
     "",
-    **document(
-        "Add a call to the queue of a service. If a call with this ID exists, no call is added.",
-        rule=in_path(Permission.RUN),
-        ask=wire.QueuedCallAsk,
-        answer=wire.QueuedCallView,
-        status=201,
-        errors=("service-not-found", "key-reused", "queue-full", "too-large"),
-    ),
+    "Add a call to the queue of a service. If a call with this ID exists, no call is added.",
+    rule=in_path(Permission.RUN),
+    answer=wire.QueuedCallView,
+    status=201,
+    errors=("key-reused", "queue-full", "too-large"),
+    when={RowNotFound: "service-not-found"},
+    limit=2 * MIB,
 )
-async def submit(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    ask = await read(request, wire.QueuedCallAsk, 2 * MIB)
+async def submit(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: ServicePath,
+    ask: wire.QueuedCallAsk,
+) -> Response:
     _check(ask)
-    now = app_state_of(request).now()
+    now = app_state.now()
     note_change(request, after={"call": ask.id, "path": ask.path})
     call = QueuedCall(
         project=project,
@@ -66,9 +70,7 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
         due_at=now,
     )
     try:
-        found, new = await _calls(request).submit(call, ask.body)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
+        found, new = await _calls(app_state).submit(call, ask.body)
     except CallReused as error:
         raise ApiProblem("key-reused", str(error), "give this call another ID") from error
     except QueueFull as error:
@@ -78,106 +80,76 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
 
 @router.get(
     "",
-    **document(
-        "List calls of a service by ID, and count the calls in each state.",
-        rule=in_path(Permission.RUN),
-        answer=wire.CallQueueView,
-        errors=("service-not-found",),
-    ),
+    "List calls of a service by ID, and count the calls in each state.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "service-not-found"},
 )
 async def list_calls(
-    request: Request,
+    app_state: AppState,
     project: ProjectPath,
     name: ServicePath,
     state: CallStateQuery | None = None,
     after: Annotated[str, Query(max_length=128)] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> Response:
+) -> wire.CallQueueView:
     kind = None if state is None else CallState(state)
-    try:
-        found, counts = await _calls(request).list(project, name, kind, after, limit)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
-    running = _calls(request).list_running(project, name) or frozenset()
+    found, counts = await _calls(app_state).list(project, name, kind, after, limit)
+    running = _calls(app_state).list_running(project, name) or frozenset()
     shown = {str(state): n for state, n in counts.items() if state is not CallState.FORGOTTEN}
-    return reply(wire.CallQueueView(calls=[_view(each, running) for each in found], counts=shown))
+    return wire.CallQueueView(calls=[_view(each, running) for each in found], counts=shown)
 
 
 @router.get(
     "/{call}",
-    **document(
-        "Get one call with its result.",
-        rule=in_path(Permission.RUN),
-        answer=wire.QueuedResultView,
-        errors=("call-not-found",),
-    ),
+    "Get one call with its result.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "call-not-found"},
 )
 async def get(
-    request: Request, project: ProjectPath, name: ServicePath, call: CallPath
-) -> Response:
-    try:
-        found, body = await _calls(request).get(project, name, call)
-    except RowNotFound as error:
-        raise ApiProblem("call-not-found", str(error)) from error
-    running = _calls(request).list_running(project, name) or frozenset()
-    return reply(wire.QueuedResultView(call=_view(found, running), body=body))
+    app_state: AppState, project: ProjectPath, name: ServicePath, call: CallPath
+) -> wire.QueuedResultView:
+    found, body = await _calls(app_state).get(project, name, call)
+    running = _calls(app_state).list_running(project, name) or frozenset()
+    return wire.QueuedResultView(call=_view(found, running), body=body)
 
 
 @router.post(
     "/retry",
-    **document(
-        "Send all dead calls of a service again.",
-        rule=in_path(Permission.RUN),
-        answer=wire.CallCount,
-        errors=("service-not-found",),
-    ),
+    "Send all dead calls of a service again.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "service-not-found"},
 )
-async def retry_all(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    try:
-        return reply(wire.CallCount(calls=await _calls(request).retry(project, name, None)))
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
+async def retry_all(app_state: AppState, project: ProjectPath, name: ServicePath) -> wire.CallCount:
+    return wire.CallCount(calls=await _calls(app_state).retry(project, name, None))
 
 
 @router.post(
     "/{call}/retry",
-    **document(
-        "Send a dead call again.",
-        rule=in_path(Permission.RUN),
-        answer=wire.CallCount,
-        errors=("call-not-found",),
-    ),
+    "Send a dead call again.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "call-not-found"},
 )
 async def retry(
-    request: Request, project: ProjectPath, name: ServicePath, call: CallPath
-) -> Response:
-    try:
-        return reply(wire.CallCount(calls=await _calls(request).retry(project, name, call)))
-    except RowNotFound as error:
-        raise ApiProblem("call-not-found", str(error)) from error
+    app_state: AppState, project: ProjectPath, name: ServicePath, call: CallPath
+) -> wire.CallCount:
+    return wire.CallCount(calls=await _calls(app_state).retry(project, name, call))
 
 
 @router.delete(
     "",
-    **document(
-        "Delete the calls of a service that are in one state.",
-        rule=in_path(Permission.RUN),
-        answer=wire.CallCount,
-        errors=("service-not-found",),
-    ),
+    "Delete the calls of a service that are in one state.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "service-not-found"},
 )
 async def purge(
-    request: Request, project: ProjectPath, name: ServicePath, state: CallStateQuery
-) -> Response:
-    try:
-        count = await _calls(request).purge(project, name, CallState(state))
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
-    return reply(wire.CallCount(calls=count))
+    app_state: AppState, project: ProjectPath, name: ServicePath, state: CallStateQuery
+) -> wire.CallCount:
+    count = await _calls(app_state).purge(project, name, CallState(state))
+    return wire.CallCount(calls=count)
 
 
-def _calls(request: Request) -> QueuedCallRequests:
-    return app_state_of(request).control_plane.services.calls
+def _calls(app_state: AppState) -> QueuedCallRequests:
+    return app_state.control_plane.services.calls
 
 
 def _view(call: QueuedCall, running: Collection[str] = ()) -> wire.QueuedCallView:

@@ -6,28 +6,26 @@ from datetime import timedelta
 from secrets import token_hex
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from starlette.requests import Request
-from starlette.responses import Response
 
 from cavvy.api.access_tokens import hash_token, make_service_key
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.services import ServicePath
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user
-from cavvy.api.wire import done, read, reply, view
+from cavvy.api.wire import view
 from cavvy.catalog.regions import is_known_place, wished_place
 from cavvy.client import service_key_wire as wire
 from cavvy.control.decide.service_keys import KeyUnknown, TooManyKeys, note_uses
-from cavvy.control.serving.requests import ServiceStatus
 from cavvy.domain.accounts import Permission
 from cavvy.domain.stored_services import ServiceKey
 from cavvy.store.base import RowNotFound
 
-router = APIRouter(prefix="/v1/projects/{project}/services/{name}/keys", tags=["services"])
+router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/keys")
 _LONGEST_S = 10 * 365 * 86_400
 _LONGEST_LABEL = 100
 KeyPath = Annotated[str, Path(max_length=32, pattern=r"^[0-9a-f]+$", description="The key's ID.")]
@@ -35,40 +33,40 @@ KeyPath = Annotated[str, Path(max_length=32, pattern=r"^[0-9a-f]+$", description
 
 @router.get(
     "",
-    **document(
-        "List the keys of a service, without their secrets.",
-        rule=in_path(Permission.RUN),
-        answer=list[wire.ServiceKeyView],
-        errors=("service-not-found",),
-    ),
+    "List the keys of a service, without their secrets.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "service-not-found"},
 )
-async def list_keys(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    found = await _find(request, project, name)
+async def list_keys(
+    app_state: AppState, project: ProjectPath, name: ServicePath
+) -> list[wire.ServiceKeyView]:
+    found = await app_state.control_plane.services.get(project, name)
     used = {} if found.traffic is None else found.traffic.keys_used
     service = note_uses(found.service, used)
-    return reply([view(wire.ServiceKeyView, each) for each in service.keys])
+    return [view(wire.ServiceKeyView, each) for each in service.keys]
 
 
 @router.post(
     "",
-    **document(
-        "Create a key that may call the service. The answer contains the key, which cannot "
-        "be read again.",
-        rule=in_path(Permission.RUN),
-        ask=wire.ServiceKeyAsk,
-        answer=wire.ServiceKeyMade,
-        status=201,
-        errors=("service-not-found", "service-open"),
-    ),
+    "Create a key that may call the service. The answer contains the key, which cannot "
+    "be read again.",
+    rule=in_path(Permission.RUN),
+    status=201,
+    errors=("service-open",),
+    when={RowNotFound: "service-not-found", TooManyKeys: "invalid-request"},
 )
-async def make(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    ask = await read(request, wire.ServiceKeyAsk)
+async def make(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: ServicePath,
+    ask: wire.ServiceKeyAsk,
+) -> wire.ServiceKeyMade:
     _check(ask)
-    found = await _find(request, project, name)
+    found = await app_state.control_plane.services.get(project, name)
     if not found.service.spec.keys:
         raise ApiProblem("service-open", f"service {name} answers requests without a key")
-    app_state, secret = app_state_of(request), make_service_key()
-    now = app_state.now()
+    now, secret = app_state.now(), make_service_key()
     key = ServiceKey(
         id=token_hex(8),
         sha256=hash_token(secret),
@@ -83,41 +81,20 @@ async def make(request: Request, project: ProjectPath, name: ServicePath) -> Res
     limits = {"per_s": key.per_s, "burst": key.burst, "residency": key.residency}
     after = {"key": key.id, "label": key.label, **limits, "expires_s": ask.expires_s}
     note_change(request, after=after)
-    try:
-        await app_state.control_plane.services.add_key(project, name, key)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
-    except TooManyKeys as error:
-        raise ApiProblem("invalid-request", str(error)) from error
-    return reply(wire.ServiceKeyMade(key=secret, view=view(wire.ServiceKeyView, key)), 201)
+    await app_state.control_plane.services.add_key(project, name, key)
+    return wire.ServiceKeyMade(key=secret, view=view(wire.ServiceKeyView, key))
 
 
 @router.delete(
     "/{key}",
-    **document(
-        "Revoke a key immediately.",
-        rule=in_path(Permission.RUN),
-        status=204,
-        errors=("service-not-found", "service-key-not-found"),
-    ),
+    "Revoke a key immediately.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "service-not-found", KeyUnknown: "service-key-not-found"},
 )
 async def revoke(
-    request: Request, project: ProjectPath, name: ServicePath, key: KeyPath
-) -> Response:
-    try:
-        await app_state_of(request).control_plane.services.remove_key(project, name, key)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
-    except KeyUnknown as error:
-        raise ApiProblem("service-key-not-found", str(error)) from error
-    return done()
-
-
-async def _find(request: Request, project: str, name: str) -> ServiceStatus:
-    try:
-        return await app_state_of(request).control_plane.services.get(project, name)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
+    app_state: AppState, project: ProjectPath, name: ServicePath, key: KeyPath
+) -> None:
+    await app_state.control_plane.services.remove_key(project, name, key)
 
 
 def _check(ask: wire.ServiceKeyAsk) -> None:

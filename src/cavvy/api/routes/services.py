@@ -5,20 +5,19 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path
 from msgspec import structs
 from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
-from cavvy.api.openapi import document
 from cavvy.api.routes import submission
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.service_events import view_crons, view_queue, view_webhooks
-from cavvy.api.rules import filter_projects, in_path, in_query, name_user
-from cavvy.api.wire import MIB, read, reply, view
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_path, in_query, name_user
+from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.client.service_wire import (
     LevelShares,
@@ -54,92 +53,71 @@ from cavvy.domain.services import (
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.support import object_to_service
-from cavvy.store.base import LedgerFilter, RowNotFound
+from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
 
-router = APIRouter(prefix="/v1", tags=["services"])
+router = RouteGroup("services", prefix="/v1")
 ServicePath = Annotated[
     str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="The name.")
 ]
 
 
-@router.get(
-    "/services",
-    **document("Services.", rule=in_query(Permission.VIEW), answer=list[ServedView]),
-)
-async def list_all(
-    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
-) -> Response:
-    projects = filter_projects(request, Permission.VIEW, project)
-    app_state = app_state_of(request)
+@router.get("/services", "Services.", rule=in_query(Permission.VIEW))
+async def list_all(app_state: AppState, projects: ProjectFilter) -> list[ServedView]:
     found = await app_state.control_plane.services.list(projects)
-    return reply([await _view(app_state, each) for each in found])
+    return [await _view(app_state, each) for each in found]
 
 
 @router.get(
     "/projects/{project}/services/{name}",
-    **document(
-        "One service.",
-        rule=in_path(Permission.VIEW),
-        answer=ServedView,
-        errors=("service-not-found",),
-    ),
+    "One service.",
+    rule=in_path(Permission.VIEW),
+    when={RowNotFound: "service-not-found"},
 )
-async def get(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    app_state = app_state_of(request)
-    try:
-        found = await app_state.control_plane.services.get(project, name)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
+async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> ServedView:
+    found = await app_state.control_plane.services.get(project, name)
     shown = await _view(app_state, found)
-    return reply(structs.replace(shown, queue=await view_queue(app_state, found.service)))
+    return structs.replace(shown, queue=await view_queue(app_state, found.service))
 
 
 @router.put(
     "/projects/{project}/services/{name}",
-    **document(
-        "Start a service, or deploy a new revision of it.",
-        rule=in_path(Permission.RUN),
-        ask=wire.SubmitRequest,
-        answer=ServedView,
-        errors=(
-            "invalid-task",
-            "no-offer",
-            "consent-needed",
-            "secret-missing",
-            "secret-too-short",
-            "snapshot-missing",
-            "too-large",
-        ),
+    "Start a service, or deploy a new revision of it.",
+    rule=in_path(Permission.RUN),
+    errors=(
+        "invalid-task",
+        "no-offer",
+        "consent-needed",
+        "secret-missing",
+        "secret-too-short",
+        "snapshot-missing",
+        "too-large",
     ),
+    limit="server.request_mib",
 )
-async def put(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    app_state = app_state_of(request)
-    limit = app_state.settings.whole("server.request_mib") * MIB
-    ask = await read(request, wire.SubmitRequest, limit)
+async def put(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: ServicePath,
+    ask: wire.SubmitRequest,
+) -> ServedView:
     ask = structs.replace(ask, user=name_user(request, ask.user), name=name)
     digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
     note_change(request, after={"name": name, "file_sha256": digest})
     found = await _start(app_state, project, ask)
-    return reply(await _view(app_state, found))
+    return await _view(app_state, found)
 
 
 @router.delete(
     "/projects/{project}/services/{name}",
-    **document(
-        "End a service. The service's replicas finish their requests; then the replicas and the "
-        "service are removed.",
-        rule=in_path(Permission.RUN),
-        answer=ServedView,
-        errors=("service-not-found",),
-    ),
+    "End a service. The service's replicas finish their requests; then the replicas and the "
+    "service are removed.",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "service-not-found"},
 )
-async def delete(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    app_state = app_state_of(request)
-    try:
-        found = await _services(app_state).end(project, name)
-    except RowNotFound as error:
-        raise ApiProblem("service-not-found", str(error)) from error
-    return reply(await _view(app_state, found))
+async def delete(app_state: AppState, project: ProjectPath, name: ServicePath) -> ServedView:
+    found = await _services(app_state).end(project, name)
+    return await _view(app_state, found)
 
 
 async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> ServiceStatus:

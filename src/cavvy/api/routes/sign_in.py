@@ -4,19 +4,16 @@ from datetime import datetime
 from hashlib import sha256
 from secrets import token_hex
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from cavvy.api.access_tokens import hash_token, make_token
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change, note_refusal
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.id_tokens import IdTokenRefused, IssuerSilent
-from cavvy.api.openapi import document
 from cavvy.api.routes.accounts import ACCOUNT_NAME
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN
-from cavvy.api.wire import read, reply
 from cavvy.client import sign_in_wire as wire
 from cavvy.control.restored import read_sign_ins_from
 from cavvy.domain.accounts import AccountToken
@@ -25,43 +22,28 @@ from cavvy.domain.trusts import ClaimsRefused, SignIn, find_trust, make_sign_in
 from cavvy.domain.values import replace
 from cavvy.store.base import SignInConflict
 
-router = APIRouter(prefix="/v1", tags=["sign-in"])
+router = RouteGroup("sign-in", prefix="/v1")
 
 
-@router.get(
-    "/sign-in",
-    **document(
-        "List the providers with which people can sign in.",
-        rule=OPEN,
-        answer=list[wire.SignInWay],
-    ),
-)
-async def list_ways(request: Request) -> Response:
-    trusts = await app_state_of(request).store.sign_ins.trusts()
-    return reply(
-        [
-            wire.SignInWay(name=each.name, issuer=each.issuer, client_id=each.client_id)
-            for each in trusts
-            if each.client_id
-        ]
-    )
+@router.get("/sign-in", "List the providers with which people can sign in.", rule=OPEN)
+async def list_ways(app_state: AppState) -> list[wire.SignInWay]:
+    trusts = await app_state.store.sign_ins.trusts()
+    return [
+        wire.SignInWay(name=each.name, issuer=each.issuer, client_id=each.client_id)
+        for each in trusts
+        if each.client_id
+    ]
 
 
 @router.post(
     "/sign-in",
-    **document(
-        "Exchange an ID token of a trusted issuer for a token of an account. An ID token can be "
-        "exchanged once.",
-        rule=OPEN,
-        ask=wire.SignInAsk,
-        answer=wire.SignInMade,
-        status=201,
-        errors=("sign-in-refused", "issuer-silent"),
-    ),
+    "Exchange an ID token of a trusted issuer for a token of an account. An ID token can be "
+    "exchanged once.",
+    rule=OPEN,
+    status=201,
+    errors=("sign-in-refused", "issuer-silent"),
 )
-async def sign_in(request: Request) -> Response:
-    app_state = app_state_of(request)
-    ask = await read(request, wire.SignInAsk)
+async def sign_in(request: Request, app_state: AppState, ask: wire.SignInAsk) -> wire.SignInMade:
     found, until = await _verify(request, ask.id_token)
     now, secret = app_state.now(), make_token()
     expires_at = now + found.trust.lifetime
@@ -87,7 +69,7 @@ async def sign_in(request: Request) -> Response:
     except SignInConflict as error:
         del request.scope["principal"]
         raise _refuse(request, str(error)) from error
-    return reply(wire.SignInMade(token=secret, account=token.account, expires_at=expires_at), 201)
+    return wire.SignInMade(token=secret, account=token.account, expires_at=expires_at)
 
 
 async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:

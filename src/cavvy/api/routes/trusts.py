@@ -4,18 +4,17 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from starlette.requests import Request
-from starlette.responses import Response
 
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.id_tokens import check_issuer
-from cavvy.api.openapi import document
 from cavvy.api.routes.accounts import ACCOUNT_NAME, PROJECT_NAME
+from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import on_installation
-from cavvy.api.wire import done, read, reply, view
+from cavvy.api.wire import view
 from cavvy.client import sign_in_wire as wire
 from cavvy.domain.accounts import AccountKind, Permission, Role
 from cavvy.domain.trusts import (
@@ -28,7 +27,7 @@ from cavvy.domain.trusts import (
 )
 from cavvy.store.base import NameConflict, RowNotFound
 
-router = APIRouter(prefix="/v1", tags=["sign-in"])
+router = RouteGroup("sign-in", prefix="/v1")
 _LONGEST = 200  # maximum characters of a text, and maximum entries of a list
 _LIFETIMES_S = (60, 30 * 86_400)
 TrustPath = Annotated[str, Path(max_length=63)]
@@ -36,29 +35,22 @@ TrustPath = Annotated[str, Path(max_length=63)]
 
 @router.get(
     "/trusts",
-    **document(
-        "List the issuers whose ID tokens are accepted.",
-        rule=on_installation(Permission.MANAGE),
-        answer=list[wire.TrustView],
-    ),
+    "List the issuers whose ID tokens are accepted.",
+    rule=on_installation(Permission.MANAGE),
 )
-async def list_trusts(request: Request) -> Response:
-    return reply([_view(each) for each in await app_state_of(request).store.sign_ins.trusts()])
+async def list_trusts(app_state: AppState) -> list[wire.TrustView]:
+    return [_view(each) for each in await app_state.store.sign_ins.trusts()]
 
 
 @router.post(
     "/trusts",
-    **document(
-        "Accept an issuer's ID tokens.",
-        rule=on_installation(Permission.MANAGE),
-        ask=wire.TrustAsk,
-        status=204,
-        errors=("name-taken", "account-not-found"),
-    ),
+    "Accept an issuer's ID tokens.",
+    rule=on_installation(Permission.MANAGE),
+    errors=("account-not-found",),
+    when={NameConflict: "name-taken"},
 )
-async def add_trust(request: Request) -> Response:
-    store = app_state_of(request).store
-    ask = await read(request, wire.TrustAsk)
+async def add_trust(request: Request, app_state: AppState, ask: wire.TrustAsk) -> None:
+    store = app_state.store
     _check(ask)
     trust = _make(ask)
     _check_limits(trust)
@@ -71,31 +63,20 @@ async def add_trust(request: Request) -> Response:
         )
     old = [each for each in await store.sign_ins.trusts() if each.name == trust.name]
     note_change(request, before=_facts(old[0]) if old else None, after=_facts(trust))
-    try:
-        await store.sign_ins.put_trust(trust, replace=ask.replace)
-    except NameConflict as error:
-        raise ApiProblem("name-taken", str(error)) from error
-    return done()
+    await store.sign_ins.put_trust(trust, replace=ask.replace)
 
 
 @router.delete(
     "/trusts/{trust}",
-    **document(
-        "Stop accepting an issuer's ID tokens, and revoke all tokens and roles of its trust.",
-        rule=on_installation(Permission.MANAGE),
-        status=204,
-        errors=("trust-not-found",),
-    ),
+    "Stop accepting an issuer's ID tokens, and revoke all tokens and roles of its trust.",
+    rule=on_installation(Permission.MANAGE),
+    when={RowNotFound: "trust-not-found"},
 )
-async def remove_trust(request: Request, trust: TrustPath) -> Response:
-    sign_ins = app_state_of(request).store.sign_ins
+async def remove_trust(request: Request, app_state: AppState, trust: TrustPath) -> None:
+    sign_ins = app_state.store.sign_ins
     known = {each.name: each for each in await sign_ins.trusts()}
     note_change(request, before=_facts(known[trust]) if trust in known else None)
-    try:
-        await sign_ins.delete_trust(trust)
-    except RowNotFound as error:
-        raise ApiProblem("trust-not-found", str(error)) from error
-    return done()
+    await sign_ins.delete_trust(trust)
 
 
 def _check(ask: wire.TrustAsk) -> None:
