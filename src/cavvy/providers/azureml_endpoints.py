@@ -2,14 +2,8 @@
 with one deployment on one machine.
 """
 
-from datetime import timedelta
-
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.endpoint_manifest import (
-    ENDPOINT_ABILITIES,
-    list_unsupported_of_endpoints,
-)
+from cavvy.providers.managed.manifest import make_endpoint_manifest
 from cavvy.providers.settings import number, text
 
 _LEARN = "https://learn.microsoft.com"
@@ -17,13 +11,11 @@ DOCS = f"{_LEARN}/azure/machine-learning"
 CONTRACT = f"{DOCS}/how-to-deploy-custom-container"
 _API = f"{_LEARN}/rest/api/azureml/online-deployments/create-or-update"
 
-MANIFEST = Manifest(
-    name="azureml-endpoints",
-    title="Azure ML endpoints",
+MANIFEST = make_endpoint_manifest(
+    "azureml-endpoints",
+    "Azure ML endpoints",
+    service="Azure",
     cloud="cavvy.providers.azureml.endpoint_calls:make_endpoints",
-    layer="cavvy.providers.managed.endpoint_provider:make_provider",
-    docs="docs/guides/managed-endpoints.md",
-    abilities=ENDPOINT_ABILITIES,
     project_settings=(
         "key_file",
         "subscription",
@@ -35,21 +27,17 @@ MANIFEST = Manifest(
         "start_s",
     ),
     project_key="cavvy.providers.azure.project_key",
-    only_services=True,
-    visibility_delay=timedelta(minutes=1),
     rights="the role AzureML Data Scientist, and two actions of "
     "Microsoft.MachineLearningServices: locations/vmSizes/read and "
     "locations/mfeOperationsStatus/read; instead of the role, these actions suffice: "
     "workspaces/read; workspaces/computes/read; workspaces/environments/versions/read and "
     "write; workspaces/onlineEndpoints/read, write, delete and score/action; "
     "workspaces/onlineEndpoints/deployments/read and write",
-    unsupported={
-        **list_unsupported_of_endpoints("Azure", container=CONTRACT, api=_API),
-        Feature.SPOT: f"endpoints cannot use low-priority machines ({_API})",
-        Feature.LOGIN: "Azure pulls images with the rights of the endpoint's identity, and accepts "
-        f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
-    },
-    options={"image": "the container image, in the format of the setting `image`"},
+    container=CONTRACT,
+    api=_API,
+    spot=f"endpoints cannot use low-priority machines ({_API})",
+    login="Azure pulls images with the rights of the endpoint's identity, and accepts "
+    f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
     settings=(
         *WORKSPACE,
         text(

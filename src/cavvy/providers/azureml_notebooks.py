@@ -2,25 +2,21 @@
 agent when it is created.
 """
 
-from datetime import timedelta
-
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.notebook_manifest import list_unsupported
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import make_notebook_manifest
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://learn.microsoft.com/azure"
 _INSTANCE = f"{_DOCS}/machine-learning/concept-compute-instance"
 _API = f"{_DOCS}/templates/microsoft.machinelearningservices/workspaces/computes"
 
-MANIFEST = Manifest(
-    name="azureml-notebooks",
-    title="Azure ML compute instances",
+MANIFEST = make_notebook_manifest(
+    "azureml-notebooks",
+    "Azure ML compute instances",
+    service="Azure",
+    notebook="a compute instance",
     cloud="cavvy.providers.azureml.notebooks:ComputeInstances",
-    layer="cavvy.providers.managed.provider:make_provider",
-    docs="docs/guides/notebooks.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "subscription",
@@ -33,19 +29,13 @@ MANIFEST = Manifest(
         "idle_stop_s",
     ),
     project_key="cavvy.providers.azure.project_key",
-    only_sessions=True,
-    visibility_delay=timedelta(minutes=1),
     rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write "
     "and delete, and locations/vmSizes/read (the role AzureML Compute Operator contains the "
     "permissions for computes)",
+    images=_INSTANCE,
+    api=_API,
+    deletion=_INSTANCE,
     unsupported={
-        **list_unsupported(
-            "Azure",
-            "a compute instance",
-            images=_INSTANCE,
-            api=_API,
-            deletion=_INSTANCE,
-        ),
         Feature.VOLUMES: "a compute instance attaches no disks, but has the workspace's own files "
         f"below ~/cloudfiles ({_INSTANCE})",
         Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; the instance has the "

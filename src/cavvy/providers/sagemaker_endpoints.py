@@ -2,14 +2,8 @@
 instance.
 """
 
-from datetime import timedelta
-
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.endpoint_manifest import (
-    ENDPOINT_ABILITIES,
-    list_unsupported_of_endpoints,
-)
+from cavvy.providers.managed.manifest import make_endpoint_manifest
 from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.settings import number, text
 
@@ -18,13 +12,11 @@ CONTRACT = f"{_DOCS}/dg/your-algorithms-inference-code.html"
 _CONFIG = f"{_DOCS}/APIReference/API_ProductionVariant.html"
 _MODEL = f"{_DOCS}/APIReference/API_ContainerDefinition.html"
 
-MANIFEST = Manifest(
-    name="sagemaker-endpoints",
-    title="Amazon SageMaker endpoints",
+MANIFEST = make_endpoint_manifest(
+    "sagemaker-endpoints",
+    "Amazon SageMaker endpoints",
+    service="SageMaker",
     cloud="cavvy.providers.sagemaker.endpoint_calls:make_endpoints",
-    layer="cavvy.providers.managed.endpoint_provider:make_provider",
-    docs="docs/guides/managed-endpoints.md",
-    abilities=ENDPOINT_ABILITIES,
     project_settings=(
         "key_file",
         "regions",
@@ -37,19 +29,15 @@ MANIFEST = Manifest(
         "download_s",
         "start_s",
     ),
-    only_services=True,
-    visibility_delay=timedelta(minutes=1),
     rights="sagemaker:CreateModel, CreateEndpointConfig, CreateEndpoint, DescribeEndpoint, "
     "ListEndpoints, ListEndpointConfigs, ListModels, DeleteEndpoint, DeleteEndpointConfig, "
     "DeleteModel, AddTags and InvokeEndpoint, pricing:GetProducts, and iam:PassRole for the role "
     "of the setting `role`",
-    unsupported={
-        **list_unsupported_of_endpoints("SageMaker", container=CONTRACT, api=_CONFIG),
-        Feature.SPOT: f"endpoints have no spot instances ({_CONFIG})",
-        Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
-        f"`role` ({_MODEL})",
-    },
-    options={"image": "the image for this task; see the setting `image`"},
+    container=CONTRACT,
+    api=_CONFIG,
+    spot=f"endpoints have no spot instances ({_CONFIG})",
+    login="SageMaker pulls images from Amazon ECR with the rights of the setting "
+    f"`role` ({_MODEL})",
     settings=(
         REGIONS,
         *ACCOUNT,

@@ -2,25 +2,21 @@
 agent.
 """
 
-from datetime import timedelta
-
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.notebook_manifest import list_unsupported
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import make_notebook_manifest
 from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 _API = f"{_DOCS}/APIReference/API_CreateNotebookInstance.html"
 
-MANIFEST = Manifest(
-    name="sagemaker-notebooks",
-    title="Amazon SageMaker notebook instances",
+MANIFEST = make_notebook_manifest(
+    "sagemaker-notebooks",
+    "Amazon SageMaker notebook instances",
+    service="SageMaker",
+    notebook="a notebook instance",
     cloud="cavvy.providers.sagemaker.notebooks:NotebookInstances",
-    layer="cavvy.providers.managed.provider:make_provider",
-    docs="docs/guides/notebooks.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "regions",
@@ -31,21 +27,15 @@ MANIFEST = Manifest(
         "security_groups",
         "disk_gib",
     ),
-    only_sessions=True,
-    visibility_delay=timedelta(minutes=1),
     rights="sagemaker:CreateNotebookInstance, DescribeNotebookInstance, ListNotebookInstances, "
     "StopNotebookInstance, DeleteNotebookInstance, CreateNotebookInstanceLifecycleConfig, "
     "ListNotebookInstanceLifecycleConfigs, "
     "DeleteNotebookInstanceLifecycleConfig and AddTags, pricing:GetProducts, and iam:PassRole for "
     "the role of the setting `role`",
+    images=f"{_DOCS}/dg/nbi.html",
+    api=_API,
+    deletion=f"{_DOCS}/dg/API_DeleteNotebookInstance.html",
     unsupported={
-        **list_unsupported(
-            "SageMaker",
-            "a notebook instance",
-            images=f"{_DOCS}/dg/nbi.html",
-            api=_API,
-            deletion=f"{_DOCS}/dg/API_DeleteNotebookInstance.html",
-        ),
         Feature.VOLUMES: "a notebook instance attaches no other disks; copy data from and to a "
         f"bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a notebook instance; copy data from and to a "

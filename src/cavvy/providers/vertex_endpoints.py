@@ -2,27 +2,19 @@
 on one machine.
 """
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.managed.endpoint_manifest import (
-    ENDPOINT_ABILITIES,
-    list_unsupported_of_endpoints,
-)
+from cavvy.providers.managed.manifest import make_endpoint_manifest
 from cavvy.providers.settings import number, text
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 CONTRACT = f"{_DOCS}/predictions/custom-container-requirements"
 _API = f"{_DOCS}/reference/rest/v1/projects.locations.endpoints"
 
-MANIFEST = Manifest(
-    name="vertex-endpoints",
-    title="Vertex AI endpoints",
+MANIFEST = make_endpoint_manifest(
+    "vertex-endpoints",
+    "Vertex AI endpoints",
+    service="Vertex AI",
     cloud="cavvy.providers.vertex.endpoint_calls:make_endpoints",
-    layer="cavvy.providers.managed.endpoint_provider:make_provider",
-    docs="docs/guides/managed-endpoints.md",
-    abilities=ENDPOINT_ABILITIES,
     project_settings=(
         "key_file",
         "project",
@@ -34,20 +26,15 @@ MANIFEST = Manifest(
         "start_s",
     ),
     project_key="cavvy.providers.gcp.project_key",
-    only_services=True,
-    visibility_delay=timedelta(minutes=1),
     rights="the role Vertex AI User (roles/aiplatform.user), or a role with these permissions: "
     "aiplatform.models.upload, get, list and delete; aiplatform.endpoints.create, get, list, "
     "deploy, undeploy, delete and predict. If the setting `service_account` is set: also "
     "iam.serviceAccounts.actAs for this account",
-    unsupported={
-        **list_unsupported_of_endpoints("Vertex AI", container=CONTRACT, api=_API),
-        Feature.SPOT: "Cavvy starts no endpoints on spot machines yet "
-        f"({_DOCS}/predictions/use-spot-vms)",
-        Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
-        f"service agent ({CONTRACT})",
-    },
-    options={"image": "the image for this task; see the setting `image`"},
+    container=CONTRACT,
+    api=_API,
+    spot=f"Cavvy starts no endpoints on spot machines yet ({_DOCS}/predictions/use-spot-vms)",
+    login="Vertex AI pulls images from Artifact Registry with the rights of its "
+    f"service agent ({CONTRACT})",
     settings=(
         project("endpoints"),
         KEY_FILE,

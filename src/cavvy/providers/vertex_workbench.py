@@ -1,24 +1,20 @@
 """Instances of Vertex AI Workbench: each session is a managed notebook, which starts the agent."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.managed.notebook_manifest import list_unsupported
+from cavvy.providers.managed.manifest import make_notebook_manifest
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 PRICING = "https://cloud.google.com/vertex-ai/pricing#notebooks"
 _DOCS = "https://cloud.google.com/vertex-ai/docs/workbench"
 _API = f"{_DOCS}/reference/rest/v2/projects.locations.instances"
 
-MANIFEST = Manifest(
-    name="vertex-workbench",
-    title="Vertex AI Workbench",
+MANIFEST = make_notebook_manifest(
+    "vertex-workbench",
+    "Vertex AI Workbench",
+    service="Google",
+    notebook="a Workbench instance",
     cloud="cavvy.providers.vertex.workbench:WorkbenchInstances",
-    layer="cavvy.providers.managed.provider:make_provider",
-    docs="docs/guides/notebooks.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "project",
@@ -34,19 +30,13 @@ MANIFEST = Manifest(
         "idle_stop_s",
     ),
     project_key="cavvy.providers.gcp.project_key",
-    only_sessions=True,
-    visibility_delay=timedelta(minutes=1),
     rights="notebooks.instances.create, get, list and delete, and notebooks.operations.get (the "
     "role Notebooks Admin, roles/notebooks.admin, contains them), and iam.serviceAccounts.actAs "
     "for the account of the notebooks",
+    images=f"{_DOCS}/instances/introduction",
+    api=_API,
+    deletion=_API,
     unsupported={
-        **list_unsupported(
-            "Google",
-            "a Workbench instance",
-            images=f"{_DOCS}/instances/introduction",
-            api=_API,
-            deletion=_API,
-        ),
         Feature.VOLUMES: "a Workbench instance gets only new disks, no existing ones; copy data "
         f"from and to a bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a Workbench instance; copy data from and to a "

@@ -4,18 +4,18 @@ from datetime import timedelta
 
 from cavvy.providers.aws.settings import ACCOUNT
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide"
 _JOBS = f"{_GUIDE}/job_definition_parameters.html"
-_CONTAINER = f"a job is a container, and Cavvy does not let jobs start containers ({_JOBS})"
 
 MANIFEST = Manifest(
     name="aws-batch",
     title="AWS Batch",
     cloud="cavvy.providers.aws_batch.service:BatchService",
-    layer="cavvy.providers.managed.provider:make_provider",
+    layer=JOB_LAYER,
     docs="docs/guides/aws-batch.md",
     abilities=ABILITIES,
     project_settings=(
@@ -35,7 +35,7 @@ MANIFEST = Manifest(
     "ListJobs, DescribeJobs, DescribeJobQueues, DescribeComputeEnvironments and TagResource, and "
     "iam:PassRole for the roles that the settings name",
     unsupported={
-        Feature.BUILD: _CONTAINER,
+        **list_unsupported_by_jobs("a job", page=_JOBS, disk=_JOBS),
         Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
         "instances or of the role in `execution_role`; secrets for other registries are not "
         f"supported yet ({_GUIDE}/private-registry.html)",
@@ -45,16 +45,10 @@ MANIFEST = Manifest(
         f"({_JOBS})",
         Feature.MOUNTS: "a job is a container, in which host folders and EFS cannot be mounted yet "
         f"({_JOBS})",
-        Feature.TUNNEL: "a job is a container without the permission to create "
-        f"a WireGuard interface ({_JOBS})",
         Feature.NETWORK: "the compute environment selects the network "
         f"({_GUIDE}/create-compute-environment.html)",
         Feature.DISK: "the compute environment's launch template selects the disk "
         f"({_GUIDE}/launch-templates.html)",
-        Feature.RESULTS: f"a job's disk is deleted when the job ends ({_JOBS}). If the server is "
-        "unreachable when the work ends, the results are stored in the bucket "
-        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
-        "job waits until its lease ends",
     },
     options={
         "image": "the container image, in the format of the setting `image`",

@@ -6,19 +6,19 @@ from datetime import timedelta
 
 from cavvy.providers.azure.settings import KEY_FILE
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
 from cavvy.providers.settings import flag, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://learn.microsoft.com/azure/batch"
 _CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
 _POOL = "https://learn.microsoft.com/rest/api/batchservice/pool/add"
-_CONTAINER = f"a task is a container, and Cavvy does not let tasks start containers ({_CONTAINERS})"
 
 MANIFEST = Manifest(
     name="azure-batch",
     title="Azure Batch",
     cloud="cavvy.providers.azure_batch.service:AzureBatchService",
-    layer="cavvy.providers.managed.provider:make_provider",
+    layer=JOB_LAYER,
     docs="docs/guides/azure-batch.md",
     abilities=ABILITIES,
     project_settings=(
@@ -35,7 +35,7 @@ MANIFEST = Manifest(
     "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
     "Microsoft.Batch/batchAccounts/jobs/read, write and delete",
     unsupported={
-        Feature.BUILD: _CONTAINER,
+        **list_unsupported_by_jobs("a task", page=_CONTAINERS, disk=f"{_DOCS}/nodes-and-pools"),
         Feature.LOGIN: "a pool that Azure Batch creates for a job has no managed identity, so "
         f"Cavvy uses public images only ({_CONTAINERS})",
         Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get "
@@ -45,18 +45,12 @@ MANIFEST = Manifest(
         f"and to a bucket instead ({_POOL})",
         Feature.MOUNTS: "a task is a container; the pool's mounts are not supported yet "
         f"({_DOCS}/virtual-file-mount)",
-        Feature.TUNNEL: "a task is a container without the permission to create "
-        f"a WireGuard interface ({_CONTAINERS})",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
         f"({_DOCS}/batch-virtual-network)",
         Feature.DISK: "the image and the machine size determine the disk; other disk sizes and "
         f"types are not supported yet ({_POOL})",
         Feature.NOTICE: "Azure Batch documents no notice before it reclaims a spot machine "
         f"({_DOCS}/batch-spot-vms)",
-        Feature.RESULTS: "a job's machines are deleted when the job ends "
-        f"({_DOCS}/nodes-and-pools). If the server is unreachable when the work ends, the results "
-        "are stored in the bucket in `checkpoint.storage` or `server.results_url`; without a "
-        "bucket, the job waits until its lease ends",
     },
     options={"image": "the container image, in the format of the setting `image`"},
     settings=(

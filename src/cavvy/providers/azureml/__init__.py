@@ -5,19 +5,19 @@ from datetime import timedelta
 from cavvy.providers.azure import NOTICES
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://learn.microsoft.com/azure/machine-learning"
 _JOB = f"{_DOCS}/reference-yaml-job-command"
 _CLUSTER = f"{_DOCS}/reference-yaml-compute-aml"
-_CONTAINER = f"a command job is a container, and Cavvy does not let jobs start containers ({_JOB})"
 
 MANIFEST = Manifest(
     name="azureml",
     title="Azure Machine Learning",
     cloud="cavvy.providers.azureml.jobs:AzureMlService",
-    layer="cavvy.providers.managed.provider:make_provider",
+    layer=JOB_LAYER,
     docs="docs/guides/azureml.md",
     abilities=ABILITIES,
     project_settings=(
@@ -38,7 +38,7 @@ MANIFEST = Manifest(
     "cancel/action, computes/read, environments/versions/read and write, and "
     "experiments/runs/read (the role AzureML Data Scientist contains these actions)",
     unsupported={
-        Feature.BUILD: _CONTAINER,
+        **list_unsupported_by_jobs("a command job", page=_JOB, disk=_JOB),
         Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "
         f"the cluster ({_DOCS}/how-to-use-private-python-packages)",
         Feature.CAPACITY: "Azure does not report free capacity, only the sizes of machines; a job "
@@ -48,14 +48,8 @@ MANIFEST = Manifest(
         f"mount data assets with the option `data` ({_JOB})",
         Feature.MOUNTS: "a command job is a container without access to folders of its host or to "
         f"NFS; mount data assets with the option `data` ({_JOB})",
-        Feature.TUNNEL: "a command job is a container without the permission to create "
-        f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
         Feature.DISK: f"the size of the cluster's machines determines the disk ({_CLUSTER})",
-        Feature.RESULTS: "a command job's disk is deleted when the job ends, except for the job's "
-        f"outputs ({_JOB}). If the server is unreachable when the work ends, the results are "
-        "stored in the bucket in `checkpoint.storage` or `server.results_url`; without a bucket, "
-        "the job waits until its lease ends",
     },
     options={
         "image": "the container image, in the format of the setting `image`",

@@ -6,19 +6,19 @@ from datetime import timedelta
 
 from cavvy.providers.aws.settings import ACCOUNT
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _GUIDE = "https://docs.aws.amazon.com/AmazonECS/latest/developerguide"
 _TASKS = f"{_GUIDE}/task_definition_parameters.html"
 _STORAGE = f"{_GUIDE}/fargate-task-storage.html"
-_CONTAINER = f"a task is a container, and Cavvy does not let tasks start containers ({_TASKS})"
 
 MANIFEST = Manifest(
     name="ecs",
     title="Amazon ECS",
     cloud="cavvy.providers.ecs.service:EcsService",
-    layer="cavvy.providers.managed.provider:make_provider",
+    layer=JOB_LAYER,
     docs="docs/guides/ecs.md",
     abilities=ABILITIES,
     project_settings=(
@@ -44,7 +44,7 @@ MANIFEST = Manifest(
     "StopTask, ListTasks, DescribeTasks, DescribeClusters and TagResource, and iam:PassRole for "
     "the roles that the settings name",
     unsupported={
-        Feature.BUILD: _CONTAINER,
+        **list_unsupported_by_jobs("a task", page=_TASKS, disk=_STORAGE),
         Feature.LOGIN: "ECS pulls images with the rights of the role in `execution_role` or, on "
         "EC2, of the instances' role; secrets for other registries are not supported yet "
         f"({_GUIDE}/private-auth.html)",
@@ -54,15 +54,9 @@ MANIFEST = Manifest(
         f"copy data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
         Feature.MOUNTS: "a task is a container, in which host folders and EFS cannot be mounted "
         f"yet ({_TASKS})",
-        Feature.TUNNEL: "a task is a container without the permission to create "
-        f"a WireGuard interface ({_TASKS})",
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
         Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
         f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",
-        Feature.RESULTS: f"a task's disk is deleted when the task ends ({_STORAGE}). If the server "
-        "is unreachable when the work ends, the results are stored in the bucket in "
-        "`checkpoint.storage` or `server.results_url`; without a bucket, the task waits until its "
-        "lease ends",
     },
     options={
         "image": "the container image, in the format of the setting `image`",

@@ -5,16 +5,13 @@ from datetime import timedelta
 from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 _JOB = f"{_DOCS}/APIReference/API_CreateTrainingJob.html"
 _DISK = f"{_DOCS}/dg/API_ResourceConfig.html"
-_CONTAINER = (
-    "a training job is a container, and SageMaker lets no job start further containers "
-    f"({_DOCS}/dg/your-algorithms-training-algo.html)"
-)
 
 INSTANCES = text(
     "instances",
@@ -27,7 +24,7 @@ MANIFEST = Manifest(
     name="sagemaker",
     title="Amazon SageMaker",
     cloud="cavvy.providers.sagemaker.jobs:SageMakerService",
-    layer="cavvy.providers.managed.provider:make_provider",
+    layer=JOB_LAYER,
     docs="docs/guides/sagemaker.md",
     abilities=(*ABILITIES, KEEPS_NODES),
     project_settings=(
@@ -51,7 +48,7 @@ MANIFEST = Manifest(
     "UpdateTrainingJob and AddTags, pricing:GetProducts, and iam:PassRole for the role of the "
     "setting `role`",
     unsupported={
-        Feature.BUILD: _CONTAINER,
+        **list_unsupported_by_jobs("a training job", page=_JOB, disk=_DISK),
         Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
         f"`role` ({_DOCS}/dg/sagemaker-roles.html)",
         Feature.CAPACITY: "SageMaker does not report free capacity; a job without capacity fails, "
@@ -61,16 +58,10 @@ MANIFEST = Manifest(
         Feature.MOUNTS: "a training job is a container without access to folders of its host; EFS "
         "and FSx for Lustre are not supported yet "
         f"({_DOCS}/APIReference/API_FileSystemDataSource.html)",
-        Feature.TUNNEL: "a training job is a container without the permission to create "
-        f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network "
         f"({_DISK})",
         Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size "
         f"({_DISK})",
-        Feature.RESULTS: f"a training job loses its disk when it ends ({_DISK}). If the server is "
-        "unreachable when the work ends, the results are stored in the bucket "
-        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
-        "job waits until its lease ends",
     },
     options={
         "image": "the image for this task; see the setting `image`",

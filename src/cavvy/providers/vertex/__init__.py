@@ -4,22 +4,20 @@ from datetime import timedelta
 
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.gcp.settings import KEY_FILE, project
+from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 _JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
 _COMPUTE = f"{_DOCS}/training/configure-compute"
-_CONTAINER = (
-    "a custom job is one container, and Cavvy does not let this container start other containers "
-    f"({_JOB})"
-)
+_TRAINING = f"{_DOCS}/training/understanding-training-service"
 
 MANIFEST = Manifest(
     name="vertex",
     title="Google Vertex AI",
     cloud="cavvy.providers.vertex.jobs:VertexService",
-    layer="cavvy.providers.managed.provider:make_provider",
+    layer=JOB_LAYER,
     docs="docs/guides/vertex.md",
     abilities=ABILITIES,
     project_settings=(
@@ -42,28 +40,21 @@ MANIFEST = Manifest(
     "roles/aiplatform.user, contains them), and iam.serviceAccounts.actAs for the account of the "
     "setting `service_account`, if it is set",
     unsupported={
-        Feature.BUILD: _CONTAINER,
+        **list_unsupported_by_jobs("a custom job", page=_JOB, disk=_TRAINING),
         Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
         "service agent, and pulls only public images from Docker Hub "
         f"({_DOCS}/training/create-custom-container)",
         Feature.CAPACITY: "Vertex AI does not report free capacity; a job without capacity fails, "
         "and Cavvy tries the next best offer "
-        f"({_DOCS}/training/understanding-training-service#common-errors)",
+        f"({_TRAINING}#common-errors)",
         Feature.VOLUMES: "a custom job attaches no existing disks; copy data from and to a bucket "
         f"instead ({_JOB})",
         Feature.MOUNTS: "a custom job is a container without access to folders of its host; its "
         f"NFS mounts are not supported yet ({_JOB})",
-        Feature.TUNNEL: "a custom job is a container without the permission to create "
-        f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: "Vertex AI neither reports nor selects the speed of the network "
         f"({_COMPUTE})",
         Feature.DISK: "`resources.disk` selects the size of the disk; its type cannot be selected "
         f"yet ({_COMPUTE})",
-        Feature.RESULTS: "a custom job loses its disk when it ends "
-        f"({_DOCS}/training/understanding-training-service). If the server is "
-        "unreachable when the work ends, the results are stored in the bucket "
-        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
-        "job waits until its lease ends",
     },
     options={
         "image": "the image for this task; see the setting `image`",
