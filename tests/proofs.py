@@ -1,10 +1,9 @@
-"""What a run of the tests proves about each provider, written to the file that `CAVVY_PROOFS`
-names.
+"""What a run of the tests proves about each provider, written to the folder that `CAVVY_PROOFS`
+names, one file for each provider.
 
 A contract test says by the module's `PROOF` what its place is; any other test says by the mark
 `proves` which features of which provider it shows; the provider "agent" stands for what the agent
-does in the same way everywhere. The page docs/reference/features.md is made from
-the file.
+does in the same way everywhere. scripts/docs/providers.py makes pages from the files.
 """
 
 import json
@@ -47,10 +46,10 @@ def note(item: pytest.Item) -> None:
 
 
 class Notary:
-    """Collects the reports of a run and writes the file at its end."""
+    """Collects the reports of a run and writes the files at its end."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._found: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -84,5 +83,7 @@ class Notary:
             facts["failed"] += 1
 
     def pytest_sessionfinish(self) -> None:
-        text = json.dumps(self._found, indent=1, sort_keys=True, ensure_ascii=False)
-        self._file.write_text(text + "\n", encoding="utf-8")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for provider, facts in self._found.items():
+            text = json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False)
+            (self._folder / f"{provider}.json").write_text(text + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cli
 import decisions
-import features
+import providers
 import python
 import states
 import task_file
@@ -18,7 +18,6 @@ _FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 _PRINTED = {
     "api.md": "cavvy.api.reference",
     "errors.md": "cavvy.api.errors",
-    "providers.md": "cavvy.providers.registry",
     "settings.md": "cavvy.settings",
 }
 
@@ -28,7 +27,7 @@ def main() -> None:
     states.main()
     cli.main()
     python.main()
-    features.main()
+    providers.main()
     decisions.main()
     for name, module in _PRINTED.items():
         done = subprocess.run(

@@ -3,11 +3,17 @@ ranks tutorials and guides before decision records in the search.
 
 In a checkout, a link such as `../ARCHITECTURE.md` leads to the file itself. On the site, the link
 leads to a copy below `project/`. A Markdown file becomes a page; other files are copied unchanged.
+
+The site also gets what no committed file contains, so that a new provider changes none: a list of
+the providers with their features, the pages of the providers in the navigation, and in the section
+"Clouds" the guides to which these pages lead.
 """
 
 import posixpath
 import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -17,13 +23,62 @@ _ROOT = Path(__file__).resolve().parents[2]
 _DOCS = _ROOT / "docs"
 _COPIES = "project/"
 _BOOSTS = {"tutorials/": 4, "guides/": 3, "concepts/": 1.5, "adr/": 0.1, _COPIES: 0.1}
+_PROVIDERS = _DOCS / "reference" / "providers"
+_GUIDE = re.compile(r"\]\(\.\./\.\./(guides/[\w-]+\.md)\)")
+_FEATURE = re.compile(r"^\| ([\w-]+) \| (lacking|agent|[*]+[\w -]+[*]+) \|", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    add_providers(config.nav or [])
+    return config
+
+
+def add_providers(nav: list[Any]) -> None:
+    """Add the pages of the providers, and their guides, to the navigation."""
+    named = set(re.findall(r"guides/[\w-]+\.md", str(nav)))
+    pages = sorted(_PROVIDERS.glob("*.md"))
+    guides = sorted({guide for page in pages for guide in _GUIDE.findall(page.read_text("utf-8"))})
+    _section(nav, "Clouds").extend(each for each in guides if each not in named)
+    listed = [f"reference/providers/{page.name}" for page in pages]
+    _section(nav, "Reference").append({"Each provider": ["reference/providers/README.md", *listed]})
+
+
+def _section(nav: list[Any], title: str) -> list[Any]:
+    """The items of the section with this title, at any depth."""
+    for section in nav:
+        for name, items in section.items() if isinstance(section, dict) else ():
+            if isinstance(items, list):
+                if name == title:
+                    return items
+                with suppress(LookupError):
+                    return _section(items, title)
+    raise LookupError(f"mkdocs.yml has no section {title!r}")
+
+
+def list_providers() -> str:
+    """A page with all providers and their features."""
+    pages = {page.name: page.read_text("utf-8") for page in sorted(_PROVIDERS.glob("*.md"))}
+    features = {name: dict(_FEATURE.findall(text)) for name, text in pages.items()}
+    columns = list(dict.fromkeys(feature for found in features.values() for feature in found))
+    rows = [
+        f"| [{text.partition(chr(10))[0].removeprefix('# ')}]({name}) | "
+        + " | ".join(features[name].get(column, "") for column in columns)
+        + " |"
+        for name, text in pages.items()
+    ]
+    head = f"| provider | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|\n"
+    words = "[What the words mean](../providers.md#features)."
+    return f"# All providers and their features\n\n{words}\n\n{head}" + "\n".join(rows) + "\n"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    files.append(File.generated(config, "reference/providers/README.md", content=list_providers()))
     waiting = [file.src_uri for file in files.documentation_pages()]
     while waiting:
         source = _source(waiting.pop())
+        if not source.exists():  # the list of providers
+            continue
         for link in _LINK.findall(source.read_text("utf-8")):
             target = (source.parent / link).resolve()
             uri = _uri(target)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from scripts import contracts
+from scripts.docs import providers
 from tests.contract.test_provider_fake import FakeContract
 
 from cavvy.cli.main import cli
@@ -114,10 +114,9 @@ def test_the_registry_the_check_and_the_reference_know_it(
     shown = CliRunner().invoke(cli, ["check", "prairie"])
     assert shown.exit_code == 0, shown.output
     assert "the prairie" in shown.output
-    page = registry.settings_page()
-    assert "## prairie: the prairie" in page
-    assert "| signals changes | `changed()` |" in page
-    assert ", prairie" in next(line for line in page.splitlines() if "signals changes" in line)
+    page = providers.make_page(prairie, None, None)
+    assert "the table `[providers.prairie]`" in page
+    assert "[Abilities](../providers.md#abilities): signals changes, " in page
 
 
 def test_its_price_list_is_found(prairie: registry.KnownProvider) -> None:
@@ -129,13 +128,12 @@ def test_its_price_list_is_found(prairie: registry.KnownProvider) -> None:
     assert list(source.fetch(query).offers) == []
 
 
-def test_a_package_in_the_folder_of_providers_joins_the_import_contracts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_provider_in_the_repository_adds_a_page_and_changes_none(
+    prairie: registry.KnownProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lists of the contracts are made from the folder, as `scripts/contracts.py` writes it."""
-    folder = tmp_path / "src" / "cavvy" / "providers" / "prairie"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    monkeypatch.setattr(contracts, "ROOT", tmp_path)
-    text = contracts.render(contracts.FILE.read_text())
-    assert "    cavvy.providers.prairie\n" in text
+    pages, index = dict(providers.make_pages()), providers.make_index()
+    own = {**providers.list_own(), "prairie": prairie}
+    monkeypatch.setattr(providers, "list_own", lambda: own)
+    more = dict(providers.make_pages())
+    assert more.pop("prairie").startswith("# The prairie\n\nThe prairie as a provider")
+    assert (more, providers.make_index()) == (pages, index)

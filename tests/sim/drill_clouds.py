@@ -11,21 +11,13 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 from tests.contract.azure_stand_in import AzureStandIn
-from tests.contract.crusoe_stand_in import CrusoeStandIn
-from tests.contract.cudo_stand_in import CudoStandIn
-from tests.contract.digitalocean_stand_in import DigitalOceanStandIn
-from tests.contract.hyperstack_stand_in import HyperstackStandIn
 from tests.contract.ibm_stand_in import IbmStandIn
-from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
-from tests.contract.lambda_stand_in import LambdaStandIn
-from tests.contract.primeintellect_stand_in import PrimeIntellectStandIn
-from tests.contract.runpod_stand_in import RunpodStandIn
-from tests.contract.shadeform_stand_in import ShadeformStandIn
 from tests.contract.test_provider_azure import AzurePlace
 from tests.contract.test_provider_gcp import GcpPlace
 from tests.contract.test_provider_ibm import IbmPlace
@@ -33,48 +25,25 @@ from tests.contract.test_provider_nebius import NebiusPlace
 from tests.contract.test_provider_oci import OciPlace
 from tests.contract.test_provider_paperspace import PaperspacePlace
 from tests.contract.test_provider_tpu import TpuPlace
-from tests.contract.vast_stand_in import VastStandIn
-from tests.contract.verda_stand_in import VerdaStandIn
-from tests.contract.vultr_stand_in import VultrStandIn
 
 from cavvy.providers import (
     azure,
-    crusoe,
-    cudo,
-    digitalocean,
-    hyperstack,
     ibm,
-    jarvislabs,
-    lambda_cloud,
-    primeintellect,
-    runpod,
-    shadeform,
-    vast,
-    verda,
-    vultr,
 )
 from cavvy.providers.azure import cloud as azure_cloud
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.contract.memory_cloud import MemoryCloud
-from cavvy.providers.contract.rest_cloud import RestPlace
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer, RestStandIn
-from cavvy.providers.crusoe.cloud import CrusoeCloud
-from cavvy.providers.cudo.cloud import CudoCloud
-from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
-from cavvy.providers.hyperstack.cloud import HyperstackCloud
+from cavvy.providers.contract.sold import read_table
 from cavvy.providers.ibm.cloud import IbmCloud
-from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
-from cavvy.providers.lambda_cloud.cloud import LambdaCloud
+from cavvy.providers.installed import list_own
 from cavvy.providers.nebius.api import NebiusApi
-from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud
-from cavvy.providers.runpod.cloud import RunpodCloud
-from cavvy.providers.shadeform.cloud import ShadeformCloud
-from cavvy.providers.vast.cloud import VastCloud
-from cavvy.providers.verda.cloud import VerdaCloud
+from cavvy.providers.registry import manifest_of
 from cavvy.providers.vm import rest
+from cavvy.providers.vm.abilities import REST_LAYER
 from cavvy.providers.vm.cloud import CloudTraits
-from cavvy.providers.vultr.cloud import VultrCloud
 
 T = TypeVar("T")
 
@@ -177,22 +146,34 @@ class DrillPaperspace(PaperspacePlace):
     make_cloud = DrillCloud
 
 
-_PACKAGES: Mapping[str, tuple[Any, CloudTraits, type[RestStandIn]]] = {
-    "lambda": (lambda_cloud, LambdaCloud.traits, LambdaStandIn),
-    "runpod": (runpod, RunpodCloud.traits, RunpodStandIn),
-    "digitalocean": (digitalocean, DigitalOceanCloud.traits, DigitalOceanStandIn),
-    "hyperstack": (hyperstack, HyperstackCloud.traits, HyperstackStandIn),
-    "verda": (verda, VerdaCloud.traits, VerdaStandIn),
-    "vultr": (vultr, VultrCloud.traits, VultrStandIn),
-    "shadeform": (shadeform, ShadeformCloud.traits, ShadeformStandIn),
-    "cudo": (cudo, CudoCloud.traits, CudoStandIn),
-    "primeintellect": (primeintellect, PrimeIntellectCloud.traits, PrimeIntellectStandIn),
-    "crusoe": (crusoe, CrusoeCloud.traits, CrusoeStandIn),
-    "vast": (vast, VastCloud.traits, VastStandIn),
-    "jarvislabs": (jarvislabs, JarvislabsCloud.traits, JarvislabsStandIn),
-}
-# The accelerator of each cloud's jobs; jobs of other clouds have none.
-GPUS = {
+def _list_cases() -> Iterator[tuple[str, type[RestContract]]]:
+    """The contract test of each cloud with the layer for REST APIs, by provider."""
+    for name, known in list_own().items():
+        manifest = manifest_of(known)
+        if manifest.layer == REST_LAYER:
+            module = import_module(f"tests.contract.test_provider_{name.replace('-', '_')}")
+            cases = [each for each in vars(module).values() if isinstance(each, type)]
+            [case] = [
+                each
+                for each in cases
+                if issubclass(each, RestContract)
+                and getattr(each, "package", None) is import_module(known.module)
+            ]
+            yield name, case
+
+
+def _choose_gpu(stand_in: type[RestStandIn]) -> str | None:
+    """The accelerator of the cheapest machine, or None if the cloud sells machines without one."""
+    sold = read_table(stand_in.sells)
+    if any(each.accelerator is None for each in sold):
+        return None
+    return min(sold, key=lambda each: each.rate.micros_per_hour).accelerator
+
+
+_CASES = dict(_list_cases())
+# The accelerator of each cloud's jobs; jobs of other clouds have none if the cloud sells machines
+# without accelerators.
+_GPUS = {
     "azure": "T4",
     "crusoe": "L40S",
     "cudo": "A6000",
@@ -208,6 +189,7 @@ GPUS = {
     "tpu": "TPU-v5e",
     "vast": "RTX4090",
 }
+GPUS = {name: gpu for name, case in _CASES.items() if (gpu := _choose_gpu(case.stand_in))} | _GPUS
 SPOT = ("gcp", "azure", "ibm", "nebius", "tpu")
 
 
@@ -219,8 +201,8 @@ def make_places(server: RestServer, home: Path) -> Mapping[str, RestPlace]:
         return home / name
 
     places: dict[str, RestPlace] = {
-        name: DrillPlace(package, traits, stand_in, server, folder(name))
-        for name, (package, traits, stand_in) in _PACKAGES.items()
+        name: DrillPlace(case.package, case.traits, case.stand_in, server, folder(name))
+        for name, case in _CASES.items()
     }
     places["oci"] = DrillOci(server, folder("oci"))
     places["gcp"] = DrillGcp(server, folder("gcp"))

@@ -15,11 +15,8 @@ from cavvy.providers.vm.cloud import BillEnd, BillStart
 from cavvy.providers.vm.records import GANG
 
 _MONTH_H = 744  # hours of January, when drills happen
-# APIs that report times in whole seconds
-_WHOLE_SECONDS = frozenset({
-    "crusoe", "cudo", "digitalocean", "hyperstack", "nebius", "paperspace", "primeintellect",
-    "runpod", "shadeform", "verda", "vultr",
-})  # fmt: skip
+# APIs that report times more exactly than in whole seconds
+_EXACT = frozenset({"azure", "gcp", "ibm", "jarvislabs", "lambda", "oci", "tpu", "vast"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +64,7 @@ def read_life(cloud: DrillCloud, machine: Rented) -> Life:
 
 def rounding_of(offer: Offer, machines: int) -> int:
     """By how much a bill may differ because its cloud reports times in whole seconds."""
-    if offer.provider not in _WHOLE_SECONDS:
+    if offer.provider in _EXACT:
         return 0
     return machines * offer.rate.over(timedelta(seconds=1)).micros
 

@@ -8,9 +8,10 @@ import pytest
 from tests.sim.cloud_drill import run_drill
 from tests.sim.drill_clouds import close_places, make_places
 
-from cavvy import providers
 from cavvy.domain.jobs import JobPhase
 from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.registry import manifests
+from cavvy.providers.vm.abilities import REST_LAYER
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -30,10 +31,10 @@ def test_twenty_gangs_with_faults(seed: int, tmp_path: Path) -> None:
 
 
 def test_all_clouds_on_the_shared_layer_are_in_the_drill(tmp_path: Path) -> None:
-    packages = Path(providers.__path__[0]).glob("*/__init__.py")
-    on_layer = {each.parent.name for each in packages if "providers.vm." in each.read_text()}
+    layers = (REST_LAYER, "cavvy.providers.vm.provider:make_provider")
+    on_layer = {each.name for each in manifests() if each.layer in layers}
     server = RestServer()
     places = make_places(server, tmp_path)
     close_places(places)
     server.close()
-    assert {each.removesuffix("_cloud") for each in on_layer} == set(places)
+    assert on_layer == set(places)

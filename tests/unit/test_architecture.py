@@ -5,8 +5,6 @@ import re
 from collections.abc import Container
 from pathlib import Path
 
-from scripts import contracts
-
 from cavvy.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,12 +49,6 @@ def _list_imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
     return found
-
-
-def test_the_import_contracts_name_every_provider() -> None:
-    text = contracts.FILE.read_text()
-    assert contracts.render(text) == text, "stale: run python scripts/contracts.py"
-    assert contracts.render(text.replace("    cavvy.providers.ray\n", "")) == text
 
 
 def test_any_python_from_3_8_on_reads_what_runs_on_nodes() -> None:

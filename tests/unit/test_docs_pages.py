@@ -6,15 +6,18 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
 from scripts.docs import cli as reference
-from scripts.docs import features, site
+from scripts.docs import providers, site
 from scripts.docs import python as interface
 
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
 from cavvy.providers.abilities import ABILITIES
+from cavvy.providers.registry import manifests
+from cavvy.providers.vm.abilities import REST_LAYER
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
 
@@ -79,7 +82,11 @@ def test_the_index_lists_every_page() -> None:
         for folder in ("tutorials", "guides", "concepts", "reference")
         for page in (ROOT / "docs" / folder).glob("*.md")
     }
-    assert wanted <= listed
+    nav: list[Any] = [{"Clouds": []}, {"Reference": []}]
+    site.add_providers(nav)  # the page of its provider leads to such a guide
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in wanted - listed} <= set(
+        nav[0]["Clouds"]
+    )
 
 
 def test_the_reference_of_commands_is_fresh() -> None:
@@ -92,11 +99,40 @@ def test_the_reference_of_the_python_interface_is_fresh() -> None:
     assert page == interface.make_page(), "run: python scripts/docs/python.py"
 
 
-def test_the_table_of_features_is_fresh() -> None:
-    found = json.loads((ROOT / "docs/reference/features.json").read_text("utf-8"))
-    page = (ROOT / "docs/reference/features.md").read_text("utf-8")
-    assert page == features.make_page(found), "run: python scripts/docs/features.py"
-    assert not [name for name, facts in found.items() if facts["failed"]]
+def test_the_pages_of_the_providers_are_fresh() -> None:
+    run = "run: python scripts/docs/providers.py"
+    found = {page.stem: page.read_text("utf-8") for page in providers.FOLDER.glob("*.md")}
+    assert found == dict(providers.make_pages()), run
+    page = ROOT / "docs/reference/providers.md"
+    assert page.read_text("utf-8") == providers.make_index(), run
+    tested = [json.loads(file.read_text("utf-8")) for file in providers.TESTED.glob("*.json")]
+    assert not [facts for facts in tested if facts["failed"]]
+
+
+def test_no_shared_file_names_each_cloud() -> None:
+    """Whoever adds a cloud need not touch them."""
+    for file in (
+        *(".importlinter", "README.md", "mkdocs.yml", "docs/README.md", "docs/why-cavvy.md"),
+        *("docs/reference/providers.md", "src/cavvy/providers/installed.py"),
+    ):
+        text = (ROOT / file).read_text("utf-8")
+        assert [
+            each.name
+            for each in manifests()
+            if each.layer == REST_LAYER and re.search(rf"\b{each.name}\b", text, re.IGNORECASE)
+        ] in ([], ["lambda"]), file
+
+
+def test_the_site_lists_every_provider_and_its_guide() -> None:
+    nav: list[Any] = [{"Run": [{"Clouds": []}]}, {"Reference": []}]
+    site.add_providers(nav)
+    text = str(nav)
+    for name in providers.list_own():
+        assert f"'reference/providers/{name}.md'" in text
+    assert "'guides/verda.md'" in str(nav[0])
+    assert re.search(
+        r"^\| \[Verda\]\(verda\.md\) \| \*stand-in\* \|", site.list_providers(), re.MULTILINE
+    )
 
 
 def test_every_command_has_its_section() -> None:

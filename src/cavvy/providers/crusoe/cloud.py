@@ -46,6 +46,7 @@ _STATES = {
 _QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
 # The documentation does not list error codes. Users have reported this one.
 _OUT_OF_STOCK = "out_of_stock"
+# Only the message tells missing capacity from a wrong value.
 _FULL = re.compile(r"capacity|out of stock", re.IGNORECASE)
 _SHELL, _BASH = "#!/bin/sh\n", "#!/bin/bash\n"
 

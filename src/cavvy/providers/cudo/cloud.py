@@ -42,6 +42,7 @@ _STATES = {  # the API's `VmState`; all others belong to machines that run
 }
 _QUIET = ("PENDING", "STARTING", "ACTIVE")
 # The API does not describe its errors for missing capacity. These words are assumptions.
+# Only the message tells missing capacity from a wrong value.
 _FULL = re.compile(r"capacity|available|resources|no host", re.IGNORECASE)
 _COUNTS = (1, 2, 4, 8)  # machines with these numbers of GPUs are offered
 _IMAGE = re.compile(r"ubuntu-\d+-nvidia-\d+.*")

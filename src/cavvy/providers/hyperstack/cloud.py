@@ -35,6 +35,7 @@ _STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/v
     "ERROR": MachineState.STOPPED,
     "DELETING": MachineState.ENDED,
 }
+# Only the message tells missing stock from a wrong value.
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
 _SPOT = "-spot"  # suffix of the names of spot flavors, and of their GPUs in the price book

@@ -43,6 +43,7 @@ _STATES = {
 _PAUSED = ("Pausing", "Paused")
 # How the API reports missing GPUs is an assumption: these are the words that the package uses when
 # it refuses a request itself.
+# Only the message tells missing GPUs from a wrong value.
 _FULL = re.compile(r"no free|not available|capacity|unavailable", re.IGNORECASE)
 _BALANCE = re.compile(r"balance", re.IGNORECASE)
 _NO_FUNDS = "insufficient-balance"  # our code

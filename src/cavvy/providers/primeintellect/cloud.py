@@ -38,6 +38,7 @@ _STATES = {
 _QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
 _IN_STOCK = ("Available", "Low", "Medium", "High")
 # The documentation does not describe the errors for missing capacity. These words are assumptions.
+# Only the message tells missing capacity from a wrong value.
 _FULL = re.compile(r"capacity|stock|available|doesn't have", re.IGNORECASE)
 _GONE = "not-offered"  # Cavvy's own code: the API no longer offers the machine
 _NO_GPU = "CPU_NODE"

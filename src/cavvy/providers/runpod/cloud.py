@@ -34,6 +34,7 @@ _STATES = {  # the API's `PodStatus`
 }
 # The API does not describe its error for missing capacity. These words occur in messages that users
 # reported, such as https://github.com/runpod/runpod-python/issues/21.
+# Only the message tells missing capacity from a wrong value.
 _FULL = re.compile(r"no longer any instances|no instances|not enough free|capacity", re.IGNORECASE)
 _NO_NETWORK = "no-global-network"  # Cavvy's own code: pods in this region cannot reach each other
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that a pod can have

@@ -37,6 +37,7 @@ _STATES = {
 _QUIET = ("creating", "pending_provider", "pending", "active")
 # The documentation mentions errors for missing capacity and for types without spot instances in a
 # region, but does not give their texts. These words are assumptions.
+# Only the message tells missing capacity from other faults.
 _FULL = re.compile(r"capacity|stock|sold out|not available|unavailable|\bspot\b", re.IGNORECASE)
 _MICROS_PER_CENT = 10_000
 # names of GPUs with Arm CPUs (Grace), because the API does not report the CPUs' architecture

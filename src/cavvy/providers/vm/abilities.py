@@ -15,6 +15,7 @@ from cavvy.providers.abilities import (
 from cavvy.providers.base import Feature, Manifest, ProviderSetting
 from cavvy.providers.settings import exchange_rate, flag, text
 
+REST_LAYER = "cavvy.providers.vm.account:make_provider"
 ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
 
 
@@ -23,7 +24,7 @@ def make_manifest(
     title: str,
     *,
     cloud: str = "",
-    layer: str = "cavvy.providers.vm.account:make_provider",
+    layer: str = REST_LAYER,
     machine: str,
     deletion: str,
     rights: str,
