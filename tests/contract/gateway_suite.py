@@ -684,6 +684,7 @@ class GatewaySuite:
         plane.set_replicas("svc", replicas[:1])
         result = wait_for(lambda: (r := ask(plane.port, "GET", where)).status == 200 and r)
         assert (result.json["method"], result.json["size"]) == ("POST", 5)
+        assert result.headers["x-request-id"] != reply.headers["x-request-id"]
         sent = {name.lower(): value for name, value in result.json["headers"]}
         assert (sent["x-forwarded-proto"], sent["x-forwarded-for"][-9:]) == ("http", "127.0.0.1")
         assert ask(plane.port, "GET", where + "0").status == 404

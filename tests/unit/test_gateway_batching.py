@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.gateway.batches import BatchPart
 from cavvy.gateway.batching import (
     ArrivalGaps,
     BatchTimes,
@@ -17,7 +16,7 @@ from cavvy.gateway.batching import (
     find_start,
     pays_to_wait,
 )
-from cavvy.gateway.joined_bodies import join_bodies, read_body, split_response
+from cavvy.gateway.joined_bodies import BatchPart, join_bodies, read_body, split_response
 
 SLOPE, BASE = 0.001, 0.02
 

@@ -6,6 +6,7 @@ from time import monotonic
 from cavvy.gateway.config import GatewayLimits, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadMemo
+from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.service_queue import ServiceQueue
 
 EU = b"GET / HTTP/1.1\r\nHost: a\r\nCavvy-Residency: eu\r\n\r\n"
@@ -26,14 +27,14 @@ class CountedExchange(Exchange):
 class SilentSink:
     """A client that waits, and to which nothing is sent."""
 
-    def answer(self, *parts: object) -> None:
-        raise AssertionError(parts)
+    def answer(self, answer: OwnAnswer) -> None:
+        raise AssertionError(answer)
 
 
 def admit(queue: ServiceQueue, head: bytes) -> Exchange:
     parsed = queue.memo.parse_request(head)
-    made = CountedExchange(SilentSink(), queue, parsed, b"", monotonic(), 0)  # type: ignore[arg-type]  # nothing is answered
-    queue.admit(made)
+    made = CountedExchange(SilentSink(), queue.entry, parsed, b"", monotonic())  # type: ignore[arg-type]  # nothing is answered
+    queue.enter(made)
     return made
 
 
@@ -46,7 +47,7 @@ def test_a_new_request_is_not_compared_with_all_that_wait() -> None:
         free = admit(queue, ANYWHERE)
         waiting.append(admit(queue, EU))
         for each in [free, *waiting]:
-            queue.abort(each)
+            queue.leave(each)
             each.timer.cancel() if each.timer else None
         assert queue.describe().backlog == 0
 

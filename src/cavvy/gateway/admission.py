@@ -1,105 +1,154 @@
-"""Decides whether a request may enter a service's queue. The decision to admit a request depends on
-the request's key, the rate of requests, and the places in which the request must stay."""
+"""Admits a request to a service whose route has been found, or says why not. The answer depends on
+the page that sent the request, the request's key, the rate of requests, its size, and the places in
+which it must stay.
+"""
 
 import time
-from typing import TYPE_CHECKING
 
-from cavvy.gateway.config import RateLimit
-from cavvy.gateway.heads import RequestHead
-from cavvy.gateway.other_origins import is_preflight
-from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.config import GatewayConfig, RateLimit
+from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, ResultRequest
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import NO_LENGTH
+from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
+from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
+from cavvy.gateway.preferences import Preferences, read_prefer
+from cavvy.gateway.seams import ClientRequest, OpenRequest
+from cavvy.gateway.service_queue import ServiceQueue
 
-if TYPE_CHECKING:
-    from cavvy.gateway.inbound import InboundConnection
-    from cavvy.gateway.service_queue import ServiceQueue
+_NO_PREFERENCES = Preferences()
 
 
-def admit_client(
-    connection: "InboundConnection",
-    service: "ServiceQueue",
-    head: RequestHead,
-    target: bytes,
-    now: float,
-) -> str | None:
-    """Return the ID of the request's key, "" if the service needs no key, or None if the request
-    was refused. `target` is the request target as the replica receives it.
+class Admission:
+    """Opens the requests of services."""
+
+    def __init__(self, config: GatewayConfig, calls: DeferredCalls) -> None:
+        self.names = tuple(each.lower() for each in config.names)  # public ones of the gateway
+        self._scheme = b"http" if config.tls is None else b"https"
+        self._behind_proxy = config.behind_proxy
+        self._calls = calls
+
+    def open(self, request: ClientRequest, service: ServiceQueue) -> OpenRequest | Answer:
+        """Return the open request, or the answer to a request that is not admitted."""
+        head, route = request.head, service.route
+        if answer := self._refuse(request, service):
+            return answer
+        if request.below.startswith(RESULTS) and head.length == 0:
+            call_id = request.below[len(RESULTS) :].decode()
+            return ResultRequest(self._calls, request, service, call_id)
+        if route.closed:
+            service.refuse()
+            return OwnAnswer(402, AnswerCode.BUDGET, route.closed)
+        key_id = request.key_id
+        places = service.keys.bind(head, key_id) if key_id else head.places
+        if places and not service.may_stay(places):
+            return _refuse_residency(service, places)
+        preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
+        about = self._describe_client(request, service)
+        if preferences.respond_async and not head.upgrade:
+            about += service.keys.write_residency(key_id)
+            return DeferredRequest(self._calls, request, service, about)
+        if head.length == NO_LENGTH:
+            about += b"Transfer-Encoding: chunked\r\n"
+        if head.upgrade:
+            about += b"Connection: upgrade\r\nUpgrade: %b\r\n" % head.upgrade
+        out_head = b"%b %b HTTP/1.1\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
+            head.method,
+            request.target,
+            head.fields,
+            request.id,
+            about,
+        )
+        exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
+        if head.expect:
+            exchange.tells = True
+        if key_id:
+            exchange.key_id = key_id
+            exchange.places = places
+        if preferences.wait_s is not None:
+            exchange.wait_s = min(preferences.wait_s, route.wait_s)
+        return exchange
+
+    def _refuse(self, request: ClientRequest, service: ServiceQueue) -> Answer | None:
+        """Return the answer that the page, the key, the rate or the size of a request gets, or
+        None.
+        """
+        head, route = request.head, service.route
+        if head.origin or head.fetch_site:
+            request.shares = False
+            if answer := self._refuse_page(request, service):
+                return answer
+            request.shares = bool(head.origin and (service.keys or route.origins))
+        if service.guarded and (answer := _refuse_client(request, service)):
+            return answer
+        if head.length > route.body_max:
+            service.refuse()
+            text = f"the request's body is too large; the limit is {route.body_max} bytes"
+            return OwnAnswer(413, AnswerCode.TOO_LARGE, text)
+        return None
+
+    def _refuse_page(self, request: ClientRequest, service: ServiceQueue) -> Answer | None:
+        """Return the answer to the page of a browser that may not call the service, or that only
+        asks for this permission. Otherwise, return None.
+        """
+        head, keyed = request.head, bool(service.keys)
+        if not may_call(head, service.route, keyed, self.names):
+            service.refuse()
+            origin = head.origin.decode("latin-1") or "another site"
+            text = (
+                f"a page of {origin} may not call this service; to permit it, add its origin to "
+                "`origins` in the service's file"
+            )
+            return OwnAnswer(403, AnswerCode.OTHER_ORIGIN, text)
+        if service.route.origins and not keyed and is_preflight(head):
+            return write_permission(head)
+        return None
+
+    def _describe_client(self, request: ClientRequest, service: ServiceQueue) -> bytes:
+        """Return the header fields that inform the replica about the client and its connection, and
+        about the part of the path that the gateway removed.
+        """
+        head, scheme, addresses = request.head, self._scheme, request.head.forwarded_for
+        if self._behind_proxy and addresses:
+            scheme = head.forwarded_proto or scheme
+        else:
+            addresses = addresses + b", " + request.client if addresses else request.client
+        fields = b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n%b" % (
+            scheme,
+            addresses,
+            service.prefix_field,
+        )
+        if head.authorization or head.api_key:
+            fields += _list_credentials(request, service)
+        return fields
+
+
+def _refuse_client(request: ClientRequest, service: ServiceQueue) -> Answer | None:
+    """Return the answer to a request without a key or above a rate, or None. The request gets the
+    ID of its key.
     """
-    key_id = ""
+    head, key_id = request.head, ""
     if service.keys:
         key = service.keys.find(head, time.time())
         if key is None and is_preflight(head):
-            connection.permit(head)
-            return None
+            request.shares = False  # the permission is written already
+            return write_permission(head)
         if key is None:
             service.refuse()
-            connection.refuse(401, AnswerCode.NO_KEY, "the service needs one of its keys", head)
-            return None
-        key_id = key.id
-        if wait_s := service.keys.wait_s(key, now):
-            message = f"the key {key.id} may make {key.per_s:g} requests a second"
-            _refuse_rate(connection, service, head, message, wait_s)
-            return None
-    if service.rates and (full := service.rates.take(head, target, key_id, connection.peer, now)):
-        limit, wait_s = full
-        _refuse_rate(connection, service, head, _describe_limit(limit), wait_s)
-        return None
-    return key_id
+            return OwnAnswer(401, AnswerCode.NO_KEY, "the service needs one of its keys")
+        request.key_id = key_id = key.id
+        if wait_s := service.keys.wait_s(key, request.arrived_at):
+            text = f"the key {key_id} may make {key.per_s:g} requests a second"
+            return _refuse_rate(service, text, wait_s)
+    if service.rates:
+        client, now = request.client, request.arrived_at
+        if full := service.rates.take(head, request.below, key_id, client, now):
+            return _refuse_rate(service, _describe_limit(full[0]), full[1])
+    return None
 
 
-def refuse_residency(
-    connection: "InboundConnection",
-    service: "ServiceQueue",
-    head: RequestHead,
-    places: frozenset[str],
-) -> None:
-    """Refuse a request because the service's replicas cannot run in all places in which the request
-    must stay.
-    """
+def _refuse_rate(service: ServiceQueue, text: str, wait_s: int) -> OwnAnswer:
     service.refuse()
-    never = " and ".join(sorted(places.difference(service.route.places or ())))
-    message = f"the service has no replicas in {never}, and the request must stay there"
-    connection.refuse(403, AnswerCode.RESIDENCY, message, head)
-
-
-def refuse_page(
-    connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
-) -> None:
-    """Refuse a request of a page whose origin may not call the service."""
-    service.refuse()
-    origin = head.origin.decode("latin-1") or "another site"
-    message = (
-        f"a page of {origin} may not call this service; to permit it, add its origin to "
-        "`origins` in the service's file"
-    )
-    connection.refuse(403, AnswerCode.OTHER_ORIGIN, message, head)
-
-
-def refuse_closed(
-    connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
-) -> None:
-    """Refuse a request because the service is closed."""
-    service.refuse()
-    connection.refuse(402, AnswerCode.BUDGET, service.route.closed, head)
-
-
-def refuse_size(
-    connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
-) -> None:
-    """Refuse a request because its body is too large."""
-    service.refuse()
-    message = f"the request's body is too large; the limit is {service.route.body_max} bytes"
-    connection.refuse(413, AnswerCode.TOO_LARGE, message, head)
-
-
-def _refuse_rate(
-    connection: "InboundConnection",
-    service: "ServiceQueue",
-    head: RequestHead,
-    message: str,
-    wait_s: int,
-) -> None:
-    service.refuse()
-    connection.refuse(429, AnswerCode.TOO_MANY, message, head, wait_s)
+    return OwnAnswer(429, AnswerCode.TOO_MANY, text, wait_s)
 
 
 def _describe_limit(limit: RateLimit) -> str:
@@ -111,3 +160,29 @@ def _describe_limit(limit: RateLimit) -> str:
     }[limit.each]
     below = f" for paths below {limit.prefix}" if limit.prefix else ""
     return f"{whose} {limit.per_s:g} requests a second{below}"
+
+
+def _refuse_residency(service: ServiceQueue, places: frozenset[str]) -> OwnAnswer:
+    """Refuse a request because the service's replicas cannot run in all places in which the request
+    must stay.
+    """
+    service.refuse()
+    never = " and ".join(sorted(places.difference(service.route.places or ())))
+    text = f"the service has no replicas in {never}, and the request must stay there"
+    return OwnAnswer(403, AnswerCode.RESIDENCY, text)
+
+
+def _list_credentials(request: ClientRequest, service: ServiceQueue) -> bytes:
+    """Return the header fields that contain the client's credentials and are passed on to the
+    replica. The fields are not passed on if the service has keys, because the fields could contain
+    these keys. A key of another service and Cavvy's own tokens are never passed on: the client may
+    have sent them to the wrong service, or the gateway may have chosen this service by the
+    request's model.
+    """
+    fields, head, own = b"", request.head, service.memo.own
+    if not service.keys:
+        if head.authorization and not own.holds(head.authorization):
+            fields = b"Authorization: %b\r\n" % head.authorization
+        if head.api_key and not own.holds(head.api_key):
+            fields += b"X-API-Key: %b\r\n" % head.api_key
+    return fields

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from cavvy.gateway.batching import (
     ArrivalGaps,
@@ -24,27 +23,16 @@ from cavvy.gateway.batching import (
 from cavvy.gateway.config import BatchTerms, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import RequestHead, ResponseHead
-from cavvy.gateway.joined_bodies import JoinableBody, join_bodies, read_body, split_response
-from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.joined_bodies import BatchPart, read_body, split_response
+from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.statistics import BatchFacts
-
-if TYPE_CHECKING:
-    from cavvy.gateway.upstream import ReplicaPool
+from cavvy.gateway.upstream import ReplicaPool
 
 _SCANNED = 1024  # waiting requests among which those are looked for that can be joined
 _RESPONSE_MAX = 64 << 20
-_IDS_MAX = 4096  # bytes of the field with the IDs; servers such as gunicorn refuse 8 KiB
 _LONGEST_GAP = 10  # of `wait_s`
 _HALVED = 8  # a batch of so many requests that is refused is sent again in halves
 _OF_LOAD = frozenset({429, 503})  # statuses that concern the replica, not a request
-# Fields in which joined requests may differ. The replica does not get them.
-_OF_ONE = frozenset(
-    (
-        *(b"content-length", b"x-request-id", b"x-forwarded-for", b"user-agent"),
-        *(b"accept-encoding", b"idempotency-key", b"prefer", b"date", b"traceparent"),
-        *(b"tracestate", b"baggage"),
-    )
-)
 # Fields of a response that are about its whole body, or for one client.
 _OF_WHOLE = frozenset(
     (
@@ -54,79 +42,21 @@ _OF_WHOLE = frozenset(
 )
 
 
-class BatchPart:
-    """The contribution of a request to a batch. Requests with the same `group` can be joined. After
-    a batch was refused, its requests are split into two halves, and `half` identifies a request's
-    half. Only requests of the same half are joined again.
-    """
-
-    __slots__ = ("body", "group", "half", "instances", "request_id")
-
-    def __init__(self, body: JoinableBody, out_head: bytes) -> None:
-        start, *lines = out_head.split(b"\r\n")[:-2]
-        shared = []
-        self.request_id = b""
-        for line in lines:
-            name = line.partition(b":")[0].lower()
-            if name == b"x-request-id":
-                self.request_id = line.partition(b":")[2].strip()
-            if name not in _OF_ONE:
-                shared.append(line)
-        self.body = body
-        self.instances = len(body.instances)
-        self.group = (b"\r\n".join((start, *shared)), body.others)
-        self.half: object | None = None
-
-    def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
-        """Return the request that sends the batch of this part and `others` to the replica."""
-        body = join_bodies((each.body for each in (self, *others)), name)
-        ids = _join_ids(each.request_id for each in (self, *others))
-        return (
-            b"%b\r\nX-Request-Id: %b\r\nCavvy-Batch-Requests: %b\r\nContent-Length: %d\r\n\r\n%b"
-            % (self.group[0], self.request_id, ids, len(body), body)
-        )
-
-
 class JoinedBatch:
     """The sink of a batch: each member receives its part of the response."""
 
     passes_chunks = False
 
-    def __init__(self, members: Sequence[Exchange], pool: "ReplicaPool", output: str) -> None:
-        self.members = members
-        self.counts = [_part_of(each).instances for each in members]
-        self.instances = sum(self.counts)
-        self.spoiled = False  # the response could not be divided
-        self.dividing = False  # the response has arrived
+    def __init__(self, members: Sequence[Exchange], pool: ReplicaPool, output: str) -> None:
+        self._members = members
+        self._answered: list[Exchange] = []  # members that have their part of the response
         self._pool = pool
         self._output = output
         self._head: ResponseHead | None = None
         self._pieces: list[bytes] = []
         self._size = 0
 
-    def list_present(self) -> list[Exchange]:
-        """Return the members whose clients still wait."""
-        return [each for each in self.members if not each.gone]
-
-    def separate(self) -> None:
-        """Separate the members of a batch whose response could not be divided, so that an invalid
-        request does not make the other members fail.
-        """
-        present = self.list_present()
-        refused = self._head is not None and 400 <= self._head.status < 500
-        if refused and len(present) >= _HALVED:
-            middle = len(present) // 2
-            for half in (present[:middle], present[middle:]):
-                mark = object()
-                for each in half:
-                    _part_of(each).half = mark
-        else:
-            for each in present:
-                each.part = None
-
-    # what the replica's connection calls
-
-    def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
+    def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
         self._head = head
         self.send(payload, done)
 
@@ -145,22 +75,20 @@ class JoinedBatch:
 
     def switch(self, head: ResponseHead, payload: bytes) -> None: ...
 
-    def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None: ...
+    def answer(self, answer: OwnAnswer) -> None: ...
 
     def cut(self) -> None: ...
 
     def end(self) -> None:
-        """End each member's exchange. If the response could not be divided, the members are queued
-        again.
+        """End each member's exchange. If the response could not be divided, the queue has the
+        members again.
         """
-        if self.spoiled:
-            self._pool.service.requeue_spoiled(self)
-            return
-        for each in self.list_present():
-            each.sink.end()
+        for each in self._answered:
+            if not each.gone:
+                each.sink.end()
 
     def want_body(self) -> None:
-        for each in self.members:
+        for each in self._members:
             if each.tells:
                 each.sink.want_body()
 
@@ -169,24 +97,29 @@ class JoinedBatch:
     def resume_body(self) -> None: ...
 
     def _divide(self) -> None:
-        head, self.dividing = self._head, True
+        head, carrier = self._head, self._members[0].carrier
         assert head is not None
+        assert carrier is not None
+        carrier.divides = True
         body = b"".join(self._pieces)
         bodies = None
         if self._size <= _RESPONSE_MAX:
             if head.status in _OF_LOAD:
-                bodies = [body] * len(self.members)
+                bodies = [body] * len(self._members)
             elif 200 <= head.status < 300:
-                bodies = split_response(body, self._output, self.counts)
+                counts = [each.weight for each in self._members]
+                bodies = split_response(body, self._output, counts)
         if bodies is None:
-            self.spoiled = True
+            carrier.spoiled = True
+            carrier.may_halve = 400 <= head.status < 500
             return
         now = monotonic()
-        for member, part in zip(self.members, bodies, strict=True):
+        for member, part in zip(self._members, bodies, strict=True):
             if not member.gone:
                 member.responding = True
-                member.price = self._pool.price(member, now)
-                member.sink.respond(_head_of(head, len(part)), part, True)
+                self._answered.append(member)
+                price = self._pool.price(member, now)
+                member.sink.respond(_head_of(head, len(part)), part, True, price)
 
 
 class ServiceBatches:
@@ -194,9 +127,14 @@ class ServiceBatches:
     for further requests."""
 
     def __init__(
-        self, terms: BatchTerms, route: ServiceRoute, dispatch: Callable[[], None]
+        self,
+        terms: BatchTerms,
+        route: ServiceRoute,
+        hold_bytes: int,
+        dispatch: Callable[[], None],
     ) -> None:
         self.terms = terms
+        self._hold_bytes = hold_bytes
         self._due_s = inf if route.slow_s is None else route.slow_s
         self._response_s = route.response_s
         # A request that arrives while a batch runs waits for it, so both must end in time.
@@ -208,7 +146,23 @@ class ServiceBatches:
         self._timer_at = inf
         self._formed = self._joined = self._spoiled = 0
 
-    def may_join(self, head: RequestHead) -> bool:
+    def is_read(self, exchange: Exchange) -> bool:
+        """Return whether the queue may take the request, or False if more of the body must arrive
+        before the request can be joined. A body that is too large for the gateway to hold is never
+        joined into a batch.
+        """
+        if exchange.joins is None:
+            exchange.joins = self._may_join(exchange.head)
+            if exchange.joins and not exchange.body_done:
+                exchange.sink.want_body()  # of a client that waits for "100 Continue"
+        if not exchange.joins:
+            return True
+        if not exchange.body_done:
+            return exchange.held_bytes > self._hold_bytes
+        exchange.set_part(self._read_part(exchange, exchange.arrived_at))
+        return True
+
+    def _may_join(self, head: RequestHead) -> bool:
         """Return whether the head of a request permits the request to be joined to a batch."""
         if head.method != b"POST" or head.length <= 0 or head.upgrade:
             return False
@@ -216,7 +170,7 @@ class ServiceBatches:
         streams = b"event-stream" in head.get_header(b"accept")
         return media == b"application/json" and not streams
 
-    def read_part(self, exchange: Exchange, now: float) -> BatchPart | None:
+    def _read_part(self, exchange: Exchange, now: float) -> BatchPart | None:
         """Return the contribution of a request with a complete body to a batch, or None if the
         request cannot be joined.
         """
@@ -230,7 +184,7 @@ class ServiceBatches:
         self,
         first: Exchange,
         waiting: Iterable[Exchange],
-        pool: "ReplicaPool",
+        pool: ReplicaPool,
         free: int,
         now: float,
     ) -> bool:
@@ -271,7 +225,7 @@ class ServiceBatches:
         self,
         first: Exchange,
         waiting: Iterable[Exchange],
-        pool: "ReplicaPool",
+        pool: ReplicaPool,
         free: int,
         now: float,
     ) -> list[Exchange]:
@@ -280,14 +234,15 @@ class ServiceBatches:
         rows = [self._describe(each, now) for each in mine]
         return mine[: choose_size(rows, pool.batch_times, self.terms.max, free, now)]
 
-    def join(self, members: Sequence[Exchange], pool: "ReplicaPool") -> Exchange:
+    def join(self, members: Sequence[Exchange], pool: ReplicaPool) -> Exchange:
         """Return the exchange that sends these members to a replica as one batch."""
         first = members[0]
         parts = [_part_of(each) for each in members]
         batch = JoinedBatch(members, pool, self.terms.output)
         out = parts[0].write(parts[1:], self.terms.input)
-        carrier = Exchange(batch, pool.service, first.head, out, first.arrived_at, 0)
-        carrier.batch = batch
+        carrier = Exchange(batch, first.entry, first.head, out, first.arrived_at)
+        carrier.keep_bytes = 0  # the queue repeats the members instead
+        carrier.members = members
         carrier.body_done = True
         carrier.tells = any(each.tells for each in members)
         self._formed += 1
@@ -302,7 +257,7 @@ class ServiceBatches:
         self._formed, self._joined, self._spoiled = old._formed, old._joined, old._spoiled
         self._gaps = old._gaps
 
-    def describe(self, pools: Iterable["ReplicaPool"]) -> BatchFacts:
+    def describe(self, pools: Iterable[ReplicaPool]) -> BatchFacts:
         """Return the counts of batches, and the mean of the batch-time models of these replicas."""
         times = (pool.batch_times for pool in pools)
         return BatchFacts(
@@ -315,7 +270,7 @@ class ServiceBatches:
     def count_spoiled(self) -> None:
         self._spoiled += 1
 
-    def count_work_s(self, pool: "ReplicaPool", instances: int, taken_s: float) -> float:
+    def count_work_s(self, pool: ReplicaPool, instances: int, taken_s: float) -> float:
         """Record the processing time of a batch, or of a request that was not joined. Return the
         part of the processing time that counts as work; see `BatchTimes.count_work_s`.
         """
@@ -323,7 +278,7 @@ class ServiceBatches:
         return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, self._most_s)
 
     def _find(
-        self, first: Exchange, waiting: Iterable[Exchange], pool: "ReplicaPool"
+        self, first: Exchange, waiting: Iterable[Exchange], pool: ReplicaPool
     ) -> list[Exchange]:
         part = _part_of(first)
         mine, total = [first], part.instances
@@ -348,11 +303,20 @@ class ServiceBatches:
         return WaitingRequest(_part_of(exchange).instances, due_at)
 
 
-def _join_ids(ids: Iterable[bytes]) -> bytes:
-    """Return the IDs, separated by commas; omit the last IDs if the header field would be too
-    long."""
-    joined = b",".join(ids)
-    return joined if len(joined) <= _IDS_MAX else joined[: joined.rindex(b",", 0, _IDS_MAX)]
+def separate(carrier: Exchange) -> None:
+    """Separate the members of a batch whose response could not be divided, so that an invalid
+    request does not make the other members fail.
+    """
+    present = carrier.list_present()
+    if carrier.may_halve and len(present) >= _HALVED:
+        middle = len(present) // 2
+        for half in (present[:middle], present[middle:]):
+            mark = object()
+            for each in half:
+                _part_of(each).half = mark
+    else:
+        for each in present:
+            each.set_part(None)
 
 
 def _part_of(exchange: Exchange) -> BatchPart:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from time import monotonic, time
 
 from cavvy.domain.place_loads import PlaceLoad, PlaceLoads, write_places
-from cavvy.gateway.exchange import Exchange
 
 _MOST = 32  # sets of places; clients may name any
 # the difference between the two clocks, read once, so that a time does not change between reports
@@ -31,13 +30,13 @@ class BoundArrivals:
         if len(self._at) > _MOST:
             del self._at[next(iter(self._at))]
 
-    def describe(self, waiting: Iterable[Exchange]) -> PlaceLoads:
+    def describe(self, waiting: Iterable[frozenset[str]]) -> PlaceLoads:
         """Return the requests by their places, or an empty result if no request had to stay in a
-        place.
+        place. `waiting` contains the places of each request that waits.
         """
         if not self._at:
             return {}
-        counts = Counter(each.places for each in waiting)
+        counts = Counter(waiting)
         at = dict(self._at)
         if self.unbound_at is not None:
             at[frozenset()] = self.unbound_at

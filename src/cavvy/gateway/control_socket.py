@@ -15,6 +15,7 @@ import msgspec
 from cavvy.domain.values import Struct
 from cavvy.gateway.config import GatewayConfigError, ReplicaAddress, ServiceRoute
 from cavvy.gateway.door import Door
+from cavvy.gateway.inbound import ClientConnections
 from cavvy.gateway.statistics import ServiceFacts
 
 _LINE_MAX = 64 << 20
@@ -55,9 +56,12 @@ class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ControlSocket:
-    def __init__(self, path: Path, door: Door, stop: Callable[[float], None]) -> None:
+    def __init__(
+        self, path: Path, door: Door, connections: ClientConnections, stop: Callable[[float], None]
+    ) -> None:
         self._path = path
         self._door = door
+        self._connections = connections
         self._stop = stop
         self._decoder = msgspec.json.Decoder(ControlLine)
         self._server: asyncio.Server | None = None
@@ -103,7 +107,7 @@ class ControlSocket:
                     times = os.times()
                     return ControlReply(
                         services=self._door.describe(),
-                        connections=self._door.count_connections(),
+                        connections=len(self._connections),
                         cpu_s=times.user + times.system,
                     )
                 case AwaitCold():

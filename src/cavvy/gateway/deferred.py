@@ -12,66 +12,60 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from cavvy.gateway.call_store import CallStore, KnownCall, StoredCall, StoredResult
 from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.exchange import Exchange
-from cavvy.gateway.heads import RequestHead, ResponseHead, parse_request
-from cavvy.gateway.own_answers import AnswerCode, write_answer
-
-if TYPE_CHECKING:
-    from cavvy.gateway.inbound import InboundConnection
-    from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.heads import ResponseHead, parse_request
+from cavvy.gateway.own_answers import OVERSIZED, AnswerCode, OwnAnswer, write_answer
+from cavvy.gateway.seams import ClientRequest
+from cavvy.gateway.service_queue import ServiceQueue
 
 T = TypeVar("T")
+_SILENT = "the replica took too long to answer"
+_STALLED = "the replica sent nothing for too long"
+_TOO_LARGE = "the response is too large to be stored"
 RESULTS = b"/.cavvy/results/"
+# of the fields of a stored result that each response with the result gets anew
+_ANEW = (b"content-length:", b"x-request-id:")
 _log = logging.getLogger(__name__)
 
 
 class DeferredRequest:
     """Reads the body of a client's call that will be deferred."""
 
+    held_bytes = 0  # the body is not held back: its size has a separate limit
+
     def __init__(
-        self,
-        calls: "DeferredCalls",
-        connection: "InboundConnection",
-        service: "ServiceQueue",
-        head: RequestHead,
-        key_id: str,
-        target: bytes,
-        forwarded: bytes,
+        self, calls: "DeferredCalls", request: ClientRequest, service: ServiceQueue, about: bytes
     ) -> None:
-        self.head = head
-        self.held_bytes = 0  # the body is not held back: its size has a separate limit
-        self.gone = False
+        self.request = request
         self.service = service
-        self.key_id = key_id
-        self.target = target  # as the replica sees it
-        self.forwarded = forwarded  # fields about the client's connection
-        self.connection = connection
+        self.about = about  # fields about the client
+        self.gone = False
         self._calls = calls
         self._pieces: list[bytes] = []
         self._size = 0
         self._begun = False
-        self._done = head.length == 0
+        self._done = request.head.length == 0
 
     def begin(self) -> None:
         self._begun = True
         if self._done:
             self._accept()
         else:
-            self.connection.want_body()
+            self.request.sink.want_body()
 
-    def feed(self, payload: bytes, done: bool) -> bool:
+    def feed(self, payload: bytes, done: bool) -> OwnAnswer | None:
         self._pieces.append(payload)
         self._size += len(payload)
         if self._size > self.service.route.deferred_bytes:
-            return False
+            return OVERSIZED
         self._done = done
         if done and self._begun:
             self._accept()
-        return True
+        return None
 
     def abort(self) -> None:
         self.gone = True
@@ -86,27 +80,19 @@ class ResultRequest:
     held_bytes = 0
 
     def __init__(
-        self,
-        calls: "DeferredCalls",
-        connection: "InboundConnection",
-        service: "ServiceQueue",
-        head: RequestHead,
-        key_id: str,
-        call_id: str,
+        self, calls: "DeferredCalls", request: ClientRequest, service: ServiceQueue, call_id: str
     ) -> None:
-        self.head = head
-        self.gone = False
-        self.connection = connection
+        self.request = request
         self.service = service
-        self.key_id = key_id
         self.call_id = call_id
+        self.gone = False
         self._calls = calls
 
     def begin(self) -> None:
         self._calls.run(self._calls.show(self))
 
-    def feed(self, payload: bytes, done: bool) -> bool:
-        return False  # this kind of request has no body
+    def feed(self, payload: bytes, done: bool) -> OwnAnswer:
+        return OVERSIZED  # this kind of request has no body
 
     def abort(self) -> None:
         self.gone = True
@@ -135,16 +121,16 @@ class DeferredSink:
         exchange = self.exchange
         if exchange is None or not exchange.is_taken():
             return
-        route = exchange.service.route
+        route = exchange.entry.route
         if not exchange.responding:
             if now - exchange.started_at > route.response_s:
-                self._give_up(504, AnswerCode.SILENT, "the replica took too long to answer")
+                self._give_up(OwnAnswer(504, AnswerCode.SILENT, _SILENT))
         elif self._size != self._checked_size:
             self._checked_size, self._moved_at = self._size, now
         elif route.silence_s is not None and now - self._moved_at > route.silence_s:
-            self._give_up(504, AnswerCode.SILENT, "the replica sent nothing for too long")
+            self._give_up(OwnAnswer(504, AnswerCode.SILENT, _STALLED))
 
-    def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
+    def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
         self._head = head
         self.send(payload, done)
 
@@ -153,7 +139,7 @@ class DeferredSink:
         self._size += len(payload)
         if self._size > self._most_bytes:
             self._pieces.clear()
-            self._give_up(502, AnswerCode.TOO_LARGE, "the response is too large to be stored")
+            self._give_up(OwnAnswer(502, AnswerCode.TOO_LARGE, _TOO_LARGE))
         elif done and self._head is not None and self.exchange is not None:
             start, *lines = self._head.fields.split(b"\r\n")[:-1]
             self._finish(start, lines, b"".join(self._pieces))
@@ -167,11 +153,15 @@ class DeferredSink:
     def switch(self, head: ResponseHead, payload: bytes) -> None:
         self.cut()
 
-    def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
-        self._finish_own(status, code, message)
+    def answer(self, answer: OwnAnswer) -> None:
+        """Store the gateway's own response as the result."""
+        head, _, body = write_answer(answer, self._call_id).partition(b"\r\n\r\n")
+        start, *lines = head.split(b"\r\n")
+        self._finish(start, lines, body)
 
     def cut(self) -> None:
-        self._finish_own(502, AnswerCode.LOST, "the replica ended in the middle of its response")
+        text = "the replica ended in the middle of its response"
+        self.answer(OwnAnswer(502, AnswerCode.LOST, text))
 
     def end(self) -> None: ...
 
@@ -183,22 +173,17 @@ class DeferredSink:
 
     def resume_body(self) -> None: ...
 
-    def _give_up(self, status: int, code: AnswerCode, message: str) -> None:
+    def _give_up(self, answer: OwnAnswer) -> None:
         """Abort the call's request, and store the gateway's own response as the result."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.abort()
-            self._finish_own(status, code, message)
-
-    def _finish_own(self, status: int, code: AnswerCode, message: str) -> None:
-        head, _, body = write_answer(status, code, message, self._call_id).partition(b"\r\n\r\n")
-        start, *lines = head.split(b"\r\n")
-        self._finish(start, lines, body)
+            self.answer(answer)
 
     def _finish(self, start: bytes, lines: list[bytes], body: bytes) -> None:
         self.exchange = None
         self._calls.sinks.discard(self)
-        kept = tuple(line for line in lines if not line.lower().startswith(b"content-length:"))
+        kept = tuple(line for line in lines if not line.lower().startswith(_ANEW))
         result = StoredResult(status_line=start, lines=kept, body=body)
         self._calls.run(self._calls.finish(self._call_id, result))
 
@@ -229,76 +214,57 @@ class DeferredCalls:
 
     async def accept(self, request: DeferredRequest, body: bytes) -> None:
         """Store the call, answer 202 and queue the call for a replica."""
-        connection, service = request.connection, request.service
+        service, sink, key_id = request.service, request.request.sink, request.request.key_id
         route = service.route
         kept = sum(1 for known in self._known.values() if known.service == route.name)
         if kept >= route.deferred_max:
             service.refuse()
             if not request.gone:
-                connection.answer(
-                    429,
-                    AnswerCode.TOO_MANY,
-                    f"the service already has {kept} stored deferred calls",
-                    service.retry_s(),
-                )
+                text = f"the service already has {kept} stored deferred calls"
+                sink.answer(OwnAnswer(429, AnswerCode.TOO_MANY, text, service.retry_s()))
             return
         call_id = secrets.token_hex(16)
         known = KnownCall(
             service=route.name,
-            key_id=request.key_id,
+            key_id=key_id,
             expires_at=time.time() + route.deferred_ttl_s,
             done=False,
         )
         call = StoredCall(
             id=call_id,
             service=route.name,
-            key_id=request.key_id,
-            head=_write_head(
-                request,
-                service.list_credentials(request.head)
-                + service.keys.write_residency(request.key_id),
-                len(body),
-            ),
+            key_id=key_id,
+            head=_write_head(request, len(body)),
             body=body,
         )
         self._known[call_id] = known
         await self._call(lambda: self.store.put(call, known))
         if not request.gone:
             location = f"{route.prefix}{RESULTS.decode()}{call_id}"
-            connection.answer_bytes(
-                write_answer(
-                    202,
-                    AnswerCode.ACCEPTED,
-                    f"the response will be at {location}",
-                    connection.request_id.decode(),
-                    location=location,
-                    retry_s=service.retry_s(),
-                )
-            )
+            text = f"the response will be at {location}"
+            sink.answer(OwnAnswer(202, AnswerCode.ACCEPTED, text, service.retry_s(), location))
         self._start(service, call)
 
-    def resume(self, find: Callable[[str], "ServiceQueue | None"]) -> None:
+    def resume(self, find: Callable[[str], ServiceQueue | None]) -> None:
         """Continue the deferred calls that an earlier gateway process stored."""
         for call, sent in self.store.list_open():
             service = find(call.service)
             head = parse_request(call.head, self._limits)
             if service is None or (sent and not head.idempotent):
                 sink = DeferredSink(self, call.id, 0)
-                sink.answer(
-                    502,
-                    AnswerCode.INTERRUPTED,
+                text = (
                     "the gateway or the service ended while the call ran, and the request is not "
-                    "idempotent; send an Idempotency-Key with requests that may be repeated",
-                    None,
+                    "idempotent; send an Idempotency-Key with requests that may be repeated"
                 )
+                sink.answer(OwnAnswer(502, AnswerCode.INTERRUPTED, text))
             else:
                 self._start(service, call)
 
-    def _start(self, service: "ServiceQueue", call: StoredCall) -> None:
+    def _start(self, service: ServiceQueue, call: StoredCall) -> None:
         head = parse_request(call.head, self._limits)
         sink = DeferredSink(self, call.id, service.route.deferred_bytes)
         out_head = call.head[:-2] + b"X-Request-Id: %b\r\n\r\n" % call.id.encode()
-        exchange = Exchange(sink, service, head, out_head, monotonic(), self._limits.replay_bytes)
+        exchange = Exchange(sink, service.entry, head, out_head, monotonic())
         exchange.wait_s = service.route.deferred_ttl_s
         exchange.tells = True
         exchange.key_id = call.key_id
@@ -315,30 +281,23 @@ class DeferredCalls:
 
     async def show(self, request: ResultRequest) -> None:
         """Answer a client that requests a result."""
-        connection, service, call_id = request.connection, request.service, request.call_id
+        sink, service, call_id = request.request.sink, request.service, request.call_id
         known = self._known.get(call_id)
-        owner = (service.route.name, request.key_id)
+        owner = (service.route.name, request.request.key_id)
         mine = known is not None and (known.service, known.key_id) == owner
         result = await self._call(lambda: self.store.get_result(call_id)) if mine else None
         if request.gone:
             return
-        request_id = connection.request_id.decode()
         if known is None or not mine:
-            data = write_answer(404, AnswerCode.NO_RESULT, "no such result is stored", request_id)
+            sink.answer(OwnAnswer(404, AnswerCode.NO_RESULT, "no such result is stored"))
         elif result is None:
-            data = write_answer(
-                202,
-                AnswerCode.ACCEPTED,
-                "the call has no result yet",
-                request_id,
-                retry_s=min(service.retry_s() or 1, 60),
-            )
+            retry_s = min(service.retry_s() or 1, 60)
+            text = "the call has no result yet"
+            sink.answer(OwnAnswer(202, AnswerCode.ACCEPTED, text, retry_s))
         else:
-            lines = [result.status_line, *result.lines, b"Content-Length: %d" % len(result.body)]
-            data = b"\r\n".join([*lines, b"", result.body])
-        if request.head.method == b"HEAD":
-            data = data[: data.index(b"\r\n\r\n") + 4]
-        connection.answer_bytes(data)
+            without_body = request.request.head.method == b"HEAD"
+            sink.respond(_read_head(result), b"" if without_body else result.body, True)
+            sink.end()
 
     def check(self, now: float) -> None:
         """End calls that take too long. The gateway calls this method once a second."""
@@ -362,9 +321,17 @@ class DeferredCalls:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
-def _write_head(request: DeferredRequest, more: bytes, length: int) -> bytes:
-    """Return the head that is sent to the replica of a call. `more` are further fields."""
-    head = request.head
-    fields = head.without(frozenset({b"prefer", b"content-length"})) + more
-    start = b"%b %b HTTP/1.1\r\n" % (head.method, request.target)
-    return start + fields + b"Content-Length: %d\r\n%b\r\n" % (length, request.forwarded)
+def _write_head(request: DeferredRequest, length: int) -> bytes:
+    """Return the head that is sent to the replica of a call."""
+    head = request.request.head
+    fields = head.without(frozenset({b"prefer", b"content-length"}))
+    start = b"%b %b HTTP/1.1\r\n" % (head.method, request.request.target)
+    return start + fields + b"Content-Length: %d\r\n%b\r\n" % (length, request.about)
+
+
+def _read_head(result: StoredResult) -> ResponseHead:
+    head = ResponseHead(int(result.status_line.split(b" ")[1]), False)
+    length = b"Content-Length: %d" % len(result.body)
+    head.fields = b"\r\n".join((result.status_line, *result.lines, length, b""))
+    head.length = len(result.body)
+    return head

@@ -1,61 +1,55 @@
 """One request and its response, from the client's connection to the replica's connection.
 
-The client's connection supplies the body, and the replica's connection writes the response to the
-sink. The service's queue assigns the replica to the request.
+The sink receives the response, in parts or as one answer of the gateway. At any time, one owner
+takes the next step of an exchange:
+
+state    | shown by                | owner of the next step | the state ends
+---------|-------------------------|------------------------|------------------------------------
+reads    | not `admitted`          | client's connection    | with the part of the body on which
+         |                         |                        | the batch or the replica depends
+waits    | `timer`                 | queue                  | with a free slot, or after `wait_s`
+connects | no `timer`, no `replica`| pool of the replica    | with a connection, or without one
+joined   | `carrier`               | the carrier, which is  | with a part of the response, or
+         |                         | an exchange, too       | when the batch is lost or spoiled
+runs     | `replica`               | connection of the pool | with the response, or the connection
+
+A pool reports each end of "connects" and "runs" once to the queue, with an `Outcome`; the queue
+has the slot again, and decides whether the exchange has ended or waits again. If the client leaves,
+`abort` tells the queue, which forgets the request or closes the connection to the replica.
 """
 
-from asyncio import TimerHandle
-from typing import TYPE_CHECKING, Protocol
+from asyncio import TimerHandle, Transport
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
 
+from cavvy.domain.values import Struct
 from cavvy.gateway.balancing import hash_key
 from cavvy.gateway.bodies import LAST_CHUNK, as_chunk
-from cavvy.gateway.config import Affinity
-from cavvy.gateway.heads import NO_LENGTH, RequestHead, ResponseHead
-from cavvy.gateway.own_answers import AnswerCode
-
-if TYPE_CHECKING:
-    from cavvy.gateway.batches import BatchPart, JoinedBatch
-    from cavvy.gateway.service_queue import ServiceQueue
-    from cavvy.gateway.upstream import ReplicaPool, UpstreamConnection
+from cavvy.gateway.config import Affinity, ServiceRoute
+from cavvy.gateway.heads import NO_LENGTH, RequestHead
+from cavvy.gateway.joined_bodies import BatchPart
+from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
+from cavvy.gateway.seams import ResponseSink
 
 
-class ResponseSink(Protocol):
-    """The receiver of an exchange's response."""
+class Outcome(Enum):
+    """How an exchange with a replica has ended."""
 
-    @property
-    def passes_chunks(self) -> bool:
-        """Return whether `pass_chunk` may be called."""
+    ANSWERED = auto()
+    LOST = auto()  # the connection ended before the response was complete
+    INVALID = auto()  # the response is not valid HTTP
+    UNREACHABLE = auto()  # the replica accepts no connections
+    ABORTED = auto()  # the client has disconnected
+    UNSENT = auto()  # the client has disconnected before the replica got the request
 
-    def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
-        """Receive the head of the response and the first bytes of its body."""
 
-    def send(self, payload: bytes, done: bool) -> None:
-        """Receive more bytes of the body."""
+class QueueEntry(Struct, frozen=True):
+    """How exchanges enter the queue of a service and leave it."""
 
-    def pass_chunk(self, data: bytes) -> None:
-        """Receive a whole chunk of the body in the format that `as_chunk` writes."""
-
-    def send_interim(self, head: ResponseHead) -> None:
-        """Receive a response with a status below 200, except 101."""
-
-    def switch(self, head: ResponseHead, payload: bytes) -> None:
-        """Switch the protocol: from now on, bytes are passed on unchanged."""
-
-    def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
-        """Receive a response that the gateway sends in place of a replica."""
-
-    def cut(self) -> None:
-        """Handle a response that was interrupted after its head."""
-
-    def end(self) -> None:
-        """Handle the end of the exchange, after which its replica is free again."""
-
-    def want_body(self) -> None:
-        """Continue to read the request's body after a replica has taken the request."""
-
-    def pause_body(self) -> None: ...
-
-    def resume_body(self) -> None: ...
+    route: ServiceRoute
+    replay_bytes: int
+    enter: "Callable[[Exchange], None]"  # also called with each part of the body until it is queued
+    leave: "Callable[[Exchange], None]"  # because the client has disconnected
 
 
 class Exchange:
@@ -65,8 +59,8 @@ class Exchange:
     held_bytes = 0
     attempts = 0
     tells = False  # whether the sink must be told when a replica takes the request
-    avoid: "ReplicaPool | None" = None  # this replica failed the request
-    upstream: "UpstreamConnection | None" = None
+    avoid: object | None = None  # the pool of the replica that failed the request
+    replica: Transport | None = None  # the connection to the replica that has the request
     responding = False
     failed = False  # the replica answers with a status of 500 or more
     gone = False  # the client has left
@@ -75,80 +69,69 @@ class Exchange:
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
     work_mark = 0.0  # when the replica got the request, in the replica's divided time
-    price = b""  # a field of the response, if the service shows prices
-    part: "BatchPart | None" = None  # the request's share of a batch, if it may be joined
+    admitted = False
+    joins: bool | None = None  # whether it may be joined to a batch; None: not decided yet
+    part: BatchPart | None = None  # the request's share of a batch, if it may be joined
+    weight = 1  # when the replica's time is divided: the number of instances in `part`
     carrier: "Exchange | None" = None  # the batch in which the request was sent
-    batch: "JoinedBatch | None" = None  # the members, if this request is a batch itself
-    _begun = _admitted = False
-    _joins = False
+    members: "Sequence[Exchange]" = ()  # if this request is a batch itself
+    divides = False  # the response of the batch is complete, and its members get their parts
+    spoiled = False  # the response of the batch could not be divided
+    may_halve = False  # the replica refused the batch, perhaps because of one member
+    _begun = False
     _prefix = b""
     _size = 0
 
     def __init__(
         self,
         sink: ResponseSink,
-        service: "ServiceQueue",
+        entry: QueueEntry,
         head: RequestHead,
         out_head: bytes,
         arrived_at: float,
-        keep_bytes: int,
     ) -> None:
         self.sink = sink
-        self.service = service
+        self.entry = entry
         self.head = head
         self.out_head = out_head
         self.arrived_at = arrived_at
-        self.wait_s = service.route.wait_s
+        self.wait_s = entry.route.wait_s
         self.held: list[bytes] = []  # the body that a replica has yet to get, or may get again
-        self.keep_bytes = keep_bytes if head.idempotent else 0
+        self.keep_bytes = entry.replay_bytes if head.idempotent else 0
         self.body_done = head.length == 0
-        self._framed = head.length == NO_LENGTH
         if head.places:
             self.places = head.places
 
     def begin(self) -> None:
-        """Begin the exchange after the head has arrived, even if parts of the body are missing."""
-        self.service = self.service.current
-        if not self._begun:
-            self._begun = True
-            batches = self.service.batches
-            self._joins = batches is not None and batches.may_join(self.head)
-            if self._joins and not self.body_done:
-                self.sink.want_body()  # of a client that waits for "100 Continue"
-        if self._joins and not self._has_joinable_body():
-            return
-        affinity = self.service.route.affinity
-        if affinity is None or self._find_key(affinity):
-            self._admitted = True
-            self.service.admit(self)
+        self._begun = True
+        self.entry.enter(self)
 
-    def feed(self, payload: bytes, done: bool) -> bool:
-        """Add bytes of the request's body; return False if the body is larger than permitted."""
+    def feed(self, payload: bytes, done: bool) -> OwnAnswer | None:
         size = len(payload)
         self._size += size
-        if self._size > self.service.route.body_max:
-            return False
+        route = self.entry.route
+        if self._size > route.body_max:
+            return OVERSIZED
         self.body_done = done
-        affinity = self.service.route.affinity
-        if affinity is not None and len(self._prefix) < affinity.prefix_bytes:
-            self._prefix = (self._prefix + payload)[: affinity.prefix_bytes]
-        if self._framed:
+        if route.affinity is not None and len(self._prefix) < route.affinity.prefix_bytes:
+            self._prefix = (self._prefix + payload)[: route.affinity.prefix_bytes]
+        if self.head.length == NO_LENGTH:
             payload = as_chunk(payload) if payload else b""
             if done:
                 payload += LAST_CHUNK
-        upstream = self.upstream
-        if upstream is not None:
-            upstream.transport.write(payload)
-        if upstream is None or self.keep_bytes:
+        replica = self.replica
+        if replica is not None:
+            replica.write(payload)
+        if replica is None or self.keep_bytes:
             self.held.append(payload)
             self.held_bytes += len(payload)
-            if upstream is not None:
+            if replica is not None:
                 self.forget_large_body()
-        if self._begun and not self._admitted:
-            self.begin()
-        return True
+        if self._begun and not self.admitted:
+            self.entry.enter(self)
+        return None
 
-    def _find_key(self, affinity: Affinity) -> bool:
+    def find_key(self, affinity: Affinity) -> bool:
         """Set the affinity key. Return False if the key depends on a part of the body that has not
         arrived yet.
         """
@@ -159,17 +142,6 @@ class Exchange:
         else:
             return False
         self.affinity_key = hash_key(key) if key else None
-        return True
-
-    def _has_joinable_body(self) -> bool:
-        """If the body is complete, check whether it may be joined; return False if more of the body
-        must arrive. A body that is too large for the gateway to hold is never joined into a batch.
-        """
-        if not self.body_done:
-            return self.held_bytes > self.service.memo.limits.hold_bytes
-        batches = self.service.batches
-        if batches is not None:
-            self.part = batches.read_part(self, self.arrived_at)
         return True
 
     def take_bytes(self) -> bytes:
@@ -195,19 +167,20 @@ class Exchange:
         """
         return self.avoid is not None or bool(self.places)
 
-    @property
-    def weight(self) -> int:
-        """The weight of this exchange when the replica's time is divided: its number of instances
-        in a batch, otherwise 1.
-        """
-        return 1 if self.part is None else self.part.instances
+    def set_part(self, part: BatchPart | None) -> None:
+        self.part = part
+        self.weight = 1 if part is None else part.instances
 
     def is_taken(self) -> bool:
         """Return whether a replica is working on the request."""
-        return (self.carrier or self).upstream is not None
+        return (self.carrier or self).replica is not None
 
     def can_retry(self) -> bool:
         return self.head.idempotent and self.attempts < 2 and self.held_bytes <= self.keep_bytes
+
+    def list_present(self) -> "list[Exchange]":
+        """Return the members of the batch whose clients still wait."""
+        return [each for each in self.members if not each.gone]
 
     def abort(self) -> None:
         """Release the place in the queue or the replica's slot, because the client has
@@ -216,4 +189,4 @@ class Exchange:
         self.gone = True
         if self.timer is not None:
             self.timer.cancel()
-        self.service.current.abort(self)
+        self.entry.leave(self)

@@ -1,54 +1,84 @@
-"""The connections of clients: HTTP/1.1 with keep-alive, one request at a time."""
+"""The first step of a request: the connections of clients. HTTP/1.1 with keep-alive, one request at
+a time.
+"""
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 from cavvy.gateway.bodies import LAST_CHUNK, Body, make_body
+from cavvy.gateway.config import GatewayLimits
+from cavvy.gateway.door import Door
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import (
     NO_LENGTH,
     UNTIL_CLOSE,
     HeadError,
-    RequestHead,
     ResponseHead,
 )
-from cavvy.gateway.other_origins import share, write_permission
-from cavvy.gateway.own_answers import AnswerCode, write_answer
-
-if TYPE_CHECKING:
-    from cavvy.gateway.door import Door
+from cavvy.gateway.other_origins import share
+from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, write_answer
+from cavvy.gateway.seams import ClientRequest, OpenRequest
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # seconds for a client that still sends a body that is not wanted
 _PROBES_S = (0.05, 0.5, 2.0, 10.0)
+_SLOW_HEAD = "the head of the request took too long"
+_SLOW_BODY = "the body of the request stopped arriving"
+_SILENT = "the replica took too long to answer"
 _FIRST = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
-class OpenRequest(Protocol):
-    """The interface between a connection and the request that the connection reads."""
+class ClientConnections:
+    """All open connections of clients."""
 
-    head: RequestHead
-    held_bytes: int
+    def __init__(self, limits: GatewayLimits) -> None:
+        self.limits = limits
+        self.stopping = False
+        self._open: set[InboundConnection] = set()
 
-    def begin(self) -> None:
-        """Begin the request after its head has arrived, even if parts of the body are missing."""
+    def __len__(self) -> int:
+        return len(self._open)
 
-    def feed(self, payload: bytes, done: bool) -> bool:
-        """Add decoded bytes of the body; return False if the body is larger than permitted."""
+    def enter(self, connection: "InboundConnection") -> bool:
+        """Register a connection; return False if the gateway has too many connections."""
+        self._open.add(connection)
+        return len(self._open) <= self.limits.connections
 
-    def abort(self) -> None:
-        """Abort the request, because the client has disconnected."""
+    def leave(self, connection: "InboundConnection") -> None:
+        self._open.discard(connection)
+
+    def check(self, now: float) -> None:
+        """End requests that take too long. The gateway calls this method once a second."""
+        for connection in tuple(self._open):
+            connection.check(now)
+
+    def close_idle(self) -> None:
+        """Close idle connections, because the gateway stops. A connection with an open request
+        closes after the response.
+        """
+        self.stopping = True
+        for connection in tuple(self._open):
+            connection.close_idle()
+
+    def refuse_waiting(self) -> None:
+        """Refuse the requests that wait for a replica, because the gateway stops now. Deferred
+        calls wait for the next gateway.
+        """
+        for connection in tuple(self._open):
+            connection.refuse_waiting()
 
 
 class InboundConnection(asyncio.Protocol):
     __slots__ = (
         "_address",
+        "_asked",
         "_body",
         "_body_at",
         "_buffer",
         "_chunked",
         "_closing",
+        "_connections",
         "_door",
         "_expects",
         "_half_closed",
@@ -62,17 +92,16 @@ class InboundConnection(asyncio.Protocol):
         "_stalled_at",
         "_started",
         "_tunnel",
-        "peer",
-        "request_id",
-        "shares",
         "transport",
     )
 
     transport: asyncio.Transport
 
-    def __init__(self, door: "Door") -> None:
+    def __init__(self, door: Door, connections: ClientConnections) -> None:
         self._door = door
-        self._request: OpenRequest | None = None
+        self._connections = connections
+        self._asked: ClientRequest | None = None  # the last request whose head was valid
+        self._request: OpenRequest | None = None  # while it is open
         self._body: Body | None = None  # body of the request, while it is incomplete
         self._buffer = b""
         self._chunked = False  # the response
@@ -90,10 +119,7 @@ class InboundConnection(asyncio.Protocol):
         self._body_at = 0.0
         self._idle_at = monotonic()
         self._stalled_at = 0.0  # since when the client has read nothing; 0 if it reads
-        self.request_id = b""
-        self.shares = False  # pages of other origins may read the response
         self._address = b"unknown"  # of the program that is connected
-        self.peer = self._address  # the client's address
 
     # Methods that the event loop calls
 
@@ -102,10 +128,10 @@ class InboundConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = self.transport.get_extra_info("peername")
         if peer:
-            self.peer = self._address = peer[0].encode()
-        if not self._door.enter(self):
+            self._address = peer[0].encode()
+        if not self._connections.enter(self):
             self._closing = True
-            self._refuse(503, AnswerCode.CONNECTIONS, "too many connections", retry_s=1)
+            self._refuse(OwnAnswer(503, AnswerCode.CONNECTIONS, "too many connections", 1))
 
     def data_received(self, data: bytes) -> None:
         if self._tunnel:
@@ -121,7 +147,7 @@ class InboundConnection(asyncio.Protocol):
             self._buffer = self._buffer + data if self._buffer else data
             if self._request is None:
                 self._pump()
-            elif len(self._buffer) > self._door.limits.head_bytes:
+            elif len(self._buffer) > self._connections.limits.head_bytes:
                 self._pause()
 
     def eof_received(self) -> bool:
@@ -138,7 +164,7 @@ class InboundConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.leave(self)
+        self._connections.leave(self)
         request, self._request = self._request, None
         self._closing = True
         if request is not None:
@@ -146,13 +172,13 @@ class InboundConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._stalled_at = monotonic()
-        if isinstance(self._request, Exchange) and self._request.upstream is not None:
-            self._request.upstream.transport.pause_reading()
+        if isinstance(self._request, Exchange) and self._request.replica is not None:
+            self._request.replica.pause_reading()
 
     def resume_writing(self) -> None:
         self._stalled_at = 0.0
-        if isinstance(self._request, Exchange) and self._request.upstream is not None:
-            self._request.upstream.transport.resume_reading()
+        if isinstance(self._request, Exchange) and self._request.replica is not None:
+            self._request.replica.resume_reading()
 
     def close_idle(self) -> None:
         """The gateway stops."""
@@ -165,11 +191,10 @@ class InboundConnection(asyncio.Protocol):
         if isinstance(request, Exchange) and not request.is_taken():
             request.abort()
             text = "the gateway stopped before a replica was free; repeat the request"
-            self.answer(503, AnswerCode.STOPPING, text, None)
+            self.answer(OwnAnswer(503, AnswerCode.STOPPING, text))
 
     def check(self, now: float) -> None:
-        """End requests that take too long. The gateway calls this method once a second."""
-        limits = self._door.limits
+        limits = self._connections.limits
         request = self._request
         if self._stalled_at and now - self._stalled_at > limits.stall_s:
             self._drop()
@@ -179,23 +204,23 @@ class InboundConnection(asyncio.Protocol):
         elif request is None:
             if self._head_at:
                 if now - self._head_at > limits.head_s:
-                    self._refuse(408, AnswerCode.SLOW, "the head of the request took too long")
+                    self._refuse(OwnAnswer(408, AnswerCode.SLOW, _SLOW_HEAD))
             elif now - self._idle_at > limits.idle_s:
                 self.transport.close()
         elif self._body is not None and not self._paused:
             if now - self._body_at > limits.body_idle_s and not self._expects:
-                self._give_up(408, AnswerCode.SLOW, "the body of the request stopped arriving")
+                self._give_up(OwnAnswer(408, AnswerCode.SLOW, _SLOW_BODY))
         elif isinstance(request, Exchange):
             self._check_answer(request, now)
 
     def _check_answer(self, request: Exchange, now: float) -> None:
         """End the request if its response does not begin, or if its response or tunnel transfers no
         data for too long."""
-        route = request.service.route
+        route = request.entry.route
         bound_s = route.silence_s
         if not request.responding:
             if request.is_taken() and now - request.started_at > route.response_s:
-                self._give_up(504, AnswerCode.SILENT, "the replica took too long to answer")
+                self._give_up(OwnAnswer(504, AnswerCode.SILENT, _SILENT))
         elif self._moved or not self._moved_at:
             self._moved, self._moved_at = False, now
         elif bound_s is not None and now - self._moved_at > bound_s and not self._stalled_at:
@@ -209,38 +234,39 @@ class InboundConnection(asyncio.Protocol):
         while self._buffer and self._request is None and not self._closing:
             data = self._buffer
             end = data.find(b"\r\n\r\n") + 4
-            if end < 4 or end > self._door.limits.head_bytes:
+            if end < 4 or end > self._connections.limits.head_bytes:
                 self._wait_for_head(data)
                 return
             self._buffer = b""
             self._head_at = 0.0
-            try:
-                head = self._door.memo.parse_request(data[:end])
-            except HeadError as error:
-                self._refuse(error.status, AnswerCode.BAD_REQUEST, error.what)
-                return
-            self._begin(head, data[end:])
+            self._begin(data[:end], data[end:])
 
     def _wait_for_head(self, data: bytes) -> None:
-        limits = self._door.limits
+        limits = self._connections.limits
         if data[0] not in _FIRST or data.count(b"\n") > data.count(b"\r\n"):
-            self._refuse(400, AnswerCode.BAD_REQUEST, "this is not HTTP/1.1")
+            self._refuse(OwnAnswer(400, AnswerCode.BAD_REQUEST, "this is not HTTP/1.1"))
         elif len(data) > limits.head_bytes:
-            self._refuse(
-                431, AnswerCode.BAD_REQUEST, f"the head is larger than {limits.head_bytes} bytes"
-            )
+            text = f"the head is larger than {limits.head_bytes} bytes"
+            self._refuse(OwnAnswer(431, AnswerCode.BAD_REQUEST, text))
         elif not self._head_at:
             self._head_at = monotonic()
 
-    def _begin(self, head: RequestHead, rest: bytes) -> None:
+    def _begin(self, data: bytes, rest: bytes) -> None:
+        """Take the request with this head through the steps of the gateway. `rest` follows the
+        head.
+        """
+        try:
+            head = self._door.memo.parse_request(data)
+        except HeadError as error:
+            self._refuse(OwnAnswer(error.status, AnswerCode.BAD_REQUEST, error.what))
+            return
         now = monotonic()
-        self.shares = False
-        self.request_id = self._door.find_request_id(head)
-        self.peer = self._door.find_client(head, self._address)
+        asked = self._asked = ClientRequest(self, head, now, self._address)
         self._closing = head.close
         self._started = False
-        request = self._door.open_request(self, head, now)
-        if request is None:  # refused, and answered
+        request = self._door.open_request(asked)
+        if isinstance(request, ANSWERS):
+            self._answer_unopened(request, asked)
             if head.length == 0 and not self._closing:
                 self._buffer = rest
             return
@@ -264,47 +290,49 @@ class InboundConnection(asyncio.Protocol):
         try:
             payload = body.feed(data)
         except HeadError as error:
-            self._give_up(error.status, AnswerCode.BAD_REQUEST, error.what)
+            self._give_up(OwnAnswer(error.status, AnswerCode.BAD_REQUEST, error.what))
             return
         if body.done:
             self._body = None
             self._buffer = body.rest
-        if (payload or body.done) and not request.feed(payload, body.done):
-            self._give_up(413, AnswerCode.TOO_LARGE, "the body is larger than permitted")
-        elif self._body is not None and request.held_bytes > self._door.limits.hold_bytes:
+        if (payload or body.done) and (found := request.feed(payload, body.done)):
+            if isinstance(found, ANSWERS):
+                self._give_up(found)
+                return
+            self._request = request = found
+            request.begin()
+        if self._body is not None and request.held_bytes > self._connections.limits.hold_bytes:
             self._hold(request)
 
     def _hold(self, request: OpenRequest) -> None:
         """Pause reading a request's body if no replica has taken the request yet."""
-        if not isinstance(request, Exchange) or request.upstream is None:
+        if not isinstance(request, Exchange) or request.replica is None:
             self._pause()
 
     # the response
 
-    def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
-        request = self._request
-        if request is None:
+    def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
+        asked = self._asked
+        if self._request is None or asked is None:
             return
         self._started = self._moved = True
         framing = b""
         self._chunked = False
         if head.length in (NO_LENGTH, UNTIL_CLOSE):
-            if request.head.version == 1:
+            if asked.head.version == 1:
                 self._chunked = True
                 framing = b"Transfer-Encoding: chunked\r\n"
             else:
                 self._closing = True
-        if self._body is not None or self._half_closed or self._door.stopping:
+        if self._body is not None or self._half_closed or self._connections.stopping:
             self._closing = True
         if self._closing:
             framing += b"Connection: close\r\n"
-        if isinstance(request, Exchange) and request.price:
-            framing += request.price
         if self._chunked and (payload or done):
             payload = self._frame(payload, done)
-        fields = share(head.fields) if self.shares else head.fields
+        fields = share(head.fields) if asked.shares else head.fields
         self.transport.write(
-            b"%bX-Request-Id: %b\r\n%b\r\n%b" % (fields, self.request_id, framing, payload)
+            b"%bX-Request-Id: %b\r\n%b%b\r\n%b" % (fields, asked.id, framing, more, payload)
         )
 
     def send(self, payload: bytes, done: bool) -> None:
@@ -338,8 +366,8 @@ class InboundConnection(asyncio.Protocol):
         return b"%x\r\n%b\r\n0\r\n\r\n" % (len(payload), payload) if payload else LAST_CHUNK
 
     def send_interim(self, head: ResponseHead) -> None:
-        request = self._request
-        if head.status != 100 and request is not None and request.head.version == 1:
+        asked = self._asked
+        if head.status != 100 and self._request is not None and asked and asked.head.version:
             self.transport.write(head.fields + b"\r\n")
 
     def switch(self, head: ResponseHead, payload: bytes) -> None:
@@ -361,51 +389,17 @@ class InboundConnection(asyncio.Protocol):
     def _pass_on(self, data: bytes) -> None:
         """Pass bytes of a tunnel to the replica; empty `data` marks the end of the bytes."""
         request = self._request
-        if isinstance(request, Exchange) and request.upstream is not None:
+        if isinstance(request, Exchange) and request.replica is not None:
             if data:
-                request.upstream.transport.write(data)
-            elif request.upstream.transport.can_write_eof():
-                request.upstream.transport.write_eof()
+                request.replica.write(data)
+            elif request.replica.can_write_eof():
+                request.replica.write_eof()
 
-    def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
+    def answer(self, answer: OwnAnswer) -> None:
         """Send the gateway's own response to the open request."""
-        request = self._request
         if self._body is not None or self._half_closed:
             self._closing = True
-        self._write_own(status, code, message, retry_s, request.head if request else None)
-        self.end()
-
-    def exchange_request(self, request: OpenRequest | None) -> None:
-        """Replace the object that handles the open request."""
-        self._request = request
-
-    def reply(self, body: bytes, head: RequestHead) -> None:
-        """Send the gateway's own JSON response to a request that was not opened."""
-        fields = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-        self._reply(fields % len(body), b"" if head.method == b"HEAD" else body, head)
-
-    def permit(self, head: RequestHead) -> None:
-        """Let pages of other origins send the request for which this preflight asks."""
-        self.shares = False  # the permission is written already
-        self._reply(write_permission(head), b"", head)
-
-    def redirect(self, fields: bytes, head: RequestHead) -> None:
-        """Send the gateway's own redirect, instead of opening the request."""
-        self._reply(fields, b"", head)
-
-    def _reply(self, fields: bytes, body: bytes, head: RequestHead) -> None:
-        if head.length:
-            self._closing = True
-        close = b"Connection: close\r\n" if self._closing else b""
-        fields = share(fields) if self.shares else fields
-        self.transport.write(
-            b"%bX-Request-Id: %b\r\n%b\r\n%b" % (fields, self.request_id, close, body)
-        )
-        self._end_unopened(head)
-
-    def answer_bytes(self, data: bytes) -> None:
-        """Send a whole response, with its Content-Length."""
-        self.transport.write(share(data) if self.shares else data)
+        self._write_own(answer)
         self.end()
 
     def cut(self) -> None:
@@ -423,7 +417,7 @@ class InboundConnection(asyncio.Protocol):
         self._idle_at = monotonic()
         if self._body is not None:
             self._linger()
-        elif self._closing or self._half_closed or self._tunnel or self._door.stopping:
+        elif self._closing or self._half_closed or self._tunnel or self._connections.stopping:
             self._closing = True
             self.transport.close()
         else:
@@ -450,40 +444,27 @@ class InboundConnection(asyncio.Protocol):
 
     # endings
 
-    def refuse(
-        self,
-        status: int,
-        code: AnswerCode,
-        message: str,
-        head: RequestHead,
-        retry_s: int | None = None,
-    ) -> None:
+    def _answer_unopened(self, answer: Answer, asked: ClientRequest) -> None:
         """Answer a request that was not opened, without reading its body."""
-        if head.length:
+        if asked.head.length:
             self._closing = True
-        self._write_own(status, code, message, retry_s, head)
-        self._end_unopened(head)
-
-    def _end_unopened(self, head: RequestHead) -> None:
+        self._write_own(answer)
         self._idle_at = monotonic()
-        if head.length:
+        if asked.head.length:
             self._linger()
         elif self._closing:
             self.transport.close()
 
-    def _refuse(
-        self, status: int, code: AnswerCode, message: str, retry_s: int | None = None
-    ) -> None:
+    def _refuse(self, answer: OwnAnswer) -> None:
         """Send an error response because the received bytes are not a request. Later bytes are
         ignored.
         """
-        self.request_id = self._door.make_request_id()
-        self.shares = False
+        self._asked = None
         self._closing = True
-        self._write_own(status, code, message, retry_s, None)
+        self._write_own(answer)
         self._linger()
 
-    def _give_up(self, status: int, code: AnswerCode, message: str) -> None:
+    def _give_up(self, answer: Answer) -> None:
         """Abort the open request before its response is complete."""
         request, self._request = self._request, None
         started = self._started
@@ -493,28 +474,26 @@ class InboundConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self._closing = True
-        self._write_own(status, code, message, None, request.head if request else None)
+        self._write_own(answer)
         self._linger()
 
-    def _write_own(
-        self,
-        status: int,
-        code: AnswerCode,
-        message: str,
-        retry_s: int | None,
-        head: RequestHead | None,
-    ) -> None:
+    def _write_own(self, answer: Answer) -> None:
         self._started = True
-        data = write_answer(
-            status,
-            code,
-            message,
-            self.request_id.decode(),
-            retry_s=retry_s,
-            close=self._closing,
-            without_body=head is not None and head.method == b"HEAD",
-        )
-        self.transport.write(share(data) if self.shares else data)
+        asked = self._asked
+        request_id = self._door.make_request_id() if asked is None else asked.id
+        without_body = asked is not None and asked.head.method == b"HEAD"
+        if isinstance(answer, OwnAnswer):
+            data = write_answer(
+                answer, request_id.decode(), close=self._closing, without_body=without_body
+            )
+        else:
+            data = b"%bX-Request-Id: %b\r\n%b\r\n%b" % (
+                answer.fields,
+                request_id,
+                b"Connection: close\r\n" if self._closing else b"",
+                b"" if without_body else answer.body,
+            )
+        self.transport.write(share(data) if asked is not None and asked.shares else data)
 
     def _linger(self) -> None:
         """Close the connection, but continue reading for a while: a reset would destroy the
@@ -536,10 +515,9 @@ class InboundConnection(asyncio.Protocol):
         disconnected, its kernel answers with a reset; a client that closed only its sending side
         ignores the interim response.
         """
-        request = self._request
-        if not self._half_closed or request is None or self._started or self.transport.is_closing():
+        if not self._half_closed or self._request is None or self._started:
             return
-        if request.head.version == 0:
+        if self.transport.is_closing() or self._asked is None or self._asked.head.version == 0:
             return
         self.transport.write(_CONTINUE)
         if number < len(_PROBES_S):

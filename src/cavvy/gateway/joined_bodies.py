@@ -16,6 +16,15 @@ from cavvy.domain.values import Struct
 _decode_table = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.encode
+_IDS_MAX = 4096  # bytes of the field with the IDs; servers such as gunicorn refuse 8 KiB
+# Fields in which joined requests may differ. The replica does not get them.
+_OF_ONE = frozenset(
+    (
+        *(b"content-length", b"x-request-id", b"x-forwarded-for", b"user-agent"),
+        *(b"accept-encoding", b"idempotency-key", b"prefer", b"date", b"traceparent"),
+        *(b"tracestate", b"baggage"),
+    )
+)
 
 
 class JoinableBody(Struct, frozen=True):
@@ -73,3 +82,43 @@ def split_response(body: bytes, name: str, counts: Sequence[int]) -> list[bytes]
         at += count
         parts.append(_encode(mine if table is None else {**table, name: mine}))
     return parts
+
+
+class BatchPart:
+    """The contribution of a request to a batch. Requests with the same `group` can be joined. After
+    a batch was refused, its requests are split into two halves, and `half` identifies a request's
+    half. Only requests of the same half are joined again.
+    """
+
+    __slots__ = ("body", "group", "half", "instances", "request_id")
+
+    def __init__(self, body: JoinableBody, out_head: bytes) -> None:
+        start, *lines = out_head.split(b"\r\n")[:-2]
+        shared = []
+        self.request_id = b""
+        for line in lines:
+            name = line.partition(b":")[0].lower()
+            if name == b"x-request-id":
+                self.request_id = line.partition(b":")[2].strip()
+            if name not in _OF_ONE:
+                shared.append(line)
+        self.body = body
+        self.instances = len(body.instances)
+        self.group = (b"\r\n".join((start, *shared)), body.others)
+        self.half: object | None = None
+
+    def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
+        """Return the request that sends the batch of this part and `others` to the replica."""
+        body = join_bodies((each.body for each in (self, *others)), name)
+        ids = _join_ids(each.request_id for each in (self, *others))
+        return (
+            b"%b\r\nX-Request-Id: %b\r\nCavvy-Batch-Requests: %b\r\nContent-Length: %d\r\n\r\n%b"
+            % (self.group[0], self.request_id, ids, len(body), body)
+        )
+
+
+def _join_ids(ids: Iterable[bytes]) -> bytes:
+    """Return the IDs, separated by commas; omit the last IDs if the header field would be too
+    long."""
+    joined = b",".join(ids)
+    return joined if len(joined) <= _IDS_MAX else joined[: joined.rindex(b",", 0, _IDS_MAX)]

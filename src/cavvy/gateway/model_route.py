@@ -13,7 +13,6 @@ The gateway looks for `model` in the first `limits.hold_bytes` of a body. If a b
 import re
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
@@ -21,12 +20,10 @@ import msgspec
 from cavvy.domain.values import Struct
 from cavvy.gateway.config import USUAL_PROJECT, GatewayLimits
 from cavvy.gateway.heads import RequestHead
-from cavvy.gateway.other_origins import is_preflight, may_call
-from cavvy.gateway.own_answers import AnswerCode
-
-if TYPE_CHECKING:
-    from cavvy.gateway.inbound import InboundConnection, OpenRequest
-    from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
+from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, WrittenAnswer
+from cavvy.gateway.seams import ClientRequest, OpenRequest
+from cavvy.gateway.service_queue import ServiceQueue
 
 _PATH = re.compile(rb"(?:/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?))?(/v1/[^?]*)")
 _LIST = b"/v1/models"
@@ -53,23 +50,22 @@ _OTHER_PROJECTS = (
     f"without a key, /v1 has only the models of the project {USUAL_PROJECT}; "
     "for the models of another project, use its base URL /PROJECT/v1"
 )
-_UNKNOWN_KEY = (
+_UNKNOWN_KEY = OwnAnswer(
+    401,
+    AnswerCode.NO_KEY,
     "no service knows this key; it may be revoked, expired, or the key of a service that has ended "
-    "or belongs to another project; send keys as `Authorization: Bearer KEY`"
+    "or belongs to another project; send keys as `Authorization: Bearer KEY`",
 )
-# bytes of all bodies whose model is unknown; if they hold more, no body is read beyond `hold_bytes`
-_HELD_MAX = 256 << 20
+# of all bodies whose model is unknown; if they hold more, no body is read beyond `hold_bytes`
+_UNROUTED_BYTES_MAX = 256 << 20
 # A string that is not closed matches up to the end of the body. Otherwise, the search would begin
 # again at each quotation mark inside the string.
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.?)*+)("(\s*:)?)?|[{}\[\]]', re.DOTALL)
 _FORM = re.compile(rb'(?i)multipart/form-data\s*;.*?\bboundary=(?:"([^"]+)"|([^\s;"]+))')
 _MODEL_FIELD = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*name="?model"?(?:;|\r|$)')
-_MOST_FIELDS = 1000  # of a form before `model`
+_FIELDS_MAX = 1000  # of a form before `model`
 
-# opens a request whose head has been read; the bytes are the target that the replica receives
-Open = Callable[
-    ["InboundConnection", "ServiceQueue", RequestHead, bytes, float], "OpenRequest | None"
-]
+Open = Callable[[ClientRequest, ServiceQueue], OpenRequest | Answer]
 
 
 class ModelPath(Struct, frozen=True):
@@ -110,19 +106,19 @@ class _Reach(Struct, frozen=True):
     no key."""
 
     projects: frozenset[str]
-    known: "tuple[ServiceQueue, ...]" = ()
+    known: tuple[ServiceQueue, ...] = ()
 
 
 class ModelRoutes:
     """Maps each model to the services that serve it."""
 
-    def __init__(self, open_request: Open, limits: GatewayLimits) -> None:
-        self.open_request = open_request
+    def __init__(self, admit: Open, limits: GatewayLimits) -> None:
+        self.admit = admit
         self.limits = limits
         self.held_bytes = 0  # of all bodies whose model is not known yet
         self.set_services(())
 
-    def set_services(self, services: Iterable["ServiceQueue"]) -> None:
+    def set_services(self, services: Iterable[ServiceQueue]) -> None:
         every = tuple(services)
         self._services: dict[str, list[ServiceQueue]] = {}
         for service in every:
@@ -134,41 +130,36 @@ class ModelRoutes:
         # whether a key may help. Whether this holds for a single project is not disclosed.
         self._may_need_key = any(each.route.models for each in self._keyed)
 
-    def answer(
-        self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
-    ) -> "OpenRequest | bool | None":
-        """Handle a request whose path belongs to no single service; `head` contains its path and
-        headers. If the request must be passed on, the result is the open request. If the method has
-        already answered the request, the result is None. If the path is not one of the routes for
-        models, the result is False.
+    def open_request(
+        self, request: ClientRequest, at: ModelPath, clock: float
+    ) -> OpenRequest | Answer | None:
+        """Return the open request of a model, or the answer to the request, or None if the request
+        is handled like one of an unknown path.
         """
-        at = read_model_path(head)
-        if at is None:
-            return False
+        head = request.head
         # whether pages of any origin may call the route: each of its services needs a key
         shares = self._may_need_key and (at.project or USUAL_PROJECT) not in self._open
-        connection.shares = shares and bool(head.origin)
+        request.shares = shares and bool(head.origin)
         if head.method == b"OPTIONS":
             asked = at.project or USUAL_PROJECT
             named = (each for each in self._named if each.project == asked)
             permitted = shares or any(may_call(head, each, False, ()) for each in named)
             if not (permitted and is_preflight(head)):
-                return False
-            connection.permit(head)
-            return None
+                return None
+            request.shares = False  # the permission is written already
+            return write_permission(head)
         reach = self.find_reach(at, head, clock)
         if reach is None:
-            connection.refuse(401, AnswerCode.NO_KEY, _UNKNOWN_KEY, head)
-        elif head.method == b"POST":
-            if shares and not reach.known:  # the body is not read
-                connection.refuse(401, AnswerCode.NO_KEY, _say_keyless(at), head)
-                return None
-            return ModelRequest(self, connection, head, at, now)
-        else:
-            self._describe(connection, head, at, reach)
-        return None
+            return _UNKNOWN_KEY
+        if head.method != b"POST":
+            return self._describe(at, reach)
+        if shares and not reach.known:  # the body is not read
+            return OwnAnswer(401, AnswerCode.NO_KEY, _say_keyless(at))
+        if head.length == 0:
+            return _bad_request("the request has no body with a `model`")
+        return ModelRequest(self, request, at)
 
-    def find_reach(self, at: ModelPath, head: RequestHead, clock: float) -> "_Reach | None":
+    def find_reach(self, at: ModelPath, head: RequestHead, clock: float) -> _Reach | None:
         """Return what a request may call, or None if the request has a key that no service knows. A
         request with a key is never treated like a request without a key.
         """
@@ -184,7 +175,7 @@ class ModelRoutes:
             return None
         return _Reach(frozenset({asked or USUAL_PROJECT}))
 
-    def find(self, name: str, reach: _Reach) -> "list[ServiceQueue]":
+    def find(self, name: str, reach: _Reach) -> list[ServiceQueue]:
         """Return the services with this model that a request may call: the services that know the
         request's key or, if none of these has the model, the services without keys. A service
         without keys never receives a request that is meant for a service with keys.
@@ -197,34 +188,29 @@ class ModelRoutes:
             return []  # the model's service does not know the key
         return [each for each in found if not each.keys]
 
-    def explain_missing(
-        self, name: str, at: ModelPath, reach: _Reach
-    ) -> tuple[int, AnswerCode, str]:
-        """Return the status, code and message for a model that the request may not call."""
+    def explain_missing(self, name: str, at: ModelPath, reach: _Reach) -> OwnAnswer:
+        """Return the answer for a model that the request may not call."""
         if reach.known:
             message = f"the key may not use a model {name!r}; see {at.root}/v1/models"
         elif self._may_need_key:
-            return 401, AnswerCode.NO_KEY, _say_keyless(at, f"the model {name!r}")
+            return OwnAnswer(401, AnswerCode.NO_KEY, _say_keyless(at, f"the model {name!r}"))
         else:
             message = f"no service has the model {name!r}; see {at.root}/v1/models"
             message += "" if at.project else f"; {_OTHER_PROJECTS}"
-        return 404, AnswerCode.NO_MODEL, message
+        return OwnAnswer(404, AnswerCode.NO_MODEL, message)
 
-    def _describe(
-        self, connection: "InboundConnection", head: RequestHead, at: ModelPath, reach: _Reach
-    ) -> None:
+    def _describe(self, at: ModelPath, reach: _Reach) -> Answer:
         """Answer with the models that the request may use, or with one of them."""
         names = (each for each in sorted(self._services) if self.find(each, reach))
         rows = {name: _describe(name) for name in names}
         name = unquote(at.path[len(_ABOUT) :])
         if at.path == _LIST:
             listed = {"object": "list", "data": list(rows.values())}
-            connection.reply(msgspec.json.encode(listed), head)
-        elif name in rows:
-            connection.reply(msgspec.json.encode(rows[name]), head)
-        else:
-            message = f"no model {name!r} may be used; see {at.root}/v1/models"
-            connection.refuse(404, AnswerCode.NO_MODEL, message, head)
+            return _write_json(listed)
+        if name in rows:
+            return _write_json(rows[name])
+        message = f"no model {name!r} may be used; see {at.root}/v1/models"
+        return OwnAnswer(404, AnswerCode.NO_MODEL, message)
 
     def may_hold(self, size: int, length: int) -> bool:
         """Return whether the gateway may read more of a request's body. `size` is the number of
@@ -233,7 +219,7 @@ class ModelRoutes:
         limits = self.limits
         if size < limits.hold_bytes:
             return True
-        return max(size, length) <= limits.model_bytes and self.held_bytes <= _HELD_MAX
+        return max(size, length) <= limits.model_bytes and self.held_bytes <= _UNROUTED_BYTES_MAX
 
 
 class ModelRequest:
@@ -243,48 +229,33 @@ class ModelRequest:
 
     held_bytes = 0  # the connection never stops reading: `may_hold` limits what is held
 
-    def __init__(
-        self,
-        routes: ModelRoutes,
-        connection: "InboundConnection",
-        head: RequestHead,
-        at: ModelPath,
-        now: float,
-    ) -> None:
-        self.head = head
+    def __init__(self, routes: ModelRoutes, request: ClientRequest, at: ModelPath) -> None:
         self._routes = routes
-        self._connection = connection
-        self._at, self._now = at, now
+        self._request = request
+        self._at = at
         self._held: list[bytes] = []
         self._size = 0
         self._searched = False  # whether the first bytes of the body do not name a model
 
     def begin(self) -> None:
-        if self.head.length == 0:
-            self._refuse(400, AnswerCode.BAD_REQUEST, "the request has no body with a `model`")
-        else:
-            self._connection.want_body()
+        self._request.sink.want_body()
 
-    def feed(self, payload: bytes, done: bool) -> bool:
+    def feed(self, payload: bytes, done: bool) -> OpenRequest | Answer | None:
         self._held.append(payload)
         self._size += len(payload)
         self._routes.held_bytes += len(payload)
         first = self._routes.limits.hold_bytes
         if not done and (self._searched or self._size < first):
-            if not self._routes.may_hold(self._size, self.head.length):
-                self._refuse_late(first)
-            return True
+            return self._refuse_late(first)
         body, self._searched = b"".join(self._held), True
-        form = _FORM.match(self.head.get_header(b"content-type"))
+        form = _FORM.match(self._request.head.get_header(b"content-type"))
         name = read_form(body, form[1] or form[2]) if form else read_model(body, done)
         if name is not None:
             return self._select(name, body, done)
         if done:
             wrong = "the body is neither JSON with a string `model` nor a form with `model`"
-            self._refuse(400, AnswerCode.BAD_REQUEST, wrong)
-        elif not self._routes.may_hold(self._size, self.head.length):
-            self._refuse_late(first)
-        return True
+            return _bad_request(wrong)
+        return self._refuse_late(first)
 
     def abort(self) -> None:
         self._release()
@@ -294,45 +265,35 @@ class ModelRequest:
         self._routes.held_bytes -= self._size
         self._size = 0
 
-    def _select(self, name: str, body: bytes, done: bool) -> bool:
-        """Pass the request on to the service that has the model. Keys may have been revoked while
+    def _select(self, name: str, body: bytes, done: bool) -> OpenRequest | Answer:
+        """Return the request of the service that has the model. Keys may have been revoked while
         the body arrived."""
-        reach = self._routes.find_reach(self._at, self.head, time.time())
+        request = self._request
+        reach = self._routes.find_reach(self._at, request.head, time.time())
         if reach is None:
-            self._refuse(401, AnswerCode.NO_KEY, _UNKNOWN_KEY)
-            return True
+            return _UNKNOWN_KEY
         found = self._routes.find(name, reach)
-        if len(found) == 1:
-            return self._pass_on(found[0], body, done)
-        if found:
+        if not found:
+            return self._routes.explain_missing(name, self._at, reach)
+        if len(found) > 1:
             why = f"several services of the project have the model {name!r}; use a service's URL"
-            self._refuse(404, AnswerCode.NO_MODEL, why)
-        else:
-            self._refuse(*self._routes.explain_missing(name, self._at, reach))
-        return True
-
-    def _pass_on(self, service: "ServiceQueue", body: bytes, done: bool) -> bool:
-        """Convert the connection's request into a request of the service."""
+            return OwnAnswer(404, AnswerCode.NO_MODEL, why)
         self._release()
-        self._connection.exchange_request(None)
-        target = self.head.target[len(self._at.root) :]
-        request = self._routes.open_request(self._connection, service, self.head, target, self._now)
-        if request is None:  # refused, and answered
-            return True
-        self._connection.exchange_request(request)
-        if not request.feed(body, done):
-            return False
-        request.begin()
-        return True
+        request.target = request.below = request.head.target[len(self._at.root) :]
+        opened = self._routes.admit(request, found[0])
+        if isinstance(opened, ANSWERS):
+            return opened
+        if refused := opened.feed(body, done):
+            opened.abort()
+            return refused
+        return opened
 
-    def _refuse_late(self, first: int) -> None:
-        message = f"the body's first {first} bytes have no `model`; move `model` to the start"
-        self._refuse(400, AnswerCode.BAD_REQUEST, message)
-
-    def _refuse(self, status: int, code: AnswerCode, message: str) -> None:
-        self._release()
-        self._connection.exchange_request(None)
-        self._connection.refuse(status, code, message, self.head)
+    def _refuse_late(self, first: int) -> OwnAnswer | None:
+        """Refuse a request that names no model in the part of its body that the gateway holds."""
+        if self._routes.may_hold(self._size, self._request.head.length):
+            return None
+        text = f"the body's first {first} bytes have no `model`; move `model` to the start"
+        return _bad_request(text)
 
 
 def read_model(body: bytes, whole: bool) -> str | None:
@@ -362,12 +323,22 @@ def read_model(body: bytes, whole: bool) -> str | None:
 
 def read_form(body: bytes, boundary: bytes) -> str | None:
     """Return the field `model` of a form, of which perhaps only the beginning has arrived."""
-    parts = (b"\r\n" + body).split(b"\r\n--" + boundary, _MOST_FIELDS + 1)
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary, _FIELDS_MAX + 1)
     for part in parts[1:-1]:
         head, _, value = part.partition(b"\r\n\r\n")
         if _MODEL_FIELD.search(head):
             return value.decode(errors="replace")
     return None
+
+
+def _bad_request(text: str) -> OwnAnswer:
+    return OwnAnswer(400, AnswerCode.BAD_REQUEST, text)
+
+
+def _write_json(value: object) -> WrittenAnswer:
+    body = msgspec.json.encode(value)
+    fields = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    return WrittenAnswer(fields % len(body), body)
 
 
 def _describe(name: str) -> dict[str, object]:

@@ -16,6 +16,7 @@ import re
 from cavvy.domain.host_names import host_name
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.own_answers import WrittenAnswer
 
 _ASKED_METHOD, _ASKED_FIELDS = b"access-control-request-method", b"access-control-request-headers"
 _TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, ]+")
@@ -78,14 +79,14 @@ def is_preflight(head: RequestHead) -> bool:
     return bool(asked and head.get_header(_ASKED_METHOD))
 
 
-def write_permission(head: RequestHead) -> bytes:
-    """Return the status line and the fields of the response to a preflight."""
+def write_permission(head: RequestHead) -> WrittenAnswer:
+    """Return the response to a preflight, which lets pages of other origins send the request."""
     fields = b"HTTP/1.1 204 No Content\r\n" + _PERMISSION
     for permitted, asked in ((b"Methods", _ASKED_METHOD), (b"Headers", _ASKED_FIELDS)):
         value = head.get_header(asked)
         if _TOKENS.fullmatch(value):
             fields += b"Access-Control-Allow-%b: %b\r\n" % (permitted, value)
-    return fields + b"Access-Control-Max-Age: %d\r\n" % _MAX_AGE_S
+    return WrittenAnswer(fields + b"Access-Control-Max-Age: %d\r\n" % _MAX_AGE_S)
 
 
 def share(response: bytes) -> bytes:

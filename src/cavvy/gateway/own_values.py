@@ -34,7 +34,7 @@ _OF_CREDENTIALS = re.compile(rb"auth|key|token|secret|passw|credential")
 _SEPARATOR = re.compile(rb"([&;])")
 # fields that decide how the message is read, or that are not passed on as they are
 _LEFT = frozenset({b"content-length", b"transfer-encoding", b"connection", b"host", b"expect"})
-# the fields for keys, which `ServiceQueue.list_credentials` passes on or not
+# the fields for keys, which `admission` passes on or not
 _KEY_FIELDS = frozenset({b"authorization", b"x-api-key"})
 # browsers send these by themselves, so a key in them does not show that the page may use it
 _BY_ITSELF = frozenset({b"cookie", b"referer"})

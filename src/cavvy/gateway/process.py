@@ -7,7 +7,7 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from ssl import SSLContext
 from time import monotonic
@@ -21,14 +21,15 @@ from cavvy.gateway.config import GatewayConfig, GatewayConfigError, read_config
 from cavvy.gateway.control_socket import ControlSocket
 from cavvy.gateway.deferred import DeferredCalls
 from cavvy.gateway.door import Door
-from cavvy.gateway.inbound import InboundConnection
+from cavvy.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.gateway.kept_counts import KeptCounts
 
 _TICK_S = 1.0
 _DRAIN_S = 30.0
-_REFUSED_S = 0.5  # for clients to read why their waiting requests are refused
+_REFUSAL_S = 0.5  # for clients to read why their waiting requests are refused
 _BACKLOG = 4096
 _HANDSHAKE_S = 10.0
+_EXPIRE_EVERY = 60  # ticks
 # requests create no reference cycles, so reference counts free them
 _GC_THRESHOLDS = (20_000, 20, 100)
 
@@ -59,28 +60,50 @@ async def serve(config: GatewayConfig) -> None:
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
     kept = _open_counts(config.counts)
     door = _make_door(config, calls, kept)
+    connections = ClientConnections(config.limits)
+    ticks = _Ticks(door, connections, calls)
     calls.resume(door.services.get)
     stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    control = ControlSocket(Path(config.control), door, lambda drain_s: _set(stop, drain_s))
+    control = ControlSocket(
+        Path(config.control), door, connections, lambda drain_s: _set(stop, drain_s)
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, _set, stop, _DRAIN_S)
     loop.add_signal_handler(signal.SIGINT, _set, stop, _DRAIN_S)
-    server = await _listen(config, door, tls)
+    server = await _listen(config, lambda: InboundConnection(door, connections), tls)
     await control.open()
     port = server.sockets[0].getsockname()[1]
     _say_ready({"host": config.host, "port": port, "tls": tls is not None})
     try:
-        await _tick_until(door, stop, control, config.alone_s)
+        await _tick_until(ticks, stop, control, config.alone_s)
         server.close()
-        door.close_idle()
-        await _drain(door, monotonic() + stop.result())
-        door.refuse_waiting()
-        await _drain(door, monotonic() + _REFUSED_S)
+        connections.close_idle()
+        await _drain(ticks, monotonic() + stop.result())
+        connections.refuse_waiting()
+        await _drain(ticks, monotonic() + _REFUSAL_S)
     finally:
         await control.close()
         await calls.close()
         door.keep_work()
         kept.close()
+
+
+class _Ticks:
+    """What is done once a second."""
+
+    def __init__(self, door: Door, connections: ClientConnections, calls: DeferredCalls) -> None:
+        self.connections = connections
+        self._door, self._calls = door, calls
+        self._count = 0
+
+    def tick(self) -> None:
+        now = monotonic()
+        self.connections.check(now)
+        self._calls.check(now)
+        self._door.end_second()
+        self._count += 1
+        if self._count % _EXPIRE_EVERY == 0:
+            self._calls.expire()
 
 
 def _make_door(config: GatewayConfig, calls: DeferredCalls, kept: KeptCounts) -> Door:
@@ -96,10 +119,12 @@ def _open_counts(path: str) -> KeptCounts:
     return kept
 
 
-async def _listen(config: GatewayConfig, door: Door, tls: SSLContext | None) -> asyncio.Server:
+async def _listen(
+    config: GatewayConfig, connect: Callable[[], InboundConnection], tls: SSLContext | None
+) -> asyncio.Server:
     try:
         return await asyncio.get_running_loop().create_server(
-            lambda: InboundConnection(door),
+            connect,
             config.host,
             config.port,
             ssl=tls,
@@ -130,7 +155,7 @@ def _set(stop: asyncio.Future[float], drain_s: float) -> None:
 
 
 async def _tick_until(
-    door: Door, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
+    ticks: _Ticks, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
 ) -> None:
     """Serve until the process is stopped, or until no server has sent a line for `alone_s`
     seconds. A gateway whose server is dead or paused does not learn that replicas have moved, so
@@ -138,13 +163,13 @@ async def _tick_until(
     """
     while not stop.done():
         await asyncio.wait((stop,), timeout=_TICK_S)
-        door.tick()
+        ticks.tick()
         if alone_s is not None and monotonic() - control.heard_at > alone_s:
             _set(stop, _DRAIN_S)
 
 
-async def _drain(door: Door, until: float) -> None:
-    while door.count_connections() and monotonic() < until:
-        door.tick()
+async def _drain(ticks: _Ticks, until: float) -> None:
+    while ticks.connections and monotonic() < until:
+        ticks.tick()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 0.05)

@@ -7,6 +7,7 @@ import re
 
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.heads import WHOLE_ORIGIN, RequestHead, ResponseHead
+from cavvy.gateway.own_answers import WrittenAnswer
 from cavvy.gateway.own_values import OWN_COOKIE
 
 WITH_LOCATION = frozenset({201, 301, 302, 303, 307, 308})  # statuses
@@ -33,16 +34,17 @@ def misses_slash(head: RequestHead, route: ServiceRoute) -> bool:
     )
 
 
-def write_redirect(head: RequestHead, route: ServiceRoute) -> bytes:
-    """Return the status line and the fields of the response that adds the slash. The `Location` is
+def write_redirect(head: RequestHead, route: ServiceRoute) -> WrittenAnswer:
+    """Return the response that adds the slash. The `Location` is
     relative, because a proxy in front of the gateway may also remove a part of the path.
     """
     prefix = route.removed_prefix.encode()
     last = prefix.rpartition(b"/")[2]
-    return (
+    fields = (
         b"HTTP/1.1 307 Temporary Redirect\r\nLocation: %b/%b\r\nVary: Accept\r\n"
         b"Content-Length: 0\r\n"
     ) % (last, head.target[len(prefix) :])
+    return WrittenAnswer(fields)
 
 
 def guard(head: ResponseHead, route: ServiceRoute, request: RequestHead) -> ResponseHead:

@@ -14,16 +14,16 @@ from cavvy.domain.place_loads import write_places
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import replace
 from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, make_ring
-from cavvy.gateway.batches import JoinedBatch, ServiceBatches
+from cavvy.gateway.batches import ServiceBatches, separate
 from cavvy.gateway.bound_arrivals import BoundArrivals
 from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.gateway.exchange import Exchange
-from cavvy.gateway.heads import HeadMemo, RequestHead
+from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
+from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.kept_counts import KeptCounts
-from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.rates import ServiceRates
 from cavvy.gateway.statistics import (
     BatchFacts,
@@ -32,11 +32,12 @@ from cavvy.gateway.statistics import (
     ServiceFacts,
     find_quantile,
 )
-from cavvy.gateway.upstream import ReplicaPool
+from cavvy.gateway.upstream import PoolOwner, ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
-_REMOVED = "the service was removed"
-_GONE_KEPT = 32  # replicas that were removed and whose work is still reported
+_REMOVED = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")
+_COUNTED_BY_CANARY = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
+_GONE_MAX = 32  # replicas that were removed and whose work is still reported
 
 
 class ServiceQueue:
@@ -60,14 +61,21 @@ class ServiceQueue:
         self._late_s = inf if route.late_s is None else route.late_s
         self.slow_s = inf if route.slow_s is None else route.slow_s
         self.memo = memo
+        self.entry = QueueEntry(route, memo.limits.replay_bytes, self.enter, self.leave)
+        self._owner = PoolOwner(route, memo, self.settle, self.update)
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
         self.guarded = bool(self.keys or self.rates)
+        # tells the replica which part of the path it does not get
+        removed = route.removed_prefix.encode()
+        self.prefix_field = b"X-Forwarded-Prefix: %b\r\n" % removed if removed else b""
         self.counters = ServiceCounters(now)
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
         if route.batch is not None:
-            self.batches = ServiceBatches(route.batch, route, self._dispatch)
+            self.batches = ServiceBatches(
+                route.batch, route, memo.limits.hold_bytes, self._dispatch
+            )
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []
@@ -82,7 +90,7 @@ class ServiceQueue:
         self._kept = KeptCounts() if kept is None else kept
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
 
-    # what clients' connections call
+    # what exchanges call
 
     @property
     def current(self) -> "ServiceQueue":
@@ -92,10 +100,22 @@ class ServiceQueue:
             queue = queue._successor
         return queue
 
-    def admit(self, exchange: Exchange) -> None:
-        """Start the request, or queue it."""
+    def enter(self, exchange: Exchange) -> None:
+        """Start the request, or queue it, as soon as the part of its body has arrived on which its
+        batch and its replica depend.
+        """
+        if self._successor is not None:
+            exchange.entry = self.current.entry
+            exchange.entry.enter(exchange)
+            return
+        if self.batches is not None and not self.batches.is_read(exchange):
+            return
+        affinity = self.route.affinity
+        if affinity is not None and not exchange.find_key(affinity):
+            return
+        exchange.admitted = True
         if self._removed:
-            exchange.sink.answer(404, AnswerCode.NO_SERVICE, _REMOVED, None)
+            exchange.sink.answer(_REMOVED)
             return
         self.counters.arrivals += 1
         if exchange.places:
@@ -104,45 +124,29 @@ class ServiceQueue:
             self._bound.unbound_at = exchange.arrived_at
         if not self._unbound:
             position = self._choose(exchange)
-            if position >= 0 and not self._is_early(exchange, self._replicas[position]):
-                self._start(exchange, self._replicas[position], exchange.arrived_at)
-                return
+            if position >= 0:
+                pool = self._replicas[position]
+                if self.batches is None or not self._is_early(exchange, pool):
+                    self._start(exchange, pool, exchange.arrived_at)
+                    return
         self._wait(exchange, exchange.arrived_at)
         if self.batches is not None and self._count_free():
             self._dispatch()  # the batch that waits for others may be large enough now
 
-    def abort(self, exchange: Exchange) -> None:
-        """Abort the request, because the client has disconnected."""
-        self.counters.aborted += 1
-        self._forget(exchange)
+    def leave(self, exchange: Exchange) -> None:
+        """Forget a request whose client has disconnected. If a replica has the request, only the
+        end of the connection can cancel it; the slot is free when the connection has ended.
+        """
+        queue = self.current
+        queue.counters.aborted += 1
+        queue._forget(exchange)
         carrier = exchange.carrier or exchange
-        if carrier.batch is not None:
-            if carrier.batch.dividing or carrier.batch.list_present():
+        if carrier.members:
+            if carrier.divides or carrier.list_present():
                 return
             carrier.gone = True
-        upstream = carrier.upstream
-        if upstream is not None:
-            carrier.upstream = None
-            pool, now = upstream.pool, monotonic()
-            upstream.abort()
-            if self.canary is not None:
-                self.canary.record(pool.address.canary, carrier.failed, now - carrier.started_at)
-            self.free(pool, carrier, now)
-
-    def list_credentials(self, head: RequestHead) -> bytes:
-        """Return the header fields that contain the client's credentials and are passed on to the
-        replica. The fields are not passed on if the service has keys, because the fields could
-        contain these keys. A key of another service and Cavvy's own tokens are never passed on: the
-        client may have sent them to the wrong service, or the gateway may have chosen this service
-        by the request's model.
-        """
-        fields, own = b"", self.memo.own
-        if not self.keys:
-            if head.authorization and not own.holds(head.authorization):
-                fields = b"Authorization: %b\r\n" % head.authorization
-            if head.api_key and not own.holds(head.api_key):
-                fields += b"X-API-Key: %b\r\n" % head.api_key
-        return fields
+        if carrier.replica is not None:
+            carrier.replica.abort()
 
     def may_stay(self, places: frozenset[str]) -> bool:
         """Return whether the service's route permits requests that require all of `places`."""
@@ -156,30 +160,59 @@ class ServiceQueue:
 
     # what replicas call
 
-    def record_answer(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
+    def settle(
+        self, exchange: Exchange, pool: ReplicaPool, outcome: Outcome, now: float, what: str
+    ) -> None:
+        """Decide what follows after the end of an exchange, and give its slot to the first waiting
+        request. `what` says what is wrong with a response that is not valid.
+        """
+        if outcome is Outcome.ANSWERED and not exchange.spoiled:
+            self._record_answer(exchange, pool, now)
+            self._free(pool, exchange, now)
+            return
+        if self.canary is not None and outcome in _COUNTED_BY_CANARY:
+            failed = exchange.failed or outcome is not Outcome.ABORTED
+            self.canary.record(pool.address.canary, failed, now - exchange.started_at)
+        self._free(pool, exchange, now)
+        if outcome is Outcome.ANSWERED:
+            self._requeue_spoiled(exchange)
+        elif outcome is Outcome.LOST:
+            self._repeat(exchange, pool, now)
+        elif outcome is Outcome.INVALID:
+            self._refuse_response(exchange, what)
+        elif outcome is Outcome.UNREACHABLE and not exchange.gone:
+            exchange.avoid = pool
+            self._requeue(exchange, now)
+
+    def update(self, pool: ReplicaPool) -> None:
+        """Record that a replica can receive requests again, and start waiting requests."""
+        if not pool.draining:
+            self._set_load(pool)
+            self._dispatch()
+
+    def _record_answer(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         """Record a complete response of a replica."""
         taken_s = work_s = now - exchange.started_at
-        batch, batches = exchange.batch, self.batches
-        if batch is not None and batch.spoiled:
-            return  # the members of the batch will be answered later
+        batches, members = self.batches, exchange.members
         if batches is not None and not exchange.failed:
-            if batch is not None:
-                work_s = batches.count_work_s(pool, batch.instances, taken_s)
+            if members:
+                instances = sum(each.weight for each in members)
+                work_s = batches.count_work_s(pool, instances, taken_s)
             elif exchange.part is not None:
                 work_s = batches.count_work_s(pool, exchange.part.instances, taken_s)
-        members = (exchange,) if batch is None else batch.list_present()
-        for each in members:
-            share_s = work_s / len(members)
+        answered = exchange.list_present() if members else (exchange,)
+        for each in answered:
+            share_s = work_s / len(answered)
             self.counters.record_answer(each.arrived_at, each.started_at, now, share_s)
             if now - each.arrived_at > self.slow_s:
                 self.counters.slow += 1
         if self.canary is not None:
             self.canary.record(pool.address.canary, exchange.failed, taken_s)
 
-    def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
+    def _free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """Free a slot of the replica, and give the slot to the first waiting request."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
-        for each in (exchange,) if exchange.batch is None else exchange.batch.members:
+        for each in exchange.members or (exchange,):
             pool.work.end(each.key_id, now, each.weight)
         pool.in_flight -= 1
         if pool.draining:
@@ -193,21 +226,15 @@ class ServiceQueue:
         else:
             self._start(self._take(waiting), pool, now)
 
-    def update(self, pool: ReplicaPool) -> None:
-        """Record that a replica can receive requests again, and start waiting requests."""
-        if not pool.draining:
-            self._set_load(pool)
-            self._dispatch()
-
-    def requeue(self, exchange: Exchange, now: float) -> None:
+    def _requeue(self, exchange: Exchange, now: float) -> None:
         """Put a request back at the front of the queue, because no replica has received the
         request.
         """
-        if exchange.batch is not None:
-            for each in exchange.batch.members:
+        if exchange.members:
+            for each in exchange.members:
                 each.attempts -= 1
                 each.avoid = exchange.avoid
-            self._requeue_members(exchange.batch, now)
+            self._requeue_members(exchange, now)
             return
         position = self._choose(exchange)
         if position >= 0:
@@ -215,12 +242,12 @@ class ServiceQueue:
         else:
             self._wait(exchange, now, first=True)
 
-    def lose(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
-        """Handle a replica's connection that ended in the middle of a request."""
-        if exchange.batch is not None:
-            for each in exchange.batch.list_present():
+    def _repeat(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
+        """Repeat a request whose connection to the replica has ended, if it may be repeated."""
+        if exchange.members:
+            for each in exchange.list_present():
                 each.carrier = None
-                self.lose(each, pool, now)
+                self._repeat(each, pool, now)
             return
         if exchange.responding:
             self.counters.lost += 1
@@ -228,44 +255,32 @@ class ServiceQueue:
         elif exchange.can_retry():
             self.counters.retried += 1
             exchange.avoid = pool
-            self.requeue(exchange, now)
+            self._requeue(exchange, now)
         else:
             self.counters.lost += 1
-            exchange.sink.answer(502, AnswerCode.LOST, _explain_loss(exchange), None)
+            exchange.sink.answer(OwnAnswer(502, AnswerCode.LOST, _explain_loss(exchange)))
 
-    def requeue_spoiled(self, batch: JoinedBatch) -> None:
+    def _requeue_spoiled(self, batch: Exchange) -> None:
         """Send the requests of a batch again, because the batch was answered with an error or its
         response could not be divided."""
         if self.batches is not None:
             self.batches.count_spoiled()
         for each in batch.members:
             each.attempts -= 1
-        batch.separate()
+        separate(batch)
         self._requeue_members(batch, monotonic())
 
-    def refuse_answer(self, exchange: Exchange, what: str) -> None:
-        if exchange.batch is not None:
-            for each in exchange.batch.list_present():
-                self.refuse_answer(each, what)
+    def _refuse_response(self, exchange: Exchange, what: str) -> None:
+        if exchange.members:
+            for each in exchange.list_present():
+                self._refuse_response(each, what)
             return
         self.counters.lost += 1
         if exchange.responding:
             exchange.sink.cut()
         else:
             text = f"the replica's response cannot be passed on: {what}"
-            exchange.sink.answer(502, AnswerCode.INVALID, text, None)
-
-    def find_work(self, replica: str) -> ReplicaWork:
-        """Return the work record of a replica. A replica keeps its work record if its address
-        changes."""
-        known = self._work.get(replica)
-        if known is None:
-            known = self._work[replica] = ReplicaWork(self._kept, self.route.name, replica)
-            used = {pool.address.id for pool in (*self._replicas, *self._draining)}
-            gone = [name for name in self._work if name not in used and name != replica]
-            for name in gone[:-_GONE_KEPT]:
-                self._work.pop(name).forget()
-        return known
+            exchange.sink.answer(OwnAnswer(502, AnswerCode.INVALID, text))
 
     # Methods that the control socket and the clock call
 
@@ -274,8 +289,12 @@ class ServiceQueue:
         kept = {_place(pool.address): pool for pool in self._replicas}
         pools = []
         for each in addresses:
-            pool = kept.pop(_place(each), None) or ReplicaPool(self, each)
+            pool = kept.pop(_place(each), None)
+            if pool is None:
+                pool = ReplicaPool(each, self._owner, self._find_work(each.id))
             pool.address = each
+            # a key's replica is chosen wherever it is
+            pool.tier = 0 if self.route.affinity is not None else _farness(pool)
             pools.append(pool)
         for pool in kept.values():
             pool.drain()
@@ -318,15 +337,15 @@ class ServiceQueue:
         self._work = old._work
         self._waiting, self._unbound = old._waiting, old._unbound
         for exchange in self._waiting:
-            exchange.service = self
+            exchange.entry = self.entry
             if self.route.batch != old.route.batch:
-                exchange.part = None
+                exchange.set_part(None)
         self._replicas, self._draining = old._replicas, old._draining
         for pool in (*self._replicas, *self._draining):
-            pool.service = self
+            pool.owner = self._owner
             pool.concurrency = pool.address.concurrency or self.route.concurrency
         if self.route.closed:
-            self._answer_waiting(402, AnswerCode.BUDGET, self.route.closed)
+            self._answer_waiting(OwnAnswer(402, AnswerCode.BUDGET, self.route.closed))
         self.set_replicas([pool.address for pool in self._replicas])
 
     def resume_work(self) -> None:
@@ -348,13 +367,13 @@ class ServiceQueue:
         for each in self._work.values():
             each.forget()
         self._removed = True
-        self._answer_waiting(404, AnswerCode.NO_SERVICE, _REMOVED)
+        self._answer_waiting(_REMOVED)
         self.set_replicas(())
 
-    def _answer_waiting(self, status: int, code: AnswerCode, message: str) -> None:
+    def _answer_waiting(self, answer: OwnAnswer) -> None:
         while self._waiting:
             exchange = self._take(next(iter(self._waiting)))
-            exchange.sink.answer(status, code, message, None)
+            exchange.sink.answer(answer)
 
     def retry_s(self) -> int | None:
         """For Retry-After."""
@@ -405,10 +424,22 @@ class ServiceQueue:
             slow=counters.slow,
             unserved=counters.unserved,
             batches=self._describe_batches(),
-            places=self._bound.describe(self._waiting),
+            places=self._bound.describe(each.places for each in self._waiting),
         )
 
     # inside
+
+    def _find_work(self, replica: str) -> ReplicaWork:
+        """Return the work record of a replica. A replica keeps its work record if its address
+        changes."""
+        known = self._work.get(replica)
+        if known is None:
+            known = self._work[replica] = ReplicaWork(self._kept, self.route.name, replica)
+            used = {pool.address.id for pool in (*self._replicas, *self._draining)}
+            gone = [name for name in self._work if name not in used and name != replica]
+            for name in gone[:-_GONE_MAX]:
+                self._work.pop(name).forget()
+        return known
 
     def _describe_batches(self) -> BatchFacts | None:
         return None if self.batches is None else self.batches.describe(self._replicas)
@@ -421,10 +452,9 @@ class ServiceQueue:
 
     def _choose(self, exchange: Exchange) -> int:
         loads: Sequence[int] = self._loads
-        avoid = exchange.avoid
-        if avoid is not None and not avoid.draining and self._avoids(exchange, avoid):
-            loads = [*loads]
-            loads[avoid.position] = FULL
+        if exchange.avoid is not None:
+            pairs = zip(loads, self._replicas, strict=True)
+            loads = [FULL if self._avoids(exchange, pool) else load for load, pool in pairs]
         if exchange.places:
             pairs = zip(loads, self._replicas, strict=True)
             loads = [load if pool.permits(exchange) else FULL for load, pool in pairs]
@@ -454,11 +484,12 @@ class ServiceQueue:
                 self._count_start(exchange, pool, now)
                 exchange = self.batches.join(members, pool)
                 exchange.started_at = now
-        if exchange.batch is None:
+        if not exchange.members:
             self._count_start(exchange, pool, now)
         self.counters.change_in_flight(1, now, now)
-        pool.start(exchange)
+        pool.in_flight += 1
         self._set_load(pool)
+        pool.start(exchange)
 
     def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         exchange.started_at = now
@@ -479,7 +510,7 @@ class ServiceQueue:
             max(0, pool.concurrency - pool.in_flight) for pool in self._replicas if not pool.cooling
         )
 
-    def _requeue_members(self, batch: JoinedBatch, now: float) -> None:
+    def _requeue_members(self, batch: Exchange, now: float) -> None:
         for each in reversed(batch.list_present()):
             each.carrier = None
             self._wait(each, now, first=True)
@@ -487,20 +518,14 @@ class ServiceQueue:
 
     def _set_load(self, pool: ReplicaPool) -> None:
         full = pool.cooling or pool.in_flight >= pool.concurrency
-        # a key's replica is chosen wherever it is
-        tier = 0 if self.route.affinity is not None else _farness(pool)
-        self._loads[pool.position] = FULL if full else pool.in_flight + tier
+        self._loads[pool.position] = FULL if full else pool.in_flight + pool.tier
 
     def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
         left_s = exchange.arrived_at + exchange.wait_s - now
         if len(self._waiting) >= self.route.queue_max and not first:
             self._count_unserved()
-            exchange.sink.answer(
-                429,
-                AnswerCode.QUEUE_FULL,
-                f"{len(self._waiting)} requests are already waiting for a replica",
-                self.retry_s(),
-            )
+            text = f"{len(self._waiting)} requests are already waiting for a replica"
+            exchange.sink.answer(OwnAnswer(429, AnswerCode.QUEUE_FULL, text, self.retry_s()))
             return
         if not self._replicas:
             self._cold_starts.begin(now)
@@ -516,13 +541,11 @@ class ServiceQueue:
     def _end_wait(self, exchange: Exchange) -> None:
         if self._forget(exchange):
             self._count_unserved()
-            exchange.sink.answer(
-                504,
-                AnswerCode.TOO_LATE,
+            text = (
                 f"no replica{_where(exchange)} was free within {exchange.wait_s:g} s"
-                f"{self._explain(exchange)}",
-                self.retry_s(),
+                f"{self._explain(exchange)}"
             )
+            exchange.sink.answer(OwnAnswer(504, AnswerCode.TOO_LATE, text, self.retry_s()))
 
     def _explain(self, exchange: Exchange) -> str:
         """Return why no replica is started in the places where the request must stay, or "" if a

@@ -1,19 +1,22 @@
-"""Connections to replicas, and the pool of one replica's connections."""
+"""The last step of a request: connections to replicas, and the pool of one replica's connections.
+
+The pool reports the end of each exchange to its queue, with the slot that becomes free.
+"""
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from cavvy.domain.values import Struct
 from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
-from cavvy.gateway.config import ReplicaAddress
-from cavvy.gateway.exchange import Exchange
-from cavvy.gateway.heads import HeadError, ResponseHead, may_begin_response
+from cavvy.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.gateway.exchange import Exchange, Outcome
+from cavvy.gateway.heads import HeadError, HeadMemo, ResponseHead, may_begin_response
 from cavvy.gateway.redirects import WITH_LOCATION, guard
 from cavvy.gateway.statistics import ReplicaFacts
-
-if TYPE_CHECKING:
-    from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.work import ReplicaWork
 
 _CONNECT_S = 5.0
 # first and longest delay before a replica that refused connections is tried again
@@ -24,6 +27,7 @@ _HEAD_MAX = 65_536
 # than `_FRESH_S`, and the replica has kept a connection open that was unused for `_KEPT_S`.
 _FRESH_S, _KEPT_S = 1.0, 2.0
 PRICE_FIELD = b"Cavvy-Price-Micros"
+_UNFAILED = (Outcome.ABORTED, Outcome.UNSENT)  # the replica did nothing wrong
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -59,24 +63,17 @@ class UpstreamConnection(asyncio.Protocol):
         """Send the request's head and the received bytes of its body."""
         self._exchange = exchange
         self._body = self._chunks = None
-        exchange.upstream = self
+        exchange.replica = self.transport
         exchange.attempts += 1
         if not exchange.body_done or exchange.tells:
             exchange.sink.want_body()
         # counted first: if this process is killed here, no request of the replica is missing
-        if exchange.batch is None:
+        if not exchange.members:
             self.pool.work.count(exchange.key_id)
         else:
-            for each in exchange.batch.members:
+            for each in exchange.members:
                 self.pool.work.count(each.key_id)
         self.transport.write(exchange.take_bytes())
-
-    def abort(self) -> None:
-        """Close the connection to the replica, which is the only way to cancel the request of a
-        client that has disconnected.
-        """
-        self._exchange = None
-        self.transport.abort()
 
     # Methods that the event loop calls
 
@@ -109,6 +106,9 @@ class UpstreamConnection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             self.pool.forget(self)
+        elif exchange.gone:  # the queue has closed the connection to cancel the request
+            self._exchange = exchange.replica = None
+            self.pool.end(exchange, Outcome.ABORTED)
         elif self._tunnel:
             self._exchange = None
             self.pool.release(exchange, None)
@@ -117,10 +117,10 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.sink.send(b"", True)
             self._finish(exchange, reusable=False)
         else:
-            self._exchange = exchange.upstream = None
+            self._exchange = exchange.replica = None
             if self.idle_at:
                 self.pool.hasty = True
-            self.pool.lose(exchange)
+            self.pool.end(exchange, Outcome.LOST)
 
     def pause_writing(self) -> None:
         if self._exchange is not None:
@@ -138,7 +138,7 @@ class UpstreamConnection(asyncio.Protocol):
             payload = body.feed(data)
             if payload or body.done:
                 exchange.sink.send(payload, body.done)
-            if body.done and self._exchange is exchange:  # the sink may have aborted it
+            if body.done and not exchange.gone:  # the sink may have aborted it
                 self._finish(exchange, reusable=not (self._ends or body.rest))
             return
         if self._buffer:
@@ -153,17 +153,17 @@ class UpstreamConnection(asyncio.Protocol):
                     raise HeadError(502, "the head of the response is not valid HTTP/1.1")
                 self._buffer = data
                 return
-            head = self.pool.service.memo.parse_response(data[:end], exchange.head.method)
+            head = self.pool.owner.memo.parse_response(data[:end], exchange.head.method)
             if head.status >= 200 or head.status == 101:
                 break
             if head.wide:
-                head = guard(head, self.pool.service.route, exchange.head)
+                head = guard(head, self.pool.owner.route, exchange.head)
             exchange.sink.send_interim(head)
             data = data[end:]
         self._begin_response(exchange, head, data[end:])
 
     def _begin_response(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
-        route = self.pool.service.route
+        route = self.pool.owner.route
         if head.wide or head.status in WITH_LOCATION:
             head = guard(head, route, exchange.head)
         if head.status == 101:
@@ -178,24 +178,25 @@ class UpstreamConnection(asyncio.Protocol):
             rest = body.feed(rest) if rest or not body.done else b""
         exchange.responding = True  # until here, an invalid response is answered with 502
         exchange.failed = head.status >= 500
-        if route.price_header and exchange.batch is None:
-            exchange.price = self.pool.price(exchange, monotonic())
+        price = b""
+        if route.price_header and not exchange.members:
+            price = self.pool.price(exchange, monotonic())
         if body is None:
-            exchange.sink.respond(head, rest, True)
-            if self._exchange is exchange:
+            exchange.sink.respond(head, rest, True, price)
+            if not exchange.gone:
                 self._finish(exchange, reusable=not head.close)
             return
         self._ends = head.close
-        exchange.sink.respond(head, rest, body.done)
+        exchange.sink.respond(head, rest, body.done, price)
         if isinstance(body, ChunkedBody) and exchange.sink.passes_chunks:
             self._chunks = body
-        if body.done and self._exchange is exchange:
+        if body.done and not exchange.gone:
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
 
     def _finish(self, exchange: Exchange, reusable: bool) -> None:
         """Complete the response. If the replica responded before the request was complete, the
         connection cannot be used again."""
-        self._exchange = exchange.upstream = None
+        self._exchange = exchange.replica = None
         if not (reusable and exchange.body_done) or self.closed:
             self.closed = True
             self.transport.abort()
@@ -205,21 +206,33 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.sink.end()
 
     def _fail(self, exchange: Exchange, what: str) -> None:
-        self._exchange = exchange.upstream = None
+        self._exchange = exchange.replica = None
         self.closed = True
         self.transport.abort()
-        self.pool.refuse_answer(exchange, what)
+        self.pool.end(exchange, Outcome.INVALID, what)
+
+
+class PoolOwner(Struct, frozen=True):
+    """The queue of the pool's service. `settle` takes each exchange that has ended, with its slot;
+    `update` is called when the replica can receive requests again.
+    """
+
+    route: ServiceRoute
+    memo: HeadMemo
+    settle: "Callable[[Exchange, ReplicaPool, Outcome, float, str], None]"
+    update: "Callable[[ReplicaPool], None]"
 
 
 class ReplicaPool:
-    """One replica: its slots and its idle connections."""
+    """One replica: its slots, which the queue assigns and frees, and its idle connections."""
 
-    def __init__(self, service: "ServiceQueue", address: ReplicaAddress) -> None:
-        self.service = service
+    def __init__(self, address: ReplicaAddress, owner: "PoolOwner", work: ReplicaWork) -> None:
         self.address = address
-        self.concurrency = address.concurrency or service.route.concurrency
+        self.owner = owner
+        self.concurrency = address.concurrency or owner.route.concurrency
+        self.tier = 0  # what a replica that is farther away adds to its load
         self._places = frozenset(address.places)
-        self.work = service.find_work(address.id)
+        self.work = work
         self.batch_times = BatchTimes()
         self.in_flight = 0
         self.draining = False
@@ -241,8 +254,7 @@ class ReplicaPool:
         return exchange.places <= self._places
 
     def start(self, exchange: Exchange) -> None:
-        """Assign one of the replica's slots to the exchange."""
-        self.in_flight += 1
+        """Send the exchange, which has one of the slots, to the replica."""
         if (connection := self._take_idle(exchange)) is not None:
             connection.begin(exchange)
             return
@@ -284,31 +296,24 @@ class ReplicaPool:
                     lambda: UpstreamConnection(self), self.address.host, self.address.port
                 )
         except (OSError, TimeoutError):
-            self._refuse(exchange)
+            self._cool(exchange)
             return
         self._backoff_s = _BACKOFF_S
         if exchange.gone:
             connection.idle_at = monotonic()
             self._idle.append(connection)
-            self.service.free(self, exchange, connection.idle_at)
+            self.end(exchange, Outcome.UNSENT)
         else:
             connection.begin(exchange)
 
-    def _refuse(self, exchange: Exchange) -> None:
-        """Handle a replica that accepts no connections: try this replica again later, and send the
-        request to another replica.
-        """
-        self._failed += 1
+    def _cool(self, exchange: Exchange) -> None:
+        """Try a replica that accepts no connections again later."""
         if not self.cooling and not self.draining:
             self.cooling = True
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._backoff_s, self.warm)
             self._backoff_s = min(2 * self._backoff_s, _BACKOFF_MAX_S)
-        now = monotonic()
-        self.service.free(self, exchange, now)
-        if not exchange.gone:
-            exchange.avoid = self
-            self.service.requeue(exchange, now)
+        self.end(exchange, Outcome.UNREACHABLE)
 
     def warm(self) -> None:
         """Mark the replica as available again."""
@@ -316,7 +321,7 @@ class ReplicaPool:
             self._timer.cancel()
             self._timer = None
         self.cooling = False
-        self.service.update(self)
+        self.owner.update(self)
 
     def release(self, exchange: Exchange, connection: UpstreamConnection | None) -> None:
         """Release the connection after a complete response, and keep the connection open if it can
@@ -329,13 +334,19 @@ class ReplicaPool:
             else:
                 connection.idle_at = now
                 self._idle.append(connection)
-        self.service.record_answer(exchange, self, now)
-        self.service.free(self, exchange, now)
+        self.owner.settle(exchange, self, Outcome.ANSWERED, now, "")
+
+    def end(self, exchange: Exchange, outcome: Outcome, what: str = "") -> None:
+        """Report the end of an exchange without a complete response. `what` says what is wrong with
+        a response that is not valid.
+        """
+        self._failed += outcome not in _UNFAILED
+        self.owner.settle(exchange, self, outcome, monotonic(), what)
 
     def price(self, exchange: Exchange, now: float) -> bytes:
         """If the service shows prices, return the header field that states the cost of the request
         so far; otherwise return b""."""
-        if not self.service.route.price_header:
+        if not self.owner.route.price_header:
             return b""
         share_s = self.work.share_s(exchange.work_mark, now, exchange.weight)
         return b"%b: %d\r\n" % (PRICE_FIELD, round(self.address.rate_micros * share_s / 3600))
@@ -345,26 +356,6 @@ class ReplicaPool:
         if connection in self._idle:
             self._idle.remove(connection)
             self.hasty = self.hasty or monotonic() - connection.idle_at < _KEPT_S
-
-    def lose(self, exchange: Exchange) -> None:
-        """Handle a connection that ended before the response."""
-        self._failed += 1
-        now = monotonic()
-        self._record_loss(exchange, now)
-        self.service.free(self, exchange, now)
-        self.service.lose(exchange, self, now)
-
-    def refuse_answer(self, exchange: Exchange, what: str) -> None:
-        """Handle a response of the replica that is not valid HTTP; `what` says what is wrong."""
-        self._failed += 1
-        now = monotonic()
-        self._record_loss(exchange, now)
-        self.service.free(self, exchange, now)
-        self.service.refuse_answer(exchange, what)
-
-    def _record_loss(self, exchange: Exchange, now: float) -> None:
-        if self.service.canary is not None:
-            self.service.canary.record(self.address.canary, True, now - exchange.started_at)
 
     def drain(self) -> None:
         """Accept no more requests; requests in flight finish."""
