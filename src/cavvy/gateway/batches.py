@@ -28,10 +28,10 @@ from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.statistics import BatchFacts
 from cavvy.gateway.upstream import ReplicaPool
 
-_SCANNED = 1024  # waiting requests among which those are looked for that can be joined
+_SCAN_MAX = 1024  # waiting requests among which those are looked for that can be joined
 _RESPONSE_MAX = 64 << 20
 _LONGEST_GAP = 10  # of `wait_s`
-_HALVED = 8  # a batch of so many requests that is refused is sent again in halves
+_HALVES_MIN = 8  # a batch of so many requests that is refused is sent again in halves
 _OF_LOAD = frozenset({429, 503})  # statuses that concern the replica, not a request
 # Fields of a response that are about its whole body, or for one client.
 _OF_WHOLE = frozenset(
@@ -283,7 +283,7 @@ class ServiceBatches:
         part = _part_of(first)
         mine, total = [first], part.instances
         for number, each in enumerate(waiting):
-            if total >= self.terms.max or number >= _SCANNED:
+            if total >= self.terms.max or number >= _SCAN_MAX:
                 break
             other = each.part
             if each is first or other is None or other.half is not part.half:
@@ -308,7 +308,7 @@ def separate(carrier: Exchange) -> None:
     request does not make the other members fail.
     """
     present = carrier.list_present()
-    if carrier.may_halve and len(present) >= _HALVED:
+    if carrier.may_halve and len(present) >= _HALVES_MIN:
         middle = len(present) // 2
         for half in (present[:middle], present[middle:]):
             mark = object()

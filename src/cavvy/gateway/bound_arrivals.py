@@ -6,7 +6,7 @@ from time import monotonic, time
 
 from cavvy.domain.place_loads import PlaceLoad, PlaceLoads, write_places
 
-_MOST = 32  # sets of places; clients may name any
+_PLACES_MAX = 32  # sets of places; clients may name any
 # the difference between the two clocks, read once, so that a time does not change between reports
 _OFFSET_S = time() - monotonic()
 
@@ -27,7 +27,7 @@ class BoundArrivals:
         """Record a request that must stay in these places."""
         self._at.pop(places, None)
         self._at[places] = now
-        if len(self._at) > _MOST:
+        if len(self._at) > _PLACES_MAX:
             del self._at[next(iter(self._at))]
 
     def describe(self, waiting: Iterable[frozenset[str]]) -> PlaceLoads:

@@ -111,7 +111,7 @@ class ControlSocket:
                         cpu_s=times.user + times.system,
                     )
                 case AwaitCold():
-                    await self._door.cold_told.wait()
+                    await self._door.cold_event.wait()
                     return ControlReply(cold=self._door.take_cold())
                 case StopGateway(drain_s=drain_s):
                     self._stop(drain_s)

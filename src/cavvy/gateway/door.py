@@ -41,7 +41,7 @@ class Door:
         self.memo = HeadMemo(config.limits, OwnValues(config.owner))
         self.services: dict[str, ServiceQueue] = {}
         self.cold: set[str] = set()  # services that need a replica and are not reported yet
-        self.cold_told = asyncio.Event()
+        self.cold_event = asyncio.Event()
         self._admission = Admission(config, calls)
         self._routes: Routes[ServiceQueue] = Routes(())
         self._models = ModelRoutes(self._admission.open, config.limits)
@@ -105,12 +105,12 @@ class Door:
         """
         found = tuple(sorted(self.cold))
         self.cold.clear()
-        self.cold_told.clear()
+        self.cold_event.clear()
         return found
 
     def _tell_cold(self, name: str) -> None:
         self.cold.add(name)
-        self.cold_told.set()
+        self.cold_event.set()
 
     # what clients' connections call
 

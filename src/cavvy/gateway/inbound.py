@@ -6,21 +6,15 @@ import asyncio
 from time import monotonic
 from typing import cast
 
-from cavvy.gateway.bodies import LAST_CHUNK, Body, make_body
+from cavvy.gateway.bodies import Body, make_body
 from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.door import Door
 from cavvy.gateway.exchange import Exchange
-from cavvy.gateway.heads import (
-    NO_LENGTH,
-    UNTIL_CLOSE,
-    HeadError,
-    ResponseHead,
-)
-from cavvy.gateway.other_origins import share
-from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, write_answer
+from cavvy.gateway.heads import HeadError
+from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer
+from cavvy.gateway.responses import ClientResponse
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S = 2.0  # seconds for a client that still sends a body that is not wanted
 _PROBES_S = (0.05, 0.5, 2.0, 10.0)
 _SLOW_HEAD = "the head of the request took too long"
@@ -30,7 +24,7 @@ _FIRST = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh
 
 
 class ClientConnections:
-    """All open connections of clients."""
+    """The open connections of clients."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
@@ -72,51 +66,32 @@ class ClientConnections:
 class InboundConnection(asyncio.Protocol):
     __slots__ = (
         "_address",
-        "_asked",
         "_body",
-        "_body_at",
         "_buffer",
-        "_chunked",
-        "_closing",
         "_connections",
         "_door",
-        "_expects",
-        "_half_closed",
         "_head_at",
         "_idle_at",
         "_lingers",
-        "_moved",
         "_moved_at",
-        "_paused",
         "_request",
         "_stalled_at",
-        "_started",
-        "_tunnel",
+        "response",
         "transport",
     )
 
     transport: asyncio.Transport
+    response: ClientResponse
 
     def __init__(self, door: Door, connections: ClientConnections) -> None:
         self._door = door
         self._connections = connections
-        self._asked: ClientRequest | None = None  # the last request whose head was valid
         self._request: OpenRequest | None = None  # while it is open
         self._body: Body | None = None  # body of the request, while it is incomplete
         self._buffer = b""
-        self._chunked = False  # the response
-        self._started = False  # the head of the response is written
-        self._closing = False  # after this response
-        self._expects = False  # the client waits for "100 Continue"
-        self._half_closed = False
         self._lingers = False
-        self._tunnel = False
-        self._paused = False
-        # whether bytes of a response or a tunnel have arrived since the last check
-        self._moved = False
-        self._moved_at = 0.0  # time of the first check after the last of these bytes
+        self._moved_at = 0.0  # time of the first check after bytes of a response or a tunnel
         self._head_at = 0.0  # when the head that is being read began; 0 if none is being read
-        self._body_at = 0.0
         self._idle_at = monotonic()
         self._stalled_at = 0.0  # since when the client has read nothing; 0 if it reads
         self._address = b"unknown"  # of the program that is connected
@@ -126,16 +101,19 @@ class InboundConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # the transports of uvloop have no common base class
         self.transport = cast(asyncio.Transport, transport)
+        self.response = ClientResponse(self.transport, self._end, self._pass_early)
+        self.response.stopping = self._connections.stopping
         peer = self.transport.get_extra_info("peername")
         if peer:
             self._address = peer[0].encode()
         if not self._connections.enter(self):
-            self._closing = True
+            self.response.closing = True
             self._refuse(OwnAnswer(503, AnswerCode.CONNECTIONS, "too many connections", 1))
 
     def data_received(self, data: bytes) -> None:
-        if self._tunnel:
-            self._moved = True
+        response = self.response
+        if response.tunnel:
+            response.moved = True
             self._pass_on(data)
         elif self._lingers:
             return
@@ -148,27 +126,29 @@ class InboundConnection(asyncio.Protocol):
             if self._request is None:
                 self._pump()
             elif len(self._buffer) > self._connections.limits.head_bytes:
-                self._pause()
+                response.pause_body()
 
     def eof_received(self) -> bool:
         if self._lingers or self._request is None:
             return False
-        if self._tunnel:
-            self._half_closed = True
+        if self.response.tunnel:
+            self.response.half_closed = True
             self._pass_on(b"")
-            return not self._closing  # the replica has also ended its half
+            return not self.response.closing  # the replica has also ended its half
         if self._body is not None:  # the rest of the body will not arrive
             return False
-        self._half_closed = True
+        self.response.half_closed = True
         self._probe(0)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)
-        request, self._request = self._request, None
-        self._closing = True
+        request, response = self._take(), self.response
+        response.closing = True
         if request is not None:
             request.abort()
+        # reference counts free what forms no cycle
+        response.request, response.end, response.pass_early = None, _do_nothing, _do_nothing
 
     def pause_writing(self) -> None:
         self._stalled_at = monotonic()
@@ -182,16 +162,17 @@ class InboundConnection(asyncio.Protocol):
 
     def close_idle(self) -> None:
         """The gateway stops."""
+        self.response.stopping = True
         if self._request is None:
             self.transport.close()
 
     def refuse_waiting(self) -> None:
         """Refuse the open request if no replica has it, because the gateway stops now."""
         request = self._request
-        if isinstance(request, Exchange) and not request.is_taken():
+        if self.response.open and isinstance(request, Exchange) and not request.is_taken():
             request.abort()
             text = "the gateway stopped before a replica was free; repeat the request"
-            self.answer(OwnAnswer(503, AnswerCode.STOPPING, text))
+            self.response.answer(OwnAnswer(503, AnswerCode.STOPPING, text))
 
     def check(self, now: float) -> None:
         limits = self._connections.limits
@@ -207,8 +188,8 @@ class InboundConnection(asyncio.Protocol):
                     self._refuse(OwnAnswer(408, AnswerCode.SLOW, _SLOW_HEAD))
             elif now - self._idle_at > limits.idle_s:
                 self.transport.close()
-        elif self._body is not None and not self._paused:
-            if now - self._body_at > limits.body_idle_s and not self._expects:
+        elif self._body is not None and not self.response.paused:
+            if now - self.response.body_at > limits.body_idle_s and not self.response.expects:
                 self._give_up(OwnAnswer(408, AnswerCode.SLOW, _SLOW_BODY))
         elif isinstance(request, Exchange):
             self._check_answer(request, now)
@@ -221,8 +202,8 @@ class InboundConnection(asyncio.Protocol):
         if not request.responding:
             if request.is_taken() and now - request.started_at > route.response_s:
                 self._give_up(OwnAnswer(504, AnswerCode.SILENT, _SILENT))
-        elif self._moved or not self._moved_at:
-            self._moved, self._moved_at = False, now
+        elif self.response.moved or not self._moved_at:
+            self.response.moved, self._moved_at = False, now
         elif bound_s is not None and now - self._moved_at > bound_s and not self._stalled_at:
             self._drop()
 
@@ -231,7 +212,8 @@ class InboundConnection(asyncio.Protocol):
     def _pump(self) -> None:
         """Read the next request from the buffer whenever no request is open, until the buffer
         contains no further request."""
-        while self._buffer and self._request is None and not self._closing:
+        response = self.response
+        while self._buffer and self._request is None and not response.closing:
             data = self._buffer
             end = data.find(b"\r\n\r\n") + 4
             if end < 4 or end > self._connections.limits.head_bytes:
@@ -260,40 +242,40 @@ class InboundConnection(asyncio.Protocol):
         except HeadError as error:
             self._refuse(OwnAnswer(error.status, AnswerCode.BAD_REQUEST, error.what))
             return
-        now = monotonic()
-        asked = self._asked = ClientRequest(self, head, now, self._address)
-        self._closing = head.close
-        self._started = False
-        request = self._door.open_request(asked)
-        if isinstance(request, ANSWERS):
-            self._answer_unopened(request, asked)
-            if head.length == 0 and not self._closing:
+        now, response = monotonic(), self.response
+        request = response.request = ClientRequest(response, head, now, self._address)
+        response.closing = head.close
+        response.started = False
+        opened = self._door.open_request(request)
+        if isinstance(opened, ANSWERS):
+            self._answer_unopened(opened, request)
+            if head.length == 0 and not response.closing:
                 self._buffer = rest
             return
-        self._request = request
-        self._expects = head.expect
+        self._request, response.open = opened, True
+        response.expects = head.expect
         if head.length == 0:
             self._buffer = rest
         else:
-            self._body = make_body(head.length)
-            self._body_at = now
+            self._body, response.reads_body = make_body(head.length), True
+            response.body_at = now
             if rest:
                 self._read_body(rest)
-        if self._request is request:
-            request.begin()
+        if self._request is opened:
+            opened.begin()
 
     def _read_body(self, data: bytes) -> None:
         body, request = self._body, self._request
         assert body is not None
         assert request is not None
-        self._body_at = monotonic()
+        self.response.body_at = monotonic()
         try:
             payload = body.feed(data)
         except HeadError as error:
             self._give_up(OwnAnswer(error.status, AnswerCode.BAD_REQUEST, error.what))
             return
         if body.done:
-            self._body = None
+            self._body, self.response.reads_body = None, False
             self._buffer = body.rest
         if (payload or body.done) and (found := request.feed(payload, body.done)):
             if isinstance(found, ANSWERS):
@@ -307,84 +289,14 @@ class InboundConnection(asyncio.Protocol):
     def _hold(self, request: OpenRequest) -> None:
         """Pause reading a request's body if no replica has taken the request yet."""
         if not isinstance(request, Exchange) or request.replica is None:
-            self._pause()
+            self.response.pause_body()
 
-    # the response
+    # tunnels
 
-    def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
-        asked = self._asked
-        if self._request is None or asked is None:
-            return
-        self._started = self._moved = True
-        framing = b""
-        self._chunked = False
-        if head.length in (NO_LENGTH, UNTIL_CLOSE):
-            if asked.head.version == 1:
-                self._chunked = True
-                framing = b"Transfer-Encoding: chunked\r\n"
-            else:
-                self._closing = True
-        if self._body is not None or self._half_closed or self._connections.stopping:
-            self._closing = True
-        if self._closing:
-            framing += b"Connection: close\r\n"
-        if self._chunked and (payload or done):
-            payload = self._frame(payload, done)
-        fields = share(head.fields) if asked.shares else head.fields
-        self.transport.write(
-            b"%bX-Request-Id: %b\r\n%b%b\r\n%b" % (fields, asked.id, framing, more, payload)
-        )
-
-    def send(self, payload: bytes, done: bool) -> None:
-        if self._request is None:
-            return
-        self._moved = True
-        if self._tunnel:
-            if payload:
-                self.transport.write(payload)
-            if done:
-                self._end_half()
-        elif self._chunked and not done:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
-        elif data := self._frame(payload, done):
-            self.transport.write(data)
-
-    @property
-    def passes_chunks(self) -> bool:
-        return self._chunked
-
-    def pass_chunk(self, data: bytes) -> None:
-        if self._request is not None:
-            self._moved = True
-            self.transport.write(data)
-
-    def _frame(self, payload: bytes, done: bool) -> bytes:
-        if not self._chunked:
-            return payload
-        if not done:
-            return b"%x\r\n%b\r\n" % (len(payload), payload)
-        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(payload), payload) if payload else LAST_CHUNK
-
-    def send_interim(self, head: ResponseHead) -> None:
-        asked = self._asked
-        if head.status != 100 and self._request is not None and asked and asked.head.version:
-            self.transport.write(head.fields + b"\r\n")
-
-    def switch(self, head: ResponseHead, payload: bytes) -> None:
-        self._tunnel = self._started = self._moved = True
-        change = b"Connection: upgrade\r\nUpgrade: %b\r\n\r\n" % head.upgrade
-        self.transport.write(head.fields + change + payload)
+    def _pass_early(self) -> None:
         early, self._buffer = self._buffer, b""
         if early:
             self._pass_on(early)
-
-    def _end_half(self) -> None:
-        """Handle the end of the bytes that the replica sends through the tunnel."""
-        self._closing = True
-        if self._half_closed or not self.transport.can_write_eof():
-            self.transport.close()
-        else:
-            self.transport.write_eof()
 
     def _pass_on(self, data: bytes) -> None:
         """Pass bytes of a tunnel to the replica; empty `data` marks the end of the bytes."""
@@ -395,116 +307,77 @@ class InboundConnection(asyncio.Protocol):
             elif request.replica.can_write_eof():
                 request.replica.write_eof()
 
-    def answer(self, answer: OwnAnswer) -> None:
-        """Send the gateway's own response to the open request."""
-        if self._body is not None or self._half_closed:
-            self._closing = True
-        self._write_own(answer)
-        self.end()
+    # endings
 
-    def cut(self) -> None:
-        self._request = None
-        self.transport.abort()
+    def _take(self) -> OpenRequest | None:
+        """Return the open request, which is no longer open."""
+        request = self._request if self.response.open else None
+        self._request, self.response.open = None, False
+        return request
 
     def _drop(self) -> None:
-        request, self._request = self._request, None
+        request = self._take()
         if request is not None:
             request.abort()
         self.transport.abort()
 
-    def end(self) -> None:
-        self._request = None
+    def _end(self) -> None:
+        response = self.response
+        self._request, response.open = None, False
         self._idle_at = monotonic()
         if self._body is not None:
             self._linger()
-        elif self._closing or self._half_closed or self._tunnel or self._connections.stopping:
-            self._closing = True
+        elif response.closing or response.half_closed or response.tunnel or response.stopping:
+            response.closing = True
             self.transport.close()
         else:
-            if self._paused:
-                self._resume()
+            if response.paused:
+                response.resume()
             if self._buffer:
                 self._pump()
 
-    def want_body(self) -> None:
-        if self._expects:
-            self._expects = False
-            self._body_at = monotonic()
-            if self._body is not None:
-                self.transport.write(_CONTINUE)
-        self.resume_body()
-
-    def pause_body(self) -> None:
-        self._pause()
-
-    def resume_body(self) -> None:
-        if self._paused:
-            self._body_at = monotonic()
-            self._resume()
-
-    # endings
-
-    def _answer_unopened(self, answer: Answer, asked: ClientRequest) -> None:
+    def _answer_unopened(self, answer: Answer, request: ClientRequest) -> None:
         """Answer a request that was not opened, without reading its body."""
-        if asked.head.length:
-            self._closing = True
-        self._write_own(answer)
+        if request.head.length:
+            self.response.closing = True
+        self.response.write(answer)
         self._idle_at = monotonic()
-        if asked.head.length:
+        if request.head.length:
             self._linger()
-        elif self._closing:
+        elif self.response.closing:
             self.transport.close()
 
     def _refuse(self, answer: OwnAnswer) -> None:
         """Send an error response because the received bytes are not a request. Later bytes are
         ignored.
         """
-        self._asked = None
-        self._closing = True
-        self._write_own(answer)
+        self.response.request = None
+        self.response.closing = True
+        self.response.write(answer, self._door.make_request_id())
         self._linger()
 
     def _give_up(self, answer: Answer) -> None:
         """Abort the open request before its response is complete."""
-        request, self._request = self._request, None
-        started = self._started
+        request, started = self._take(), self.response.started
         if request is not None:
             request.abort()
         if started:
             self.transport.abort()
             return
-        self._closing = True
-        self._write_own(answer)
+        self.response.closing = True
+        self.response.write(answer)
         self._linger()
-
-    def _write_own(self, answer: Answer) -> None:
-        self._started = True
-        asked = self._asked
-        request_id = self._door.make_request_id() if asked is None else asked.id
-        without_body = asked is not None and asked.head.method == b"HEAD"
-        if isinstance(answer, OwnAnswer):
-            data = write_answer(
-                answer, request_id.decode(), close=self._closing, without_body=without_body
-            )
-        else:
-            data = b"%bX-Request-Id: %b\r\n%b\r\n%b" % (
-                answer.fields,
-                request_id,
-                b"Connection: close\r\n" if self._closing else b"",
-                b"" if without_body else answer.body,
-            )
-        self.transport.write(share(data) if asked is not None and asked.shares else data)
 
     def _linger(self) -> None:
         """Close the connection, but continue reading for a while: a reset would destroy the
         response in transit."""
-        self._closing = self._lingers = True
-        self._body = None
+        self.response.closing = self._lingers = True
+        self._body, self.response.reads_body = None, False
         self._buffer = b""
         self._idle_at = monotonic()
-        if self._paused:
-            self._resume()
-        if self.transport.can_write_eof() and not self._half_closed:
+        if self.response.paused:
+            self.response.resume()
+        if self.transport.can_write_eof() and not self.response.half_closed:
             self.transport.write_eof()
         else:
             self.transport.close()
@@ -515,20 +388,14 @@ class InboundConnection(asyncio.Protocol):
         disconnected, its kernel answers with a reset; a client that closed only its sending side
         ignores the interim response.
         """
-        if not self._half_closed or self._request is None or self._started:
+        response, request = self.response, self.response.request
+        if not response.half_closed or self._request is None or response.started:
             return
-        if self.transport.is_closing() or self._asked is None or self._asked.head.version == 0:
+        if self.transport.is_closing() or request is None or request.head.version == 0:
             return
-        self.transport.write(_CONTINUE)
+        response.send_continue()
         if number < len(_PROBES_S):
             asyncio.get_running_loop().call_later(_PROBES_S[number], self._probe, number + 1)
 
-    def _pause(self) -> None:
-        if not self._paused and not self.transport.is_closing():
-            self._paused = True
-            self.transport.pause_reading()
 
-    def _resume(self) -> None:
-        self._paused = False
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
+def _do_nothing() -> None: ...

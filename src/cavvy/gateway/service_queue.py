@@ -35,8 +35,8 @@ from cavvy.gateway.statistics import (
 from cavvy.gateway.upstream import PoolOwner, ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
-_REMOVED = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")
-_COUNTED_BY_CANARY = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
+_NO_SERVICE = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")
+_CANARY_OUTCOMES = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
 _GONE_MAX = 32  # replicas that were removed and whose work is still reported
 
 
@@ -115,7 +115,7 @@ class ServiceQueue:
             return
         exchange.admitted = True
         if self._removed:
-            exchange.sink.answer(_REMOVED)
+            exchange.sink.answer(_NO_SERVICE)
             return
         self.counters.arrivals += 1
         if exchange.places:
@@ -170,7 +170,7 @@ class ServiceQueue:
             self._record_answer(exchange, pool, now)
             self._free(pool, exchange, now)
             return
-        if self.canary is not None and outcome in _COUNTED_BY_CANARY:
+        if self.canary is not None and outcome in _CANARY_OUTCOMES:
             failed = exchange.failed or outcome is not Outcome.ABORTED
             self.canary.record(pool.address.canary, failed, now - exchange.started_at)
         self._free(pool, exchange, now)
@@ -367,7 +367,7 @@ class ServiceQueue:
         for each in self._work.values():
             each.forget()
         self._removed = True
-        self._answer_waiting(_REMOVED)
+        self._answer_waiting(_NO_SERVICE)
         self.set_replicas(())
 
     def _answer_waiting(self, answer: OwnAnswer) -> None:

@@ -24,10 +24,10 @@ _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0
 _HEAD_MAX = 65_536
 # A replica may close an unused connection while a request is on its way. A request that must not be
 # repeated is sent on a connection that was used before only if the connection was unused for less
-# than `_FRESH_S`, and the replica has kept a connection open that was unused for `_KEPT_S`.
-_FRESH_S, _KEPT_S = 1.0, 2.0
+# than `_FRESH_S`, and the replica has kept a connection open that was unused for `_PATIENCE_S`.
+_FRESH_S, _PATIENCE_S = 1.0, 2.0
 PRICE_FIELD = b"Cavvy-Price-Micros"
-_UNFAILED = (Outcome.ABORTED, Outcome.UNSENT)  # the replica did nothing wrong
+_NO_FAILURES = (Outcome.ABORTED, Outcome.UNSENT)  # the replica did nothing wrong
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -285,7 +285,7 @@ class ReplicaPool:
         time. The oldest unused connection shows it, because the newest ones are used first.
         """
         if not self._patient and self._idle:
-            self._patient = now - self._idle[0].idle_at >= _KEPT_S
+            self._patient = now - self._idle[0].idle_at >= _PATIENCE_S
         return self._patient and not self.hasty
 
     async def _connect(self, exchange: Exchange) -> None:
@@ -340,7 +340,7 @@ class ReplicaPool:
         """Report the end of an exchange without a complete response. `what` says what is wrong with
         a response that is not valid.
         """
-        self._failed += outcome not in _UNFAILED
+        self._failed += outcome not in _NO_FAILURES
         self.owner.settle(exchange, self, outcome, monotonic(), what)
 
     def price(self, exchange: Exchange, now: float) -> bytes:
@@ -355,7 +355,7 @@ class ReplicaPool:
         """Forget an idle connection that the replica has closed."""
         if connection in self._idle:
             self._idle.remove(connection)
-            self.hasty = self.hasty or monotonic() - connection.idle_at < _KEPT_S
+            self.hasty = self.hasty or monotonic() - connection.idle_at < _PATIENCE_S
 
     def drain(self) -> None:
         """Accept no more requests; requests in flight finish."""
