@@ -28,6 +28,16 @@ def test_the_page_lists_modules_in_the_order_of_the_import_contract() -> None:
     assert [depth[module] for module in listed] == sorted(depth[module] for module in listed)
 
 
+def test_the_drawings_name_files_that_exist() -> None:
+    drawings = re.findall(r"^```\n(.*?)^```", (ROOT / "ARCHITECTURE.md").read_text(), re.M | re.S)
+    named = {name for each in drawings for name in re.findall(r"[a-z_]+(?:/[a-z_]+)+", each)}
+    source = ROOT / "src" / "cavvy"
+    paths = [path for path in source.rglob("*") if path.suffix == ".py" or path.is_dir()]
+    known = {str(path.relative_to(source).with_suffix("")) for path in paths}
+    assert named - known - {name.removeprefix("control/") for name in known} == set()
+    assert "control/job_service" in named
+
+
 def test_the_cli_holds_one_file_for_each_command_and_modules_that_know_none() -> None:
     cli = ROOT / "src" / "cavvy" / "cli"
     commands = set(COMMANDS)
