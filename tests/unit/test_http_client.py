@@ -9,7 +9,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from cavvy import http_client
 from cavvy.api import id_tokens
 from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
 from cavvy.control.webhooks import post_json
+from cavvy.domain.services import ReadinessProbe
+from cavvy.domain.targets import EVERY
 from cavvy.http_client import HttpClient, InvalidRequest, NoReply, ReplyTooLong, TargetDenied
 from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.base import TryAgain
@@ -32,9 +34,11 @@ from cavvy.providers.ray.calls import DashboardAddress, DashboardRefused, RayDas
 from cavvy.providers.vm import rest
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import RestClient
+from cavvy.server.serving.probes import probe
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.http import WebPages
+from cavvy.store.objects.locations import merge_keys, open_place
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.sftp import SftpServer
 from cavvy.store.objects.signing import NoSigner
@@ -268,6 +272,50 @@ def test_answers_that_cannot_be_read_are_errors_of_the_caller() -> None:
                     place.head("x")
 
 
+AMAZON = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+AZURE = {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "a2V5"}
+GOOGLE = {"STORAGE_EMULATOR_HOST": "127.0.0.1:9"}
+
+
+@pytest.mark.parametrize("targets", [EVERY, ALLOWED])
+@pytest.mark.parametrize(
+    ("url", "keys"),
+    [
+        *(
+            ("s3://b/x", AMAZON | {"AWS_ENDPOINT_URL": each})
+            for each in ("a", "file:///", "http://[")
+        ),
+        *(
+            ("s3://b/x", AMAZON | {"AWS_ENDPOINT_URL": f"http://a{each}"})
+            for each in ("\0", "\nX: y")
+        ),
+        ("s3://b/x", AMAZON | {"AWS_REGION": "x y/@10.0.0.1/"}),
+        *(("az://b/x", AZURE | {"AZURE_STORAGE_ENDPOINT": each}) for each in ("a", "http://a:x")),
+        *(
+            ("gs://b/x", GOOGLE | {"GOOGLE_SERVICE_ACCOUNT": each})
+            for each in ("[1]", "[" * 100_000)
+        ),
+        ("gs://b/x", GOOGLE | {"GOOGLE_SERVICE_ACCOUNT": '{"client_email": 1, "private_key": 2}'}),
+        *((f"{each}://127.0.0.1:99999/x", {}) for each in ("http", "sftp")),
+        *((f"{each}://127.0.0.1:{'9' * 5000}/x", {}) for each in ("http", "sftp")),
+        *((f"{each}://[/x", {}) for each in ("http", "sftp")),
+        *((f"{each}://a..b/x", {}) for each in ("http", "sftp")),
+        ("http://ann:word@127.0.0.1:9/x", {}),
+        *(("sftp://127.0.0.1:9/x", {"SFTP_PRIVATE_KEY": each}) for each in ("", "junk")),
+        ("sftp://127.0.0.1:9/x", {"SFTP_KNOWN_HOSTS": "junk"}),
+    ],
+)
+def test_values_of_users_that_mean_nothing_are_their_errors(
+    url: str, keys: dict[str, str], targets: str
+) -> None:
+    def read() -> None:
+        found = open_place(url, merge_keys({}, keys, targets), now)
+        found.place.head(found.key)
+
+    with pytest.raises(ObjectError):
+        read()
+
+
 def test_redirects_in_a_circle_end() -> None:
     with serving(lambda request: reply(request, b"", 302, Location="/")) as server:
         assert HttpClient(redirects=True).send("GET", server.url).status == 302
@@ -362,6 +410,24 @@ def test_a_reply_that_arrives_byte_by_byte_has_a_time_limit(
             call(server.url, ALLOWED)
 
 
+def test_probes_follow_no_redirect_and_end() -> None:
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.connection.sendall(b"HTTP/1.1 20")
+        while not server.stopped.wait(0.01):
+            request.connection.sendall(b"0")
+
+    how = ReadinessProbe(timeout=timedelta(seconds=0.2))
+    with (
+        serving(reply, INSIDE) as inside,
+        serving(lambda request: reply(request, b"", 302, Location=inside.url)) as server,
+    ):
+        assert asyncio.run(probe(server.server_port, how)) == ""
+        assert inside.asked == []
+    for answer in (drip, lambda request: request.connection.sendall(bytes(1 << 20))):
+        with serving(answer) as server:
+            assert "no answer to /" in asyncio.run(probe(server.server_port, how))
+
+
 def test_a_name_with_many_addresses_has_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMES, "many.test", [f"127.0.1.{n}" for n in range(200)])
     monkeypatch.setattr(http_client, "monotonic", itertools.count(0, 3).__next__)
@@ -416,3 +482,8 @@ def test_the_environment_names_the_proxy(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(NoReply):
             HttpClient(targets="").send("GET", "http://beside.test/x")
         assert len(proxy.asked) == 1
+        proxy.RequestHandlerClass.do_CONNECT = proxy.RequestHandlerClass.do_GET  # type: ignore[attr-defined]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://ann:word@{proxy.url.removeprefix('http://')}")
+        with pytest.raises(NoReply):  # the proxy's program does not go on in TLS
+            HttpClient(targets="").send("GET", "https://outside.test/x")
+        assert proxy.asked[1:] == ["outside.test:443"]

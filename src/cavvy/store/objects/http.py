@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 from cavvy.domain.targets import EVERY
 from cavvy.domain.values import Struct
@@ -42,15 +41,19 @@ def ask(
     private targets that may be called. Raises ObjectTryAgain if no reply arrives, and ObjectDenied
     for a target that may not be called.
     """
-    host = urlsplit(url).netloc.rpartition("@")[2]
     try:
         return HttpClient(targets=targets, redirects=True).send(method, url, body, headers)
     except TargetDenied as error:
         raise ObjectDenied(str(error)) from error
     except (InvalidRequest, ReplyTooLong) as error:
-        raise ObjectDenied(f"{host}: {error}") from error
+        raise ObjectDenied(f"{_name_host(url)}: {error}") from error
     except NoReply as error:
-        raise ObjectTryAgain(f"{host} does not answer: {error}") from error
+        raise ObjectTryAgain(f"{_name_host(url)} does not answer: {error}") from error
+
+
+def _name_host(url: str) -> str:
+    """Return the host and the port of a URL: the rest may be secret."""
+    return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
 
 def check(answer: HttpReply, what: str) -> HttpReply:

@@ -110,7 +110,11 @@ def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -
     """Open the store that a URL names. Raises ObjectDenied if a key is missing, if the scheme is
     unknown, or if the URL overlaps the location of the server's own files.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ObjectDenied(f"{url:.200} is not the URL of a storage: {error}") from error
     key, scheme = unquote(parts.path.lstrip("/")), parts.scheme.lower()
     if scheme in _FAMILIES and not _BUCKET.fullmatch(parts.netloc):
         raise ObjectDenied(f"{url} names no bucket")
@@ -143,8 +147,21 @@ def _targets(keys: Mapping[str, str], family: str) -> str:
     return keys.get(f"{_TARGETS}{family}", EVERY)
 
 
+def _check_endpoint(name: str, url: str) -> str:
+    """Return the URL of a service of the user's choice; "" is none. Raises ObjectDenied."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if url and not good:
+        raise ObjectDenied(f"{name} is not a URL such as https://storage.example.com")
+    return url
+
+
 def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:
-    endpoint = keys.get("AWS_ENDPOINT_URL_S3") or keys.get("AWS_ENDPOINT_URL")
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = next((_check_endpoint(each, keys[each]) for each in names if keys.get(each)), "")
     region = keys.get("AWS_REGION") or keys.get("AWS_DEFAULT_REGION") or "us-east-1"
     key_id, secret, token = _amazon_key(keys)
     signer = AmazonKey(key_id=key_id, secret=secret, token=token, region=region)
@@ -189,11 +206,10 @@ def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
 
 def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:
     emulator = keys.get("STORAGE_EMULATOR_HOST", "")
-    endpoint = (
-        (emulator if "://" in emulator else f"http://{emulator}")
-        if emulator
-        else "https://storage.googleapis.com"
-    )
+    if emulator:
+        url = emulator if "://" in emulator else f"http://{emulator}"
+        emulator = _check_endpoint("STORAGE_EMULATOR_HOST", url)
+    endpoint = emulator or "https://storage.googleapis.com"
     text = keys.get("GOOGLE_SERVICE_ACCOUNT", "")
     path = keys.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     signer: RequestSigner
@@ -202,12 +218,13 @@ def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetim
             text = Path(path).read_text("utf-8")
         account = json.loads(text) if text else {}
         if account:
-            signer = GoogleKey(email=account["client_email"], private_key=account["private_key"])
+            email, private_key = str(account["client_email"]), str(account["private_key"])
+            signer = GoogleKey(email=email, private_key=private_key)
         elif emulator:
             signer = NoSigner()
         else:
             raise KeyError("GOOGLE_SERVICE_ACCOUNT")
-    except (KeyError, OSError, ValueError, TypeError) as error:
+    except (KeyError, OSError, ValueError, TypeError, RecursionError) as error:
         raise ObjectDenied(
             "no service account key for Google Cloud Storage is configured: set the project's "
             "secret GOOGLE_SERVICE_ACCOUNT to the JSON of a key, or set "
@@ -225,6 +242,7 @@ def _open_azure(
     account = pairs.get("AccountName") or keys.get("AZURE_STORAGE_ACCOUNT", "")
     key = pairs.get("AccountKey") or keys.get("AZURE_STORAGE_KEY", "")
     endpoint = pairs.get("BlobEndpoint") or keys.get("AZURE_STORAGE_ENDPOINT", "")
+    _check_endpoint("the blob endpoint of the Azure storage", endpoint)
     if not account or not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key) or len(key) % 4:
         raise ObjectDenied(
             "no key for Azure Blob is configured: set the project's secrets AZURE_STORAGE_ACCOUNT "

@@ -152,6 +152,8 @@ class SftpServer:
             asyncssh.HostKeyNotVerifiable,
         ) as error:
             raise ObjectDenied(f"{self._where}: {error}") from error
+        except ValueError as error:  # a key, a host name or a user name with a wrong form
+            raise ObjectDenied(f"{self._where}: {error}") from error
         except (asyncssh.Error, OSError, TimeoutError) as error:
             raise ObjectTryAgain(f"{self._where}: {error or 'no answer'}") from error
 
