@@ -39,6 +39,7 @@ from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
+from cavvy.client.policy_wire import PolicyAsk
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -422,6 +423,37 @@ def test_the_cost_of_many_jobs_is_the_newest_jobs_and_the_total(
     assert run("cost").stdout.endswith(f"no jobs yet\n{removed}")
 
 
+def test_a_policy_sets_shares_and_limits_of_the_queue(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PolicyAsk] = []
+    monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
+    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *put: asked.append(put[2]))
+    assert (
+        run("policy", "set", "--share", "0.5", "--quota", "16", "--user-jobs", "4").exit_code == 0
+    )
+    assert (asked[0].share, asked[0].quota_gpus, asked[0].user_jobs) == (0.5, 16, 4)
+    assert run("policy", "set", "--share", "any", "--max-gpus", "0").exit_code == 0
+    assert (asked[1].share, asked[1].max_gpus) == (None, 0)
+    for option, text in (
+        ("share", "-1"),
+        ("quota", "nan"),
+        ("user-jobs", "1.5"),
+        ("quota", "\u0663"),
+    ):
+        refused = run("policy", "set", f"--{option}", text)
+        assert (refused.exit_code, "number from 0 to 1,000,000" in refused.stderr) == (2, True)
+
+
+def test_a_waiting_job_says_whose_jobs_are_before_it(client: FakeClient) -> None:
+    client.all_jobs = {
+        "a": make_job("a", phase="queued", queue_position=4, queue_ahead={"": 2, "default": 1}),
+        "b": make_job("b", phase="queued", queue_position=2, queue_ahead={"default": 1}),
+    }
+    assert "position 4, behind 2 of other projects, 1 of default" in run("status", "a").stdout
+    assert "position 2\n" in run("status", "b").stdout
+
+
 def test_a_policy_says_which_ended_jobs_will_be_removed(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -778,7 +810,7 @@ def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
         return wire.Submitted(id="1", name="x", project="default", phase="queued")
 
     monkeypatch.setattr(client, "submit", submit)
-    monkeypatch.setattr(client, "upload", lambda *args, **how: 100, raising=False)
+    monkeypatch.setattr("cavvy.cli.task.submission.upload", lambda *args, **how: 100)
     monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)
     monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     folder = tmp_path / "work"
@@ -808,7 +840,7 @@ def test_the_folder_of_a_named_file_is_submitted(
         return wire.Submitted(id="1", name="x", project="default", phase="queued")
 
     monkeypatch.setattr(client, "submit", submit)
-    monkeypatch.setattr(client, "upload", lambda *args, **how: 100, raising=False)
+    monkeypatch.setattr("cavvy.cli.task.submission.upload", lambda *args, **how: 100)
     monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     folder = tmp_path / "project"
     folder.mkdir()
