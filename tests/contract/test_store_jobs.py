@@ -1,7 +1,7 @@
 """Jobs and what hangs on them, in every store."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from tests.contract.store_suite import (
@@ -20,6 +20,7 @@ from tests.contract.store_suite import (
 
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
 from cavvy.domain.services import name_replica
+from cavvy.domain.shares import WITHOUT_GPU, HeldShare, ProjectUse, QueueRow
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobLimits,
@@ -40,6 +41,7 @@ from cavvy.store.base import (
     SealedSecret,
     StaleVersion,
 )
+from cavvy.store.queue import AGEING
 from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
@@ -526,21 +528,60 @@ async def test_a_summary_says_what_the_job_says(store: Store) -> None:
     )
 
 
+async def heads(store: Store, now: datetime, limit: int = 10) -> list[str]:
+    return [row.id for row in await store.queue.heads(now, limit)]
+
+
 async def test_the_queue_goes_by_priority_then_age(store: Store) -> None:
-    low = await submit(store, "j1")
-    high = await submit(store, "j2", priority=5)
-    late = await submit(store, "j3", priority=9, not_before=after(60))
+    await submit(store, "j1")
+    await submit(store, "j2", priority=5)
+    await submit(store, "j3", priority=9, not_before=after(60))
     await submit(store, "j4", priority=9, stop_reason="asked")
     await submit(store, "j5", priority=9, phase=JobPhase.RUNNING)
-    same = await submit(store, "j6")
-    assert await store.waiting(NOW, 10) == [high, low, same]
-    assert await store.waiting(NOW, 1) == [high]
-    assert await store.waiting(after(60), 1) == [late]
+    await submit(store, "j6")
+    assert await heads(store, NOW) == ["j2", "j1", "j6"]
+    assert await heads(store, NOW, 1) == ["j2"]
+    assert await heads(store, after(60), 1) == ["j3"]
     assert await store.next_waiting(NOW) == after(60)
     assert await store.next_waiting(after(60)) is None
-    assert [await store.queue_position(job) for job in (late, high, low, same)] == [1, 2, 3, 4]
-    assert [await store.queue_position(job, NOW) for job in (high, low, same)] == [1, 2, 3]
-    assert await store.queue_position(await store.job("j5")) == 0
+    assert [row.id for row in await store.queue.rows()] == ["j3", "j2", "j1", "j6"]
+    assert [row.id for row in await store.queue.rows(NOW)] == ["j2", "j1", "j6"]
+    found = await store.waiting(NOW, ["j6", "j4", "j1", "j9"])
+    assert found == [await store.job("j6"), await store.job("j1")]
+
+
+async def test_each_hour_of_waiting_counts_as_a_point_of_priority(store: Store) -> None:
+    await submit(store, "j1", submitted_at=NOW)
+    await submit(store, "j2", submitted_at=NOW + AGEING * 2 - timedelta(seconds=1), priority=2)
+    await submit(store, "j3", submitted_at=NOW + AGEING * 2 + timedelta(seconds=1), priority=2)
+    assert await heads(store, after(60)) == ["j2", "j1", "j3"]
+
+
+async def test_heads_of_the_queue_are_limited_for_each_user(store: Store) -> None:
+    gpus = ResourceSpec(accelerators=(AcceleratorNeed(name="A100", count_min=4),))
+    for number, (project, user) in enumerate([("p", "ann")] * 3 + [("p", "bob"), ("q", "ann")]):
+        task = TaskSpec(name="train", run="true", nodes=2, resources=gpus)
+        await submit(store, f"j{number}", project=project, user=user, task=task)
+    found = await store.queue.heads(NOW, 1)
+    assert found == [
+        QueueRow("j0", "p", "ann", 8.0),
+        QueueRow("j3", "p", "bob", 8.0),
+        QueueRow("j4", "q", "ann", 8.0),
+    ]
+
+
+async def test_what_projects_hold_and_have_used(store: Store) -> None:
+    job = await submit(store, "j1", user="ann")
+    attempt = await begin(store, job)
+    await begin(store, await submit(store, "j2", user="ann"), phase=AttemptPhase.KEPT)
+    await begin(store, await submit(store, "j3", project="q"), phase=AttemptPhase.ENDED)
+    assert await store.queue.held() == [HeldShare("p", "ann", WITHOUT_GPU, 1, WITHOUT_GPU)]
+    await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
+    assert await store.queue.held() == [HeldShare("p", "ann", 0, 0, WITHOUT_GPU)]
+    use = ProjectUse(gpu_hours=1.5, held=2, at=NOW)
+    await store.queue.put_used({"p": use, "q": use})
+    await store.queue.put_used({"q": replace(use, held=0)})
+    assert await store.queue.used() == {"p": use, "q": replace(use, held=0)}
 
 
 async def test_jobs_of_machines_take_no_slot_of_other_jobs(store: Store) -> None:
@@ -553,12 +594,12 @@ async def test_jobs_of_machines_take_no_slot_of_other_jobs(store: Store) -> None
         await submit(store, f"a{number}", task=urgent)
     await submit(store, "b1", task=idle)
     await submit(store, "q1", project="q", task=busy)
-    for number in range(3):
-        await submit(store, f"f{number}")
-    found = [job.id for job in await store.waiting(NOW, 2)]
-    assert found == [*(f"a{number}" for number in range(PER_MACHINE)), "b1", "f0", "f1", "q1"]
-    found = [job.id for job in await store.waiting(NOW, 1, PER_MACHINE + 1)]
-    assert found == [*(f"a{number}" for number in range(PER_MACHINE + 1)), "b1", "f0", "q1"]
+    await submit(store, "f0")
+    assert await heads(store, NOW) == ["f0"]
+    found = [job.id for job in await store.waiting(NOW, ["f0"])]
+    assert found == ["f0", *(f"a{number}" for number in range(PER_MACHINE)), "b1", "q1"]
+    found = [job.id for job in await store.waiting(NOW, (), PER_MACHINE + 1)]
+    assert found == [*(f"a{number}" for number in range(PER_MACHINE + 1)), "b1", "q1"]
 
 
 async def test_unfinished_jobs_have_work_or_an_open_attempt(store: Store) -> None:

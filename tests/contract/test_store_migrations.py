@@ -332,7 +332,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
     try:
         assert await store.installation() == "install-1"
         assert await store.job("j1") == job
-        assert await store.waiting(NOW, 5) == [waiting]
+        assert await store.waiting(NOW, [waiting.id]) == [waiting]
         assert await store.unfinished() == ["j1", "j2"]
         assert [*await store.open_attempts(), *await store.attempts("j0")] == [attempt, handed_on]
         assert await store.attempt_of_gang(attempt.gang) == attempt

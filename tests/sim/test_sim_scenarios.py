@@ -3,6 +3,7 @@ every single step.
 """
 
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from tests.sim.scenario_checks import check_all, tell
@@ -10,6 +11,8 @@ from tests.sim.scenario_checks import check_all, tell
 from cavvy.domain.allocations import Host
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.shares import WITHOUT_GPU
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
@@ -378,8 +381,7 @@ def test_more_jobs_than_cpus_wait_in_order() -> None:
     ending = run_scenario(
         offers=(FREE,), submissions=(*(SimSubmission(task=job) for job in jobs), urgent)
     )
-    starts = sorted((trace.attempts[0].created_at, trace.job.name) for trace in ending.traces)
-    assert [name for _, name in starts] == [
+    assert started(ending) == [
         "job0",
         "job1",
         "urgent",
@@ -391,6 +393,39 @@ def test_more_jobs_than_cpus_wait_in_order() -> None:
     assert any(
         "waits" in trace.job.reason or trace.job.phase is JobPhase.DONE for trace in ending.traces
     )
+
+
+def test_projects_share_what_is_scarce() -> None:
+    """One project has submitted many jobs before the other: from then on, they take turns, except
+    that the first has used the machine alone until then."""
+    jobs = [SimSubmission(task=task(1000, name=f"a{n}", project="a")) for n in range(6)]
+    jobs += [SimSubmission(task=task(1000, name=f"b{n}", project="b"), at_s=500) for n in range(3)]
+    ending = run_scenario(offers=(FREE,), submissions=tuple(jobs))
+    assert [name[0] for name in started(ending)] == [*"aa", *"ab" * 3, *"a"]
+
+
+def test_a_limit_keeps_the_jobs_of_a_project_waiting_and_no_others() -> None:
+    limit = ProjectPolicy(max_gpus=WITHOUT_GPU)
+    jobs = [SimSubmission(task=task(1000, name=f"a{n}", project="a")) for n in range(3)]
+    jobs += [SimSubmission(task=task(100, name=f"b{n}", project="b")) for n in range(3)]
+    ending = run_scenario(
+        offers=(FREE,), submissions=tuple(jobs), policies=(BoundPolicy("a", limit),)
+    )
+    assert [name[0] for name in started(ending)] == [*"abbbaa"]
+    spans = sorted(
+        (trace.attempts[0].created_at, trace.attempts[0].ended_at)
+        for trace in ending.traces
+        if trace.job.project == "a"
+    )
+    for (_, end), (begin, _) in pairwise(spans):
+        assert end is not None
+        assert begin >= end
+
+
+def started(ending: ScenarioResult) -> list[str]:
+    """Names of the jobs in the order of their starts."""
+    starts = sorted((trace.attempts[0].created_at, trace.job.name) for trace in ending.traces)
+    return [name for _, name in starts]
 
 
 def test_a_job_that_fits_elsewhere_is_not_held_up() -> None:

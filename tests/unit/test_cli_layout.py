@@ -45,6 +45,7 @@ from cavvy.client import (
     queue_wire,
     service_key_wire,
     service_wire,
+    share_wire,
     sign_in_wire,
     wire,
 )
@@ -105,6 +106,30 @@ POLICY = policy_wire.ProjectPolicyView(
     images=["ghcr.io/research-and-development/*"],
     image_digests=True,
     signed_by=["MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE="],
+    share=0.5,
+    quota_gpus=1024,
+    max_gpus=16384,
+    user_gpus=0.125,
+    user_jobs=1000,
+)
+SHARES = share_wire.ShareReport(
+    half_life_days=7,
+    projects=[
+        share_wire.ShareView(
+            project=PROJECT,
+            parent=None,
+            weight=0.5,
+            part=1 / 3,
+            used_part=0.999,
+            used_gpu_hours=1234567.8,
+            gpus=16384.125,
+            jobs=100_000,
+            waiting_gpus=123456.625,
+            waiting_jobs=1_000_000,
+            quota_gpus=1024,
+            max_gpus=16384,
+        )
+    ],
 )
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON
@@ -250,6 +275,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
+    monkeypatch.setattr(share_wire, "read_shares", lambda *_: SHARES)
     monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
     monkeypatch.setattr(usage, "read_charges", lambda *_: [])
@@ -380,6 +406,7 @@ TABLES = {  # command -> the names that its table must contain
     f"diff {NAME} b": ["result.phase"],
     "audit list": [PROJECT],
     f"policy show -p {PROJECT}": [PROJECT],
+    "shares": [PROJECT, "33.3%"],
     f"credential list -p {PROJECT}": ["primeintellect"],
     "trust list": ["company"],
     "advise": [NAME],

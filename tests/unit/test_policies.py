@@ -184,7 +184,8 @@ def test_every_field_of_a_policy_restricts_something() -> None:
         "image_digests": True,
         "signed_by": ("MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=",),
     }
-    others = {"keep_jobs_days"}  # restricts nothing
+    # restrict no offers; see test_control_retention and test_shares
+    others = {"keep_jobs_days", "share", "quota_gpus", "max_gpus", "user_gpus", "user_jobs"}
     assert set(strict) | others == {each.name for each in fields(ProjectPolicy)}
     task = replace(ON_GPU, image="python")
     assert explain_policy(bound(), task, GPU) is None

@@ -47,6 +47,7 @@ from cavvy.api.routes import (
     service_calls,
     service_keys,
     services,
+    shares,
     sign_in,
     trusts,
 )
@@ -78,6 +79,7 @@ _ROUTERS = tuple(
         service_calls,
         service_keys,
         services,
+        shares,
         joined,
         policies,
         project_tree,

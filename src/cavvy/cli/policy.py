@@ -78,6 +78,16 @@ def show(project: str, all_projects: bool, output: str) -> None:
     help="Days for which ended jobs are kept; 0 keeps them forever. Unlike the other options, this "
     "one replaces the value of the parent project and of the server.",
 )
+@click.option(
+    "--share",
+    metavar="WEIGHT",
+    help="The project's share in the queue, compared with the projects beside it; 1 without this "
+    "option.",
+)
+@click.option("--quota", metavar="GPUS", help="GPUs up to which the project's jobs go first.")
+@click.option("--max-gpus", metavar="GPUS", help="The most GPUs in use at the same time.")
+@click.option("--user-gpus", metavar="GPUS", help="The most GPUs in use by each user.")
+@click.option("--user-jobs", metavar="JOBS", help="The most running jobs of each user.")
 def set_policy(
     project: str,
     all_projects: bool,
@@ -85,6 +95,11 @@ def set_policy(
     max_price: str | None,
     image_digests: bool | None,
     signed_by: str | None,
+    share: str | None,
+    quota: str | None,
+    max_gpus: str | None,
+    user_gpus: str | None,
+    user_jobs: str | None,
     **lists: str | None,
 ) -> None:
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
@@ -108,6 +123,15 @@ def set_policy(
         changes["signed_by"] = [_read_key(each) for each in _read_names("signed-by", signed_by)]
     if keep_jobs is not None:
         changes["keep_jobs_days"] = _read_days(keep_jobs)
+    for option, field, text in (
+        ("share", "share", share),
+        ("quota", "quota_gpus", quota),
+        ("max-gpus", "max_gpus", max_gpus),
+        ("user-gpus", "user_gpus", user_gpus),
+        ("user-jobs", "user_jobs", user_jobs),
+    ):
+        if text is not None:
+            changes[field] = _read_number(option, text, whole=field == "user_jobs")
     if not changes:
         raise CommandFailure(
             "no restriction is named",
@@ -237,6 +261,20 @@ def _read_days(text: str) -> int | None:
     return int(text)
 
 
+def _read_number(option: str, text: str, *, whole: bool) -> float | int | None:
+    """Return the number, or None for `any`."""
+    if text == _ANY:
+        return None
+    if not re.fullmatch(r"[0-9]{1,7}" if whole else r"[0-9]{1,7}([.][0-9]{1,6})?", text):
+        what = "whole number" if whole else "number"
+        raise CommandFailure(
+            f"--{option}: {text!r} is not a {what} from 0 to 1,000,000",
+            f"for example --{option} 4, or `any` to remove the value",
+            exit_code=2,
+        )
+    return int(text) if whole else float(text)
+
+
 def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
     from cavvy.domain.policies import name_key
 
@@ -258,6 +296,15 @@ def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
         yield "nodes", f"up to {format_price(policy.max_rate_micros_per_hour / 1e6)} per hour"
     if policy.keep_jobs_days is not None:
         yield "ended jobs", _say_days(policy.keep_jobs_days)
+    for name, value, words in (
+        ("queue", policy.share, "share {:g}"),
+        ("queue", policy.quota_gpus, "first up to {:g} GPUs"),
+        ("in use", policy.max_gpus, "at most {:g} GPUs"),
+        ("in use", policy.user_gpus, "at most {:g} GPUs of each user"),
+        ("running", policy.user_jobs, "at most {:g} jobs of each user"),
+    ):
+        if value is not None:
+            yield name, words.format(value)
 
 
 def _say_days(days: int) -> str:

@@ -50,6 +50,16 @@ def _show(job: "JobDetail", forecast: "ForecastView | None", output: str) -> Non
     _nodes_out(job)
 
 
+def _show_place(job: "JobDetail") -> str:
+    """Return the job's position, and the projects whose jobs are before it."""
+    ahead = [
+        f"{count} of {project or 'other projects'}"
+        for project, count in sorted(job.queue_ahead.items(), key=lambda each: -each[1])
+    ]
+    behind = f", behind {', '.join(ahead)}" if ahead and [*job.queue_ahead] != [job.project] else ""
+    return f"position {job.queue_position}{behind}"
+
+
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     lasted = (formatting.show_ago if job.phase in formatting.ENDED else formatting.show_for)(
         job.since
@@ -63,7 +73,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     facts += [("machine", job.machine)] if job.machine else []
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))
-    facts += [("queue", f"position {job.queue_position}")] if job.queue_position else []
+    facts += [("queue", _show_place(job))] if job.queue_position else []
     if job.phase == "queued" and (window := formatting.window_of(job)):
         facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:

@@ -12,7 +12,10 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     """The resources that the jobs of a project may use. Empty lists and null permit everything.
     `max_rate_micros_per_hour` is the highest price of one node. `signed_by` contains public keys in
     PEM form; each image must be signed with one of these keys. `keep_jobs_days` is how long ended
-    jobs are kept, 0 for forever; with null, a parent project or the server decides.
+    jobs are kept, 0 for forever; with null, a parent project or the server decides. `share` is the
+    project's weight in the queue among the projects with the same parent, 1 if null. Up to
+    `quota_gpus` GPUs, the project's jobs go first. `max_gpus` is the most GPUs that its jobs hold
+    at the same time; `user_gpus` and `user_jobs` are the most GPUs and running jobs of each user.
     """
 
     providers: list[str] = field(default_factory=list)
@@ -23,6 +26,11 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     image_digests: bool = False
     signed_by: list[str] = field(default_factory=list)
     keep_jobs_days: int | None = None
+    share: float | None = None
+    quota_gpus: float | None = None
+    max_gpus: float | None = None
+    user_gpus: float | None = None
+    user_jobs: int | None = None
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):
@@ -37,6 +45,11 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
     image_digests: bool
     signed_by: list[str] = field(default_factory=list)
     keep_jobs_days: int | None = None
+    share: float | None = None
+    quota_gpus: float | None = None
+    max_gpus: float | None = None
+    user_gpus: float | None = None
+    user_jobs: int | None = None
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:

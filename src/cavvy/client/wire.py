@@ -213,7 +213,8 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with all details.
 
     `queue_position` is 1 for the next job to start. `queue_position` is null for a job that is not
-    queued or is not allowed to start yet.
+    queued or is not allowed to start yet. `queue_ahead` is the number of jobs of each project that
+    are before it; jobs of projects that the caller may not see count under an empty name.
     """
 
     task: Raw
@@ -224,6 +225,7 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     consented: bool
     ceiling_micros: int | None
     queue_position: int | None
+    queue_ahead: dict[str, int] = {}
     attempts: list[AttemptView]
     plan_state: PlanStateView | None = None
     standbys: list[int] = []  # numbers of attempts that may replace the current one

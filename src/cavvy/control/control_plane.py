@@ -21,6 +21,7 @@ from cavvy.control.budgets import BUDGETS, BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
 from cavvy.control.discounts import post_discounts
+from cavvy.control.fair_queue import FairQueue
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
 from cavvy.control.job_service import JobIds, JobService, gang_name
@@ -51,6 +52,7 @@ from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.retention import RetentionDays
+from cavvy.domain.shares import HALF_LIFE
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import (
@@ -97,6 +99,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
     discounts: Sequence[Discount] = ()
     retention: RetentionDays | None = None  # None: everything is kept
+    half_life: timedelta = HALF_LIFE  # in which the past use of projects decays by half
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
 
@@ -133,6 +136,7 @@ class ControlPlane:
         self._name_gang = partial(gang_name, installation)
         self._warm = self._make_warm()
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
+        self.fair_queue = FairQueue(store, dependencies.half_life)
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
@@ -283,6 +287,7 @@ class ControlPlane:
             warm=self._warm,
             machines=MachinePool(self._store, self._warm),
             budgets=self.budgets,
+            order=self.fair_queue,
             name_gang=self._name_gang,
             hint=self.hint,
             notify=self._notify,

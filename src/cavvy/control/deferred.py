@@ -190,12 +190,12 @@ class Deferred:
         return replace(page, jobs=[row for row in shown if not phases or row.phase in phases])
 
     async def waiting(
-        self, now: datetime, limit: int, per_machine: int = PER_MACHINE
+        self, now: datetime, chosen: Sequence[str] = (), per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
         """Return the jobs that `Store.waiting` returns, without the jobs with unwritten changes,
         because these jobs must not start.
         """
-        found = await self._store.waiting(now, limit, per_machine)
+        found = await self._store.waiting(now, chosen, per_machine)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ later jobs are read only occasionally, to find jobs that fit on other offers.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.budgets import BudgetKeeper
@@ -39,6 +39,7 @@ from cavvy.control.decide.queue import (
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
+from cavvy.control.fair_queue import FairQueue
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reconcile import HOSTS
@@ -82,6 +83,7 @@ class QueueReconciler:
         warm: WarmPool,
         machines: MachinePool,
         budgets: BudgetKeeper,
+        order: FairQueue,
         name_gang: Callable[[str], str],
         hint: Callable[[str], None],
         notify: Callable[[str, Delivery], None],
@@ -93,6 +95,7 @@ class QueueReconciler:
         self._warm = warm
         self._machines = machines
         self._budgets = budgets
+        self._order = order
         self._name_gang = name_gang
         self._hint = hint
         self._notify = notify
@@ -115,9 +118,10 @@ class QueueReconciler:
         if deep:
             self._deep_at = now
         limit, per_machine = (_DEEP, _DEEP_PER_MACHINE) if deep else (_HEAD, PER_MACHINE)
-        head = await self._store.waiting(now, limit, per_machine)
+        turns = await self._order.order_heads(limit, now)
+        head = await self._store.waiting(now, list(turns), per_machine)
         try:
-            return await self._place_all(head, limit, now)
+            return await self._place_all(head, turns, limit, now)
         except StaleVersion:
             return timedelta(milliseconds=10)
         except (
@@ -128,18 +132,24 @@ class QueueReconciler:
             return timedelta(seconds=1)
 
     async def _place_all(
-        self, head: Sequence[JobRecord], limit: int, now: datetime
+        self, head: Sequence[JobRecord], turns: Mapping[str, str], limit: int, now: datetime
     ) -> timedelta | None:
         """Process each job: start the job, fail the job, or record why the job waits. Jobs that
-        wait for their machine do not block other jobs.
+        wait for their machine or for a limit of their project do not block other jobs.
         """
         if not head:
             self._blocked = False
             return await self._until_next([], now)
         self._snapshot = snapshot = await self._pool.market()
         scheduler = JobScheduler(await self._capacity(snapshot))
+        limited = [
+            QueueWait(wait=JobWait(job=job, reason=reason, behind=()), again_at=now + _LOOK_AGAIN)
+            for job in head
+            if (reason := turns.get(job.id))
+        ]
+        head = [job for job in head if not turns.get(job.id)]
         stays, machines = await self._give_turns(head, scheduler, snapshot, now)
-        jobs, events = explain_waits(stays, now, *machines)
+        jobs, events = explain_waits(stays, now, limited, *machines)
         if jobs:
             await self._store.commit(AtomicWrite(jobs=jobs, events=events))
         for event in events:
@@ -153,7 +163,7 @@ class QueueReconciler:
         more = free == limit and len(stays) < free and not _is_full(stays, snapshot, scheduler)
         if more or len(on_machines) < len(head) - free:
             return timedelta(0)
-        return await self._until_next([*stays, *on_machines], now)
+        return await self._until_next([*stays, *on_machines, *limited], now)
 
     async def _give_turns(
         self,

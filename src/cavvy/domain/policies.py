@@ -1,7 +1,7 @@
 """Policies: restrictions on the jobs of a project."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
 from cavvy.domain.accounts import INSTALLATION, Project
@@ -18,8 +18,13 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     contains names of container images in the form REGISTRY/REPOSITORY. In a name, `*` matches any
     characters. `image_digests` permits only images that are named by their digest. `signed_by`
     contains public keys in PEM form; an image must be signed with one of these keys.
-    `keep_jobs_days` is not a restriction: it is how long ended jobs are kept, 0 for forever, and
-    the nearest policy that sets it applies.
+    `max_gpus` is the most GPUs that all these jobs hold at the same time, `user_gpus` and
+    `user_jobs` the most GPUs and running jobs of each user.
+
+    The other fields are no restrictions. `keep_jobs_days` is how long ended jobs are kept, 0 for
+    forever; the nearest policy that sets it applies. `share` is the project's weight among the
+    projects with the same parent, and `quota_gpus` are the GPUs up to which its jobs go first
+    (`scheduler.shares`); both apply only to the project for which they are set.
     """
 
     providers: tuple[str, ...] = ()
@@ -30,6 +35,11 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     image_digests: bool = False
     signed_by: tuple[str, ...] = ()
     keep_jobs_days: int | None = None
+    share: float | None = None
+    quota_gpus: float | None = None
+    max_gpus: float | None = None
+    user_gpus: float | None = None
+    user_jobs: int | None = None
 
 
 def name_key(pem: str) -> str:
@@ -58,7 +68,10 @@ class PolicyBook:
         self, policies: Iterable[BoundPolicy] = (), projects: Iterable[Project] = ()
     ) -> None:
         self._policies = {each.project: each for each in policies}
-        self._parents: Mapping[str, str | None] = {each.name: each.parent for each in projects}
+        self.parents: Mapping[str, str | None] = {each.name: each.parent for each in projects}
+
+    def __iter__(self) -> Iterator[BoundPolicy]:
+        return iter(self._policies.values())
 
     def find(self, project: str) -> Sequence[BoundPolicy]:
         """Return the policies that apply to the jobs of a project: the policies of the
@@ -69,7 +82,7 @@ class PolicyBook:
         names, name = [], project or None
         while name is not None and name not in names:
             names.append(name)
-            name = self._parents.get(name)
+            name = self.parents.get(name)
         names.append(INSTALLATION)
         return [self._policies[each] for each in reversed(names) if each in self._policies]
 
@@ -85,4 +98,4 @@ def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[
 
 
 def _only_restrictions(bound: BoundPolicy) -> ProjectPolicy:
-    return replace(bound.policy, keep_jobs_days=None)
+    return replace(bound.policy, keep_jobs_days=None, share=None, quota_gpus=None)

@@ -137,6 +137,8 @@ class _Harness:
     async def _add_rows(self) -> None:
         for project in self._scenario.projects:
             await self._memory.add_project(project, adopt=False)
+        for bound in self._scenario.policies:
+            await self._memory.put_policy(bound.project, bound.policy)
         for budget in self._scenario.budgets:
             await self._memory.budgets.put(budget)
 

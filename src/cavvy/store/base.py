@@ -37,6 +37,13 @@ PER_MACHINE = 4
 ProjectFilter = str | Collection[str] | None
 
 
+def is_visible(project: str, projects: ProjectFilter) -> bool:
+    """Return whether a filter selects a project."""
+    return projects is None or (
+        project == projects if isinstance(projects, str) else project in projects
+    )
+
+
 class StoreError(Exception):
     """Base class of all errors that a store raises."""
 

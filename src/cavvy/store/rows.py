@@ -16,6 +16,7 @@ from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import BoundPolicy
+from cavvy.domain.shares import size_of_task
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, fields
@@ -200,7 +201,7 @@ POLICIES: RowReader[BoundPolicy] = RowReader(
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 
 _JOBS = RowCodec(JobRecord, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
-JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "rest", "document")
+JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "size", "rest", "document")
 # columns of a row that come after those of the codec
 _APART = ("rest", "document", "task", "origin")
 
@@ -208,7 +209,7 @@ _APART = ("rest", "document", "task", "origin")
 def job_values(job: JobRecord, document: int) -> list[object]:
     """Return the encoded values of a job, in the order of JOB_COLUMNS."""
     task = job.task
-    beside = (task.priority, task.machine, encode(task.tags))
+    beside = (task.priority, task.machine, encode(task.tags), size_of_task(task))
     return [*_JOBS.values(job), *beside, encode_rest(job), document]
 
 

@@ -39,14 +39,18 @@ CREATE TABLE jobs (
     tags TEXT DEFAULT '{{}}' NOT NULL,
     removed TEXT,  -- former name of a removed job, of which only the bill is left
     machine TEXT,  -- name of the machine on which the job runs
+    size DOUBLE PRECISION DEFAULT 1 NOT NULL,  -- in GPUs
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)
 );
 CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
-CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
-CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
+CREATE INDEX jobs_queue ON jobs
+    (phase, project, user_name, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued';
+CREATE INDEX jobs_machine_queue ON jobs
+    (phase, project, machine, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
@@ -264,6 +268,14 @@ CREATE TABLE projects (
     archived_at BIGINT,
     PRIMARY KEY (name),
     FOREIGN KEY(parent) REFERENCES projects (name)
+);
+
+CREATE TABLE project_use (
+    project TEXT NOT NULL,
+    gpu_hours DOUBLE PRECISION NOT NULL,  -- the decayed use up to `at`
+    held DOUBLE PRECISION NOT NULL,  -- the GPUs in use since `at`
+    at BIGINT NOT NULL,
+    PRIMARY KEY (project)
 );
 
 -- A role in a project, or in all projects if `project` is empty.

@@ -48,6 +48,7 @@ from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.meters import SqlMeters
+from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
 from cavvy.store.retention import SqlRetention
 from cavvy.store.rows import (
@@ -78,13 +79,11 @@ _T = TypeVar("_T")
 # maximum number of writes in one SQLite transaction; with more, the first write would be delayed
 _GROUP = 64
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
-_READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
-_WAITING = (
-    f"WHERE j.id IN (SELECT id FROM (SELECT id FROM jobs WHERE {_READY} AND machine IS NULL"
-    " ORDER BY priority DESC, id LIMIT ?) AS p1 UNION ALL SELECT id FROM (SELECT id,"
-    " ROW_NUMBER() OVER (PARTITION BY project, machine ORDER BY priority DESC, id) AS turn"
-    f" FROM jobs WHERE {_READY} AND machine IS NOT NULL) AS p2 WHERE turn <= ?)"
-    " ORDER BY j.priority DESC, j.id"
+_ON_MACHINES = (
+    "WHERE j.id IN (SELECT id FROM (SELECT id,"
+    f" ROW_NUMBER() OVER (PARTITION BY project, machine ORDER BY {TURN}, id) AS place"
+    f" FROM jobs WHERE {READY} AND machine IS NOT NULL) AS p1 WHERE place <= ?)"
+    f" ORDER BY {TURN}, j.id"
 )
 # not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
@@ -127,7 +126,7 @@ class Store:
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
-        self.retention = SqlRetention(*database)
+        self.retention, self.queue = SqlRetention(*database), SqlQueue(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -299,15 +298,18 @@ class Store:
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
     async def waiting(
-        self, now: datetime, limit: int, per_machine: int = PER_MACHINE
+        self, now: datetime, chosen: Sequence[str] = (), per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
-        """Return the queued jobs that may start, because `not_before` has passed and no stop is
-        requested. The jobs are sorted by priority, highest first, and then by ID. At most `limit`
-        jobs without a machine are returned, and at most `per_machine` jobs of each machine.
+        """Return those of the chosen jobs that still wait, in their order, and then the jobs that
+        wait for machines, at most `per_machine` of each, sorted by priority and age.
         """
-        micros = to_micros(now)
-        values = (micros, limit, micros, per_machine)
-        return await self._all(self._documents.jobs, _WAITING, *values)
+        found = await self._all(self._documents.jobs, _ON_MACHINES, to_micros(now), per_machine)
+        by_id = {}
+        if chosen:
+            marks = ", ".join("?" * len(chosen))
+            where = f"WHERE j.id IN ({marks}) AND phase = 'queued' AND stop_reason IS NULL"
+            by_id = {job.id: job for job in await self._all(self._documents.jobs, where, *chosen)}
+        return [*(by_id[each] for each in chosen if each in by_id), *found]
 
     async def next_waiting(self, now: datetime) -> datetime | None:
         """Return the earliest `not_before` after `now` among queued jobs, or None."""
@@ -317,23 +319,6 @@ class Store:
         )
         micros = await self._value(sql, to_micros(now))
         return None if micros is None else to_time(micros)
-
-    async def queue_position(self, job: JobRecord, now: datetime | None = None) -> int:
-        """Return the position of a job in the queue of all projects: 1 for the next job to start, 0
-        for a job that is not queued. If `now` is given, only jobs that may start at the time `now`
-        are counted.
-        """
-        if job.phase is not JobPhase.QUEUED:
-            return 0
-        sql = (
-            "SELECT COUNT(*) FROM jobs WHERE phase = 'queued' AND stop_reason IS NULL"
-            " AND (priority > ? OR (priority = ? AND id < ?))"
-        )
-        values: tuple[object, ...] = (job.task.priority, job.task.priority, job.id)
-        if now is not None:
-            sql += " AND (not_before IS NULL OR not_before <= ?)"
-            values += (to_micros(now),)
-        return 1 + int(await self._value(sql, *values))
 
     async def snapshots(self) -> Collection[str]:
         """Return the content hashes of the working-folder snapshots of all jobs. Garbage collection
@@ -655,7 +640,7 @@ class Store:
     async def policies(self) -> PolicyBook:
         """Return the policies of all projects."""
         rows = await self._all(POLICIES, "ORDER BY project")
-        return PolicyBook(rows, await self.projects() if rows else ())
+        return PolicyBook(rows, await self.projects())
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace the policy of a project or of the INSTALLATION or, if `policy` is None, delete

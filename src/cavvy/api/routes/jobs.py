@@ -1,5 +1,6 @@
 """Routes to submit, list, inspect, stop, retry and drill jobs."""
 
+from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -21,6 +22,7 @@ from cavvy.api.rules import filter_projects, in_path, in_query, name_user, princ
 from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
+from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
 from cavvy.domain.accounts import Permission
@@ -28,7 +30,7 @@ from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.problems import nearest
-from cavvy.store.base import ProjectFilter, RowNotFound
+from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
 _LONGEST_WAIT_S = 60.0
@@ -172,20 +174,25 @@ async def _page(
     errors=("job-not-found",),
 )
 async def get(
-    app_state: AppState, project: ProjectPath, name: JobPath, session: SessionQuery = False
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: JobPath,
+    session: SessionQuery = False,
 ) -> wire.JobDetail:
     job = await find_job(app_state, project, name, session=session)
     attempts = [
         (attempt, await app_state.store.nodes(attempt.id))
         for attempt in await app_state.store.attempts(job.id)
     ]
-    position = (
-        await app_state.store.queue_position(job, app_state.now())
+    place = (
+        await app_state.control_plane.fair_queue.find_place(job, app_state.now())
         if _waits_in_line(job, app_state.now())
         else None
     )
     spent = total(await app_state.store.charges(job.id))
-    return views.job_detail(job, attempts, spent, position)
+    ahead = _show_ahead(request, place) if place else {}
+    return views.job_detail(job, attempts, spent, place.position if place else None, ahead)
 
 
 @router.get(
@@ -405,6 +412,16 @@ def say_what_to_do(job: JobRecord) -> str:
             f"`cavvy rerun {named(job)}` runs the job again"
         )
     return f"`cavvy status {named(job)}` shows the job's nodes, and what the job waits for"
+
+
+def _show_ahead(request: Request, place: QueuePlace) -> dict[str, int]:
+    """Return how many jobs of each project are before a job. Jobs of projects that the caller may
+    not see count under the name ""."""
+    visible = filter_projects(request, Permission.VIEW)
+    shown: Counter[str] = Counter()
+    for project, count in place.ahead.items():
+        shown[project if is_visible(project, visible) else ""] += count
+    return dict(sorted(shown.items()))
 
 
 def _waits_in_line(job: JobRecord, now: datetime) -> bool:

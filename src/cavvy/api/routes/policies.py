@@ -14,6 +14,7 @@ from cavvy.api.rules import in_path, on_installation
 from cavvy.api.wire import view
 from cavvy.catalog.accelerators import is_known, suggest
 from cavvy.client import policy_wire as wire
+from cavvy.control.worklist import QUEUE
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.units import HourlyRate
@@ -23,7 +24,9 @@ router = RouteGroup("policies", prefix="/v1")
 _LONGEST = 200  # maximum entries of a list, and maximum characters of an entry
 _MOST_KEYS = 20
 _MOST_DAYS = 36_500  # for which a policy can keep ended jobs
-_DAYS = "keep_jobs_days"
+_MOST = 1_000_000  # the highest share and number of GPUs or jobs of a policy
+# the fields that order and limit the queue (`scheduler.shares`)
+_OF_QUEUE = ("share", "quota_gpus", "max_gpus", "user_gpus", "user_jobs")
 
 
 @router.get(
@@ -91,6 +94,7 @@ async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> 
     note_change(request, before=_facts(before), after=_facts(policy))
     await app_state.store.put_policy(project, policy)
     app_state.control_plane.pool.expire()  # the cached offers were filtered by the former policies
+    app_state.control_plane.hint(QUEUE)
 
 
 def _read(ask: wire.PolicyAsk) -> ProjectPolicy:
@@ -123,6 +127,9 @@ def _read(ask: wire.PolicyAsk) -> ProjectPolicy:
         raise ApiProblem("invalid-request", "`max_rate_micros_per_hour` must not be negative")
     if not 0 <= (ask.keep_jobs_days or 0) <= _MOST_DAYS:
         raise ApiProblem("invalid-request", f"`keep_jobs_days` must be 0 to {_MOST_DAYS:,}")
+    for name in _OF_QUEUE:
+        if not 0 <= (getattr(ask, name) or 0) <= _MOST:
+            raise ApiProblem("invalid-request", f"`{name}` must be a number from 0 to {_MOST:,}")
     rate = ask.max_rate_micros_per_hour
     return ProjectPolicy(
         providers=tuple(ask.providers),
@@ -133,6 +140,7 @@ def _read(ask: wire.PolicyAsk) -> ProjectPolicy:
         image_digests=ask.image_digests,
         signed_by=_read_keys(ask.signed_by),
         keep_jobs_days=ask.keep_jobs_days,
+        **{name: getattr(ask, name) for name in _OF_QUEUE},
     )
 
 
@@ -177,5 +185,5 @@ def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
     return {
         name: value
         for name, value in facts.items()
-        if name != "project" and (value or (name == _DAYS and value == 0))
+        if name != "project" and value is not None and value is not False and value != []
     }

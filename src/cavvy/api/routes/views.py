@@ -53,6 +53,7 @@ def job_detail(
     attempts: Sequence[tuple[Attempt, Sequence[Node]]],
     spent: Money,
     queue_position: int | None,
+    queue_ahead: dict[str, int],
 ) -> wire.JobDetail:
     row = asdict(changed_row(job, [attempt for attempt, _ in attempts], spent))
     return view(
@@ -64,6 +65,7 @@ def job_detail(
         not_before=job.held_until or job.not_before,
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         queue_position=queue_position,
+        queue_ahead=queue_ahead,
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
         plan_state=job.plan_state and _plan_state(job.plan_state),
         standbys=list(job.standbys),

@@ -369,6 +369,7 @@ def is_freed(attempt: Attempt) -> bool:
 
 def wakes_queue(changes: RowChanges) -> bool:
     """Return whether these changes may allow a waiting job to be placed."""
-    kept = any(attempt.phase is AttemptPhase.KEPT for attempt in changes.attempts)
+    frees = (AttemptPhase.KEPT, AttemptPhase.ENDED)
+    freed = any(attempt.phase in frees for attempt in changes.attempts)
     queued = changes.job is not None and changes.job.phase is JobPhase.QUEUED
-    return kept or queued or bool(changes.release)
+    return freed or queued or bool(changes.release)

@@ -1,0 +1,126 @@
+"""Reads what the order of the queue depends on: the projects' shares, quotas and limits, what they
+hold, and what they have used.
+
+The use of a project is stored with the GPUs that the project holds since the stored time, so that
+it can be computed for any later time. It is stored again when the held GPUs change.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.jobs import JobRecord
+from cavvy.domain.policies import PolicyBook
+from cavvy.domain.shares import HeldShare, ProjectUse
+from cavvy.domain.values import Struct
+from cavvy.scheduler.shares import (
+    ProjectStanding,
+    ShareBook,
+    ShareRule,
+    decay,
+    give_turns,
+    list_standings,
+)
+from cavvy.store.sql import Store
+
+_SLACK = 1e-9  # sums of fractions of GPUs are not exact in floating point
+
+
+def make_rules(policies: PolicyBook) -> Mapping[str, ShareRule]:
+    """Return what each project with a policy may use."""
+    return {
+        bound.project: ShareRule(
+            weight=1.0 if bound.policy.share is None else bound.policy.share,
+            quota=bound.policy.quota_gpus,
+            limit=bound.policy.max_gpus,
+            user_limit=bound.policy.user_gpus,
+            user_jobs=bound.policy.user_jobs,
+        )
+        for bound in policies
+    }
+
+
+def advance(
+    uses: Mapping[str, ProjectUse], now: datetime, half_life: timedelta
+) -> Mapping[str, float]:
+    """Return the decayed use of each project in GPU-hours at the time `now`."""
+    return {
+        name: decay(each.gpu_hours, each.held, now - each.at, half_life)
+        for name, each in uses.items()
+    }
+
+
+def find_changes(
+    uses: Mapping[str, ProjectUse],
+    held: Sequence[HeldShare],
+    now: datetime,
+    half_life: timedelta,
+) -> Mapping[str, ProjectUse]:
+    """Return the new use of the projects whose held GPUs have changed."""
+    gpus: defaultdict[str, float] = defaultdict(float)
+    for each in held:
+        gpus[each.project] += each.gpus + each.idle
+    used_h = advance(uses, now, half_life)
+    return {
+        name: ProjectUse(gpu_hours=used_h.get(name, 0.0), held=gpus[name], at=now)
+        for name in {*gpus, *uses}
+        if name not in uses or abs(uses[name].held - gpus[name]) > _SLACK
+    }
+
+
+class QueuePlace(Struct, frozen=True):
+    """A job's position in the queue, 1 for the next job to start, and how many jobs of each project
+    are before it."""
+
+    position: int
+    ahead: Mapping[str, int]
+
+
+class FairQueue:
+    """The order of the waiting jobs of all projects."""
+
+    def __init__(self, store: Store, half_life: timedelta) -> None:
+        self._store = store
+        self.half_life = half_life
+
+    async def read_book(self, now: datetime) -> ShareBook:
+        """Return the state of all projects."""
+        policies = await self._store.policies()
+        return ShareBook(
+            parents=policies.parents,
+            rules=make_rules(policies),
+            used_h=advance(await self._store.queue.used(), now, self.half_life),
+            held=await self._store.queue.held(),
+        )
+
+    async def order_heads(self, limit: int, now: datetime) -> Mapping[str, str]:
+        """Return the IDs of the next jobs that may start, in the order of their turns, and then of
+        some jobs that a limit keeps waiting, each with the reason or "". There are at most `limit`
+        of both. Also store the use of projects whose held GPUs have changed.
+        """
+        rows = await self._store.queue.heads(now, limit)
+        book = await self.read_book(now)
+        changes = find_changes(await self._store.queue.used(), book.held, now, self.half_life)
+        if changes:
+            await self._store.queue.put_used(changes)
+        turns = [*give_turns(rows, book)]
+        free = [turn for turn in turns if not turn.limit][:limit]
+        limited = [turn for turn in turns if turn.limit][:limit]
+        return {turn.row.id: turn.limit for turn in (*free, *limited)}
+
+    async def find_place(self, job: JobRecord, now: datetime) -> QueuePlace | None:
+        """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit
+        keeps waiting come last."""
+        rows = await self._store.queue.rows(now)
+        turns = [*give_turns(rows, await self.read_book(now))]
+        ahead: Counter[str] = Counter()
+        for position, turn in enumerate(sorted(turns, key=lambda turn: bool(turn.limit)), 1):
+            if turn.row.id == job.id:
+                return QueuePlace(position, dict(ahead))
+            ahead[turn.row.project] += 1
+        return None
+
+    async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
+        """Return where each project stands, and what this was computed from."""
+        book = await self.read_book(now)
+        return list_standings(await self._store.queue.rows(now), book), book

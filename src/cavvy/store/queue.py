@@ -1,0 +1,85 @@
+"""The waiting jobs as rows without their tasks, and the use of the projects (`Store.queue`)."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
+from cavvy.store.documents import to_micros, to_time
+from cavvy.store.drivers import DatabaseSession, RunTransaction
+
+# While a job waits, it gains one point of priority each hour, so that no job waits for ever behind
+# later jobs of higher priority. As all waiting jobs gain the same, the order of two jobs never
+# changes.
+AGEING = timedelta(hours=1)
+READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
+TURN = f"(submitted_at - priority * {AGEING // timedelta(microseconds=1)})"
+_FREE = "phase = 'queued' AND machine IS NULL AND stop_reason IS NULL"
+_HEADS = (
+    "SELECT id, project, user_name, size FROM (SELECT id, project, user_name, size, "
+    f"{TURN} AS turn, ROW_NUMBER() OVER (PARTITION BY project, user_name ORDER BY {TURN}, id) "
+    f"AS place FROM jobs WHERE {READY} AND machine IS NULL) AS p1 WHERE place <= ? "
+    "ORDER BY turn, id"
+)
+_ALL = f"SELECT id, project, user_name, size FROM jobs WHERE {_FREE}"
+_KEPT = "CASE a.phase WHEN 'kept' THEN"
+_HELD = (
+    f"SELECT a.project, j.user_name, SUM({_KEPT} 0 ELSE j.size END), "
+    f"CAST(SUM({_KEPT} 0 ELSE 1 END) AS BIGINT), SUM({_KEPT} j.size ELSE 0 END) "
+    "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' "
+    "GROUP BY a.project, j.user_name ORDER BY a.project, j.user_name"
+)
+_USED = "SELECT project, gpu_hours, held, at FROM project_use"
+_PUT = (
+    "INSERT INTO project_use (project, gpu_hours, held, at) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (project) DO UPDATE SET gpu_hours = excluded.gpu_hours, held = excluded.held, "
+    "at = excluded.at"
+)
+
+
+class SqlQueue:
+    """Reads the queue, and stores how much each project has used."""
+
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read = read
+        self._write = write
+
+    async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
+        """Return the jobs without a machine that may start now, sorted by priority and age. At most
+        `limit` jobs of each user in each project are returned."""
+        return await self._rows(_HEADS, to_micros(now), limit)
+
+    async def rows(self, now: datetime | None = None) -> Sequence[QueueRow]:
+        """Return all queued jobs without a machine, sorted as by `heads`. With `now`, only the jobs
+        that may start now are returned."""
+        ready = "" if now is None else " AND (not_before IS NULL OR not_before <= ?)"
+        values = () if now is None else (to_micros(now),)
+        return await self._rows(f"{_ALL}{ready} ORDER BY {TURN}, id", *values)
+
+    async def held(self) -> Sequence[HeldShare]:
+        """Return what each user holds in each project now."""
+        found = await self._read(lambda session: session.run(_HELD).fetchall())
+        return [HeldShare(*row) for row in found]
+
+    async def used(self) -> Mapping[str, ProjectUse]:
+        """Return the use of each project."""
+        found = await self._read(lambda session: session.run(_USED).fetchall())
+        return {
+            project: ProjectUse(gpu_hours=hours, held=held, at=to_time(at))
+            for project, hours, held, at in found
+        }
+
+    async def put_used(self, uses: Mapping[str, ProjectUse]) -> None:
+        """Replace the use of these projects."""
+        rows = [
+            (name, each.gpu_hours, each.held, to_micros(each.at)) for name, each in uses.items()
+        ]
+
+        def write(session: DatabaseSession) -> None:
+            for row in sorted(rows):
+                session.run(_PUT, row)
+
+        await self._write(write)
+
+    async def _rows(self, sql: str, *values: object) -> Sequence[QueueRow]:
+        found = await self._read(lambda session: session.run(sql, values).fetchall())
+        return [QueueRow(*row) for row in found]

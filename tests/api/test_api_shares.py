@@ -1,0 +1,85 @@
+"""The order of the queue as users see it: shares of projects, and what is before a job."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+from tests.api.api_state import Api, until
+from tests.api.team import make_team
+
+from cavvy.domain.accounts import Role
+
+JOB = "{run: 'true'}"
+
+
+async def shares(api: Api, query: str = "") -> dict[str, dict[str, Any]]:
+    answer = await api.http.get(f"/v1/shares{query}")
+    assert answer.status_code == 200, answer.text
+    return {row["project"]: row for row in answer.json()["projects"]}
+
+
+async def put(api: Api, project: str, **rules: Any) -> int:
+    return (await api.http.put(f"/v1/projects/{project}/policy", json=rules)).status_code
+
+
+async def begin(api: Api, *projects: str, **ask: Any) -> list[str]:
+    """Submit a job in each project, and return the jobs' names; two of all jobs can start."""
+    return [(await api.post_job(JOB, project=each, **ask)).json()["name"] for each in projects]
+
+
+async def is_full(api: Api) -> bool:
+    return sum(row["jobs"] for row in (await shares(api)).values()) == 2
+
+
+async def test_shares_and_use_of_projects(api: Api) -> None:
+    assert await put(api, "a", share=3, quota_gpus=2) == 204
+    await begin(api, "a", "a", "a", "b")
+    await until(lambda: is_full(api))
+    rows = await shares(api)
+    assert {name: (row["weight"], row["part"]) for name, row in rows.items()} == {
+        "a": (3, 0.75),
+        "b": (1, 0.25),
+    }
+    assert sum(row["waiting_jobs"] for row in rows.values()) == 2
+    assert (rows["a"]["quota_gpus"], rows["b"]["quota_gpus"]) == (2, None)
+    assert [*await shares(api, "?project=b")] == ["b"]
+
+
+async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -> None:
+    for wrong in ({"share": -1}, {"max_gpus": 1e7}, {"user_jobs": 1.5}, {"quota_gpus": "2"}):
+        assert await put(api, "p", **wrong) == 422
+    assert await put(api, "p", user_jobs=1) == 204
+    await begin(api, "p", "p", user="ann")
+
+    async def waiting() -> list[str]:
+        path = "/v1/projects/p/jobs?phase=queued"
+        return [job["reason"] for job in (await api.http.get(path)).json()["jobs"]]
+
+    reason = "waits for the limit of project p: user ann runs 1 of at most 1 jobs"
+    await until(lambda: _equal(waiting, [reason]))
+    assert await put(api, "p") == 204
+    await until(lambda: _equal(waiting, []))
+
+
+async def _equal(read: Callable[[], Awaitable[list[str]]], expected: list[str]) -> bool:
+    return await read() == expected
+
+
+async def test_what_is_before_a_job(api: Api) -> None:
+    """Members see the names of their own projects only."""
+    team = await make_team(api)
+    await begin(api, "team", "team")
+    *_, last = await begin(api, "team", "team", "other", "team")
+    place = await _find_place(api.http, last)
+    assert place["queue_position"] - 1 == sum(place["queue_ahead"].values())
+    assert place["queue_ahead"]["other"] >= 1
+    team.http.headers["Authorization"] = f"Bearer {await team.token(('team', Role.VIEWER))}"
+    seen = await _find_place(team.http, last)
+    assert seen["queue_position"] == place["queue_position"]
+    assert seen["queue_ahead"][""] == place["queue_ahead"]["other"]
+    assert "other" not in seen["queue_ahead"]
+
+
+async def _find_place(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await http.get(f"/v1/projects/team/jobs/{name}")).json()
+    return found

@@ -1,0 +1,200 @@
+"""The order of the jobs of several projects (`scheduler.shares`)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from math import log
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.scheduler.shares import QueueTurn, ShareBook, ShareRule, decay, give_turns
+
+HOUR = timedelta(hours=1)
+
+
+def rows(*lines: str) -> list[QueueRow]:
+    """Each line is "project user size"; the IDs are the places in the list."""
+    return [
+        QueueRow(str(place), project, user, float(size))
+        for place, (project, user, size) in enumerate(line.split() for line in lines)
+    ]
+
+
+def order(turns: "list[QueueTurn]") -> list[str]:
+    return [turn.row.id for turn in turns if not turn.limit]
+
+
+def test_projects_take_turns_and_keep_the_order_of_their_own_jobs() -> None:
+    waiting = rows(*["a u 1"] * 4, *["b u 1"] * 2)
+    turns = list(give_turns(waiting, ShareBook()))
+    assert order(turns) == ["0", "4", "1", "5", "2", "3"]
+
+
+def test_a_weight_of_three_gives_three_turns_of_four() -> None:
+    book = ShareBook(rules={"a": ShareRule(weight=3)})
+    turns = list(give_turns(rows(*["b u 1"] * 100, *["a u 1"] * 100), book))
+    assert Counter(turn.row.project for turn in turns[:80]) == {"a": 60, "b": 20}
+
+
+def test_large_jobs_count_as_their_gpus() -> None:
+    turns = list(give_turns(rows(*["a u 8"] * 20, *["b u 2"] * 80), ShareBook()))
+    gpus = Counter[str]()
+    for turn in turns[:50]:
+        gpus[turn.row.project] += int(turn.row.size)
+    assert gpus == {"a": 80, "b": 80}
+
+
+def test_shares_are_divided_below_each_parent() -> None:
+    """A project with many projects below it gets no more than its own share."""
+    book = ShareBook(parents={"a1": "a", "a2": "a", "a3": "a", "a": None, "b": None})
+    waiting = rows(*(f"{name} u 1" for name in ("a1", "a2", "a3", "a", "b") for _ in range(40)))
+    turns = list(give_turns(waiting, book))[:80]
+    counts = Counter(turn.row.project for turn in turns)
+    assert counts == {"b": 40, "a": 10, "a1": 10, "a2": 10, "a3": 10}
+
+
+def test_past_use_and_held_gpus_count_against_a_project() -> None:
+    waiting = rows("a u 1", "b u 1", "c u 1")
+    book = ShareBook(used_h={"a": 5}, held=[HeldShare("b", "u", 2, 1)])
+    assert order(list(give_turns(waiting, book))) == ["2", "1", "0"]
+
+
+def test_jobs_below_a_quota_go_first() -> None:
+    book = ShareBook(rules={"a": ShareRule(quota=3)}, used_h={"a": 1000})
+    turns = list(give_turns(rows(*["a u 1"] * 5, *["b u 1"] * 2), book))
+    assert order(turns) == ["0", "1", "2", "5", "6", "3", "4"]
+
+
+def test_a_quota_below_a_project_without_one_goes_first() -> None:
+    book = ShareBook(parents={"a1": "a"}, rules={"a1": ShareRule(quota=1)}, used_h={"a1": 1000})
+    turns = list(give_turns(rows(*["b u 1"] * 2, *["a1 u 1"] * 2), book))
+    assert order(turns) == ["2", "0", "1", "3"]
+
+
+def test_a_limit_of_a_project_holds_all_jobs_below_it() -> None:
+    book = ShareBook(
+        parents={"a1": "a"},
+        rules={"a": ShareRule(limit=4)},
+        held=[HeldShare("a1", "u", 2, 1)],
+    )
+    turns = list(give_turns(rows("a u 4", "a1 u 1", "b u 8"), book))
+    assert order(turns) == ["2"]
+    assert {turn.limit for turn in turns if turn.limit} == {
+        "waits for the limit of project a: it holds 2 of at most 4 GPUs"
+    }
+
+
+def test_limits_of_a_user() -> None:
+    book = ShareBook(rules={"": ShareRule(user_jobs=2), "a": ShareRule(user_limit=3)})
+    waiting = rows("a ann 2", "a ann 2", "a bob 2", "b ann 1", "b ann 1", "b bob 1")
+    turns = list(give_turns(waiting, book))
+    assert {turn.row.id: turn.limit for turn in turns} == {
+        "0": "",
+        "1": "waits for the limit of project a: user ann holds 2 of at most 3 GPUs",
+        "2": "",
+        "3": "",
+        "4": "waits for the limit of the installation: user ann runs 2 of at most 2 jobs",
+        "5": "",
+    }
+
+
+def test_a_weight_of_zero_comes_last() -> None:
+    book = ShareBook(rules={"a": ShareRule(weight=0)}, used_h={"b": 10})
+    assert order(list(give_turns(rows("a u 1", "b u 1"), book))) == ["1", "0"]
+
+
+def test_projects_that_form_a_cycle_are_ordered_too() -> None:
+    book = ShareBook(parents={"a": "b", "b": "a"})
+    assert sorted(order(list(give_turns(rows("a u 1", "b u 1"), book)))) == ["0", "1"]
+
+
+def test_use_decays_by_half_and_grows_with_what_is_held() -> None:
+    assert decay(8, 0, HOUR, HOUR) == 4
+    assert decay(0, 2, HOUR * 100, HOUR) == pytest.approx(2 / log(2))
+    half = decay(1, 3, HOUR, HOUR)
+    assert decay(half, 3, HOUR, HOUR) == pytest.approx(decay(1, 3, 2 * HOUR, HOUR))
+    assert decay(8, 5, -HOUR, HOUR) == 8
+
+
+TREES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdef") | st.none())
+RULES = st.builds(
+    ShareRule,
+    weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    quota=st.none() | st.integers(0, 8).map(float),
+    limit=st.none() | st.integers(0, 8).map(float),
+    user_limit=st.none() | st.integers(0, 8).map(float),
+    user_jobs=st.none() | st.integers(0, 3),
+)
+ROWS = st.lists(
+    st.builds(
+        QueueRow, st.just(""), st.sampled_from("abcdef"), st.sampled_from("xy"), st.integers(1, 4)
+    ),
+    max_size=30,
+)
+
+
+@given(ROWS, TREES, st.dictionaries(st.sampled_from(["", *"abcdef"]), RULES))
+def test_all_jobs_have_a_turn_and_no_limit_is_exceeded(
+    waiting: list[QueueRow], parents: Mapping[str, str | None], rules: Mapping[str, ShareRule]
+) -> None:
+    named = [QueueRow(str(n), r.project, r.user, r.size) for n, r in enumerate(waiting)]
+    turns = list(give_turns(named, ShareBook(parents=parents, rules=rules)))
+    assert sorted(turn.row.id for turn in turns) == sorted(row.id for row in named)
+    for owner, rule in rules.items():
+        below = [t.row for t in turns if not t.limit and owner in line(t.row.project, parents)]
+        if rule.limit is not None:
+            assert sum(row.size for row in below) <= rule.limit
+        for user in "xy":
+            mine = [row for row in below if row.user == user]
+            if rule.user_limit is not None:
+                assert sum(row.size for row in mine) <= rule.user_limit
+            if rule.user_jobs is not None:
+                assert len(mine) <= rule.user_jobs
+
+
+def line(project: str, parents: Mapping[str, str | None]) -> set[str]:
+    found, at = {""}, project
+    while at and at not in found:
+        found.add(at)
+        at = parents.get(at) or ""
+    return found
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), min_size=2, max_size=4), st.integers(0, 9))
+@settings(max_examples=10)
+def test_shares_come_within_five_percent_of_the_weights(weights: list[float], seed: int) -> None:
+    """A hundred GPUs, jobs of random sizes and lengths, and a first project that has used
+    everything before: after ten half-lives, the decayed use is divided by the weights."""
+    random = Random(seed)
+    names = [f"p{place}" for place in range(len(weights))]
+    rules = {name: ShareRule(weight=weight) for name, weight in zip(names, weights, strict=True)}
+    used = dict.fromkeys(names, 0.0) | {names[0]: 1000.0}
+    running: list[tuple[int, str, int]] = []  # end, project, size
+    half_life = timedelta(hours=24)
+    for hour in range(240):
+        running = [job for job in running if job[0] > hour]
+        held = Counter[str]()
+        for _, name, size in running:
+            held[name] += size
+        waiting = [
+            QueueRow(f"{hour}-{name}-{n}", name, "u", random.randint(1, 4))
+            for name in names
+            for n in range(40)
+        ]
+        book = ShareBook(
+            rules=rules, used_h=used, held=[HeldShare(n, "u", g, 1) for n, g in held.items()]
+        )
+        free = 100 - sum(held.values())
+        for turn in give_turns(waiting, book):
+            if turn.row.size > free:
+                break
+            free -= int(turn.row.size)
+            running.append((hour + random.randint(1, 6), turn.row.project, int(turn.row.size)))
+            held[turn.row.project] += int(turn.row.size)
+        used = {name: decay(used[name], held[name], HOUR, half_life) for name in names}
+    for name, weight in zip(names, weights, strict=True):
+        assert used[name] / sum(used.values()) == pytest.approx(weight / sum(weights), rel=0.05)
