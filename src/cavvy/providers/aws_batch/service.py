@@ -54,8 +54,7 @@ class BatchService:
     Batch.
     """
 
-    # How long a new job may be missing from lists is an assumption. ECS waits 30 seconds after
-    # SIGTERM by default:
+    # ECS waits 30 seconds after SIGTERM by default:
     # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     traits = ServiceTraits(
         hosts=HostList(index="AWS_BATCH_JOB_NODE_INDEX"),
@@ -64,7 +63,6 @@ class BatchService:
         stop_s=30,
         # https://docs.aws.amazon.com/batch/latest/userguide/job-lifecycle.html
         first_ends_all=True,
-        list_lag=timedelta(minutes=1),
         ended_listed=_SHOWN,
     )
 

@@ -86,8 +86,7 @@ class AzureCloud:
     """Implements `Cloud`."""
 
     # The API documents the limits of names, tags and user data. A name is unique in the resource
-    # group, so a repeated request finds the first machine: names serve as tokens. Azure does not
-    # document how long a new machine may be missing from lists, so that value is an assumption.
+    # group, so a repeated request finds the first machine: names serve as tokens.
     traits = CloudTraits(
         name_limit=63,
         tags=True,
@@ -95,7 +94,6 @@ class AzureCloud:
         user_data_limit=65535,
         # https://learn.microsoft.com/azure/virtual-machines/states-billing
         bill_starts=BillStart.RUNNING,
-        list_lag=timedelta(minutes=1),
         quota_codes=frozenset({_QUOTA}),
     )
 

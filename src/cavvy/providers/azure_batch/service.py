@@ -56,15 +56,14 @@ class AzureBatchService:
     """
 
     # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
-    # variables, no time for which a new job may be missing from lists, and no time between SIGTERM
-    # and SIGKILL, so those values are assumptions; Docker waits 10 seconds by default.
+    # variables, and no time between SIGTERM and SIGKILL, so those values are assumptions; Docker
+    # waits 10 seconds by default.
     traits = ServiceTraits(
         hosts=HostList(index=RANK_VARIABLE),
         name_limit=ID_LENGTH,
         unique_names=True,
         variable_limit=4096,
         stop_s=10,
-        list_lag=timedelta(minutes=1),
         ended_listed=_SHOWN,
         bill_ends=BillEnd.REPORTED,
         quota_codes=frozenset({"ActiveJobAndScheduleQuotaReached"}),

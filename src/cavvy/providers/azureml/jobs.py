@@ -52,8 +52,8 @@ _PROCESSES = "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
 class AzureMlService:
     """Implements `ManagedService`. A job's id is its name."""
 
-    # Microsoft documents neither the longest variable, nor the time between SIGTERM and SIGKILL,
-    # nor how long a new job may be missing from lists, so these values are assumptions.
+    # Microsoft documents neither the longest variable, nor the time between SIGTERM and SIGKILL, so
+    # these values are assumptions.
     traits = ServiceTraits(
         # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
         hosts=HostList(index="NODE_RANK"),
@@ -63,7 +63,6 @@ class AzureMlService:
         stop_s=30,
         # Microsoft does not document whether the other nodes go on once the first one has ended
         first_ends_all=True,
-        list_lag=timedelta(minutes=1),
         ended_listed=_SHOWN,
         quota_codes=frozenset({_QUOTA, "QuotaExceeded"}),
     )

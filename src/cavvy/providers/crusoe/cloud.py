@@ -7,7 +7,7 @@ the user enters prices in a setting.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
@@ -56,12 +56,9 @@ class CrusoeCloud:
 
     # Crusoe documents the maximum length of scripts
     # (https://docs.crusoecloud.com/compute/virtual-machines/managing-lifecycle-scripts), and when
-    # bills start and end (the page on states). The maximum length of names, and how long a new
-    # machine may be missing from lists, are assumptions.
+    # bills start and end (the page on states).
     traits = CloudTraits(
-        name_limit=63,
         user_data_limit=64_000,
-        list_lag=timedelta(minutes=1),
         bill_starts=BillStart.RUNNING,
         bill_ends=BillEnd.SHUTDOWN,
     )

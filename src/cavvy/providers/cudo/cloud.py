@@ -9,7 +9,7 @@ vCPUs and 64 GiB of memory. The id of a machine is its name.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
@@ -52,9 +52,7 @@ _TYPE = re.compile(r"(\d+)x(\d+)x(\d+)\.(.+)")  # the form of an instance type
 class CudoCloud:
     """Implements `Cloud`."""
 
-    # CUDO does not document the maximum length of ids and scripts, nor how long a new machine may
-    # be missing from lists: these values are assumptions.
-    traits = CloudTraits(name_limit=63, user_data_limit=65536, list_lag=timedelta(minutes=1))
+    traits = CloudTraits()
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error)

@@ -45,15 +45,13 @@ _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # with NV
 class DigitalOceanCloud:
     """Implements `Cloud`."""
 
-    # The API documents the limits of names and user data. DigitalOcean does not document how long a
-    # new Droplet may be missing from lists, so that value is an assumption. Droplets get no tags,
-    # because tags remain after their Droplets are deleted; the name, which may have 255 characters,
-    # contains the same data. The default route uses the public interface, so nodes look up their
-    # private address (https://docs.digitalocean.com/reference/api/metadata).
+    # The API documents the limits of names and user data. Droplets get no tags, because tags remain
+    # after their Droplets are deleted; the name, which may have 255 characters, contains the same
+    # data. The default route uses the public interface, so nodes look up their private address
+    # (https://docs.digitalocean.com/reference/api/metadata).
     traits = CloudTraits(
         name_limit=255,
         user_data_limit=65536,
-        list_lag=timedelta(minutes=1),
         quota_codes=frozenset({_LIMIT}),
         metadata=MetadataService(rank="", address=f"{_METADATA}/interfaces/private/0/ipv4/address"),
     )

@@ -66,8 +66,7 @@ class EcsService:
     of the job is the family of its task definition.
     """
 
-    # How long a new task may be missing from lists is an assumption. Stopped tasks are listed for
-    # at least an hour:
+    # stopped tasks are listed for at least an hour:
     # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ListTasks.html
     traits = ServiceTraits(
         hosts=HostList(index=RANK),
@@ -76,7 +75,6 @@ class EcsService:
         variable_limit=2048,
         stop_s=_STOP.total_seconds(),
         single=True,
-        list_lag=timedelta(minutes=1),
         ended_listed=timedelta(hours=1),
     )
 

@@ -10,7 +10,7 @@ running, `create` raises a fault that means that the result is unknown, and the 
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
@@ -57,9 +57,8 @@ class GcpCloud:
 
     # Limits of names and labels: https://cloud.google.com/compute/docs/naming-resources and
     # https://cloud.google.com/compute/docs/labeling-resources. A value of metadata has at most 256
-    # KiB: https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations. How
-    # long a new machine may be missing from lists is an assumption, since Google does not document
-    # it. Google bills a machine while it runs
+    # KiB: https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations.
+    # Google bills a machine while it runs
     # (https://cloud.google.com/compute/docs/instances/instance-lifecycle); one that is off
     # costs only its disk, until the server deletes it.
     traits = CloudTraits(
@@ -67,7 +66,6 @@ class GcpCloud:
         tags=True,
         tokens=True,
         atomic_count=True,
-        list_lag=timedelta(minutes=1),
         user_data_limit=256 * 1024,
         bill_starts=BillStart.RUNNING,
         bill_ends=BillEnd.SHUTDOWN,

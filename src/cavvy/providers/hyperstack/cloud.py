@@ -6,7 +6,7 @@ keys. Cavvy uses a region if the account has an environment with an SSH key in t
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -52,15 +52,8 @@ class Place(NamedTuple):
 class HyperstackCloud:
     """Implements `Cloud`."""
 
-    # The API documents the maximum length of names. Hyperstack does not document the maximum length
-    # of user data, nor how long a new machine may be missing from lists: these values are
-    # assumptions.
-    traits = CloudTraits(
-        name_limit=50,
-        user_data_limit=65536,
-        list_lag=timedelta(minutes=1),
-        quota_codes=frozenset({_LIMIT}),
-    )
+    # the API documents the maximum length of names
+    traits = CloudTraits(name_limit=50, quota_codes=frozenset({_LIMIT}))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(

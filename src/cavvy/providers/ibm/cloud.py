@@ -3,7 +3,7 @@ server in a VPC.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -58,10 +58,9 @@ class IbmCloud:
     # documents the size of user data as 64 K bytes
     # (https://cloud.ibm.com/docs/vpc?topic=vpc-user-data), and bills each second of an instance
     # without a minimum (https://cloud.ibm.com/docs/vpc?topic=vpc-suspend-billing); for bare metal
-    # servers, see `bare_metal`. How long a new machine may be missing from lists is an assumption.
+    # servers, see `bare_metal`.
     traits = CloudTraits(
         name_limit=63,
-        list_lag=timedelta(minutes=1),
         user_data_limit=64_000,
         quota_codes=frozenset({_QUOTA}),
     )

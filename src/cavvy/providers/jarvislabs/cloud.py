@@ -5,7 +5,7 @@ makes the same calls as the package `jarvislabs` 0.2.19 (https://docs.jarvislabs
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer, Purchase
@@ -56,9 +56,8 @@ class JarvislabsCloud:
     of the GPU, such as "2x_A100-80GB".
     """
 
-    # The package has this limit for names. How long a new instance may be missing from lists is an
-    # assumption.
-    traits = CloudTraits(name_limit=40, list_lag=timedelta(minutes=1), reach=Reach.SSH)
+    # the package has this limit for names
+    traits = CloudTraits(name_limit=40, reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         pattern = str(settings["endpoint"])

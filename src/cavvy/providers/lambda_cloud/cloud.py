@@ -37,16 +37,14 @@ _MICROS_PER_CENT = 10_000
 class LambdaCloud:
     """Implements `Cloud`."""
 
-    # The API documents the limits for names, user data and requests. Lambda does not document how
-    # long a new instance may be missing from lists, so that value is an assumption. Billing starts
-    # when an instance has passed its health checks and so becomes `active`
+    # The API documents the limits for names, user data and requests. Billing starts when an
+    # instance has passed its health checks and so becomes `active`
     # (https://docs.lambda.ai/public-cloud/billing).
     traits = CloudTraits(
         name_limit=64,
         tags=True,
         launch_every=timedelta(seconds=12),
         user_data_limit=1_000_000,
-        list_lag=timedelta(minutes=1),
         bill_starts=BillStart.RUNNING,
         quota_codes=frozenset({"global/quota-exceeded"}),
     )

@@ -3,7 +3,7 @@ in `vm` starts and removes the endpoint like a machine.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Protocol
 
 from cavvy.domain.messages import AgentCalls
@@ -19,11 +19,8 @@ from cavvy.providers.vm.provider import VmProvider
 
 ENDPOINT_TRAITS = ServiceTraits(
     agents=False,
-    name_limit=63,
     unique_names=True,
     single=True,
-    # no cloud documents how long a new endpoint may be missing from lists
-    list_lag=timedelta(minutes=1),
     bill_ends=BillEnd.REPORTED,
 )
 

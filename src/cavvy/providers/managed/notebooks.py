@@ -20,9 +20,9 @@ from cavvy.providers.vm.cloud import BillEnd
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a notebook's rank
 _FOLDER = "/tmp/cavvy"  # the same folder as in containers
 _SHOWN = timedelta(hours=6)  # the ends of deleted notebooks are remembered for this long
-# A notebook is one job of one machine. The services document neither how long a new notebook may be
-# missing from lists, nor how long a machine that stops waits for its processes, so these values are
-# assumptions. The script is a file, so its variables have no limit of their own.
+# A notebook is one job of one machine. The services do not document how long a machine that stops
+# waits for its processes, so that value is an assumption. The script is a file, so its variables
+# have no limit of their own.
 NOTEBOOK_TRAITS = ServiceTraits(
     hosts=HostList(index=RANK),
     name_limit=63,
@@ -30,7 +30,6 @@ NOTEBOOK_TRAITS = ServiceTraits(
     variable_limit=65536,
     stop_s=30,
     single=True,
-    list_lag=timedelta(minutes=1),
     bill_ends=BillEnd.REPORTED,
 )
 

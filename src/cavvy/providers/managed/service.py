@@ -46,7 +46,9 @@ class HostList(Struct, frozen=True, kw_only=True):
 
 
 class ServiceTraits(Struct, frozen=True, kw_only=True):
-    """The limits and the behaviour of a service."""
+    """The limits and the behaviour of a service. The default of `list_lag` is an assumption, for
+    services that document none.
+    """
 
     hosts: HostList = HostList()
     agents: bool = True  # False: its containers run the task's program, and no agent

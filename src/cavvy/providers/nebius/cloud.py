@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -58,12 +58,9 @@ class NebiusCloud:
 
     # User data has at most 32,768 characters (`nebius.compute.v1.InstanceSpec`); the script is
     # written into it as JSON. A machine is billed from its start until it has stopped
-    # (https://docs.nebius.com/legal/specific-terms/compute). The length of names, and how long a
-    # new machine may be missing from lists, are assumptions.
+    # (https://docs.nebius.com/legal/specific-terms/compute).
     traits = CloudTraits(
-        name_limit=63,
         tokens=True,
-        list_lag=timedelta(minutes=1),
         user_data_limit=28_000,
         bill_ends=BillEnd.SHUTDOWN,
         quota_codes=frozenset({"quotaFailure"}),

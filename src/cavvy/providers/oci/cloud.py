@@ -5,7 +5,7 @@ request.
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -59,14 +59,12 @@ class OciCloud:
 
     # A display name and a value of a free-form tag have at most 255 characters; all metadata of an
     # instance has at most 32,000 bytes, and its user data is in base 64. Source: the description of
-    # LaunchInstance in OCI's API reference. How long a new instance may be missing from lists is an
-    # assumption, since OCI does not document it. A retry token is valid for 24 hours, longer than a
+    # LaunchInstance in OCI's API reference. A retry token is valid for 24 hours, longer than a
     # launch is repeated.
     traits = CloudTraits(
         name_limit=255,
         tags=True,
         tokens=True,
-        list_lag=timedelta(minutes=1),
         user_data_limit=23_000,
         quota_codes=frozenset({"LimitExceeded", "QuotaExceeded"}),
     )

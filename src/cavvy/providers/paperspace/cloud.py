@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from urllib.parse import quote
 
 from cavvy.domain.offers import Offer, Purchase
@@ -54,14 +54,8 @@ class PaperspaceCloud:
     """Implements `Cloud`."""
 
     # Scripts are for bash and may have 16 KB (https://docs.paperspace.com/core/api-reference/
-    # scripts). Paperspace does not document the maximum length of names, nor how long a new machine
-    # may be missing from lists: these values are assumptions.
-    traits = CloudTraits(
-        name_limit=63,
-        user_data_limit=16_000,
-        list_lag=timedelta(minutes=1),
-        quota_codes=frozenset({_LIMIT}),
-    )
+    # scripts).
+    traits = CloudTraits(user_data_limit=16_000, quota_codes=frozenset({_LIMIT}))
 
     def __init__(self, context: ProviderContext) -> None:
         settings, now = context.settings, context.now

@@ -7,7 +7,7 @@ boot, so the server reaches them by SSH with a key that the API stores in the ac
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
@@ -48,9 +48,7 @@ _CONNECTION = re.compile(r"([\w.-]+)@(\S+?)(?: -p (\d+))?")
 class PrimeIntellectCloud:
     """Implements `Cloud`."""
 
-    # Prime Intellect does not document the maximum length of names, nor how long a new pod may be
-    # missing from lists: these values are assumptions.
-    traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
+    traits = CloudTraits(reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error)

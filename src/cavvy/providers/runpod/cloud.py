@@ -4,7 +4,7 @@ retired on 15 November 2026 (https://docs.runpod.io/api/errors).
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from urllib.parse import quote
 
 from cavvy.catalog.accelerators import identify
@@ -51,9 +51,7 @@ class RunpodCloud:
     Runpod's name for the GPU, with "_" for each space, such as "2x_NVIDIA_A40".
     """
 
-    # The API describes neither the maximum length of names nor how long a new pod may be missing
-    # from lists: these values are assumptions.
-    traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
+    traits = CloudTraits(reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(

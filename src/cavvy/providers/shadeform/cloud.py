@@ -7,7 +7,7 @@ and Shadeform's name for the machine, such as "hyperstack.A6000".
 import base64
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer, Purchase
@@ -48,9 +48,8 @@ _RENTALS = {"on_demand": Purchase.ON_DEMAND, "spot": Purchase.SPOT}
 class ShadeformCloud:
     """Implements `Cloud`."""
 
-    # Shadeform does not document the maximum length of names and scripts, nor how long a new
-    # instance may be missing from lists: these values are assumptions.
-    traits = CloudTraits(name_limit=60, user_data_limit=65536, list_lag=timedelta(minutes=1))
+    # Shadeform does not document the maximum length of names; 60 is an assumption.
+    traits = CloudTraits(name_limit=60)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error, key_header="X-API-KEY")

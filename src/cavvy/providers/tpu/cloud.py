@@ -60,15 +60,13 @@ class TpuCloud:
     """Implements `Cloud`."""
 
     # A node's name is unique in its zone, so names serve as tokens. Labels are those of Compute
-    # Engine. The limit of names, and how long a new node may be missing from lists, are
-    # assumptions, since Google documents neither. Google bills a node in the state READY only:
-    # https://cloud.google.com/tpu/pricing
+    # Engine. The limit of names is an assumption, since Google does not document it. Google bills a
+    # node in the state READY only: https://cloud.google.com/tpu/pricing
     traits = CloudTraits(
         name_limit=61,
         tags=True,
         tokens=True,
         atomic_count=True,
-        list_lag=timedelta(minutes=1),
         user_data_limit=256 * 1024,
         bill_starts=BillStart.RUNNING,
         quota_codes=frozenset({QUOTA}),

@@ -91,12 +91,10 @@ class VastCloud:
     """
 
     # The limits of the label, of `onstart` and of the rate of requests are those of
-    # https://docs.vast.ai/api-reference/instances/create-instance. How long a new
-    # instance may be missing from lists is an assumption. Instances are not billed while they load
-    # (https://docs.vast.ai/guides/instances/manage-instances), apart from their disk.
+    # https://docs.vast.ai/api-reference/instances/create-instance. Instances are not billed while
+    # they load (https://docs.vast.ai/guides/instances/manage-instances), apart from their disk.
     traits = CloudTraits(
         name_limit=255,
-        list_lag=timedelta(minutes=1),
         launch_every=timedelta(seconds=5),
         user_data_limit=4048 - len(_NO_TMUX),
         bill_starts=BillStart.RUNNING,

@@ -50,14 +50,8 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 class VerdaCloud:
     """Implements `Cloud`."""
 
-    # Verda does not document the maximum length of hostnames and scripts, nor how long a new
-    # instance may be missing from lists: these values are assumptions.
-    traits = CloudTraits(
-        name_limit=60,
-        user_data_limit=65536,
-        list_lag=timedelta(minutes=1),
-        quota_codes=frozenset({_NO_FUNDS}),
-    )
+    # Verda does not document the maximum length of hostnames; 60 is an assumption.
+    traits = CloudTraits(name_limit=60, quota_codes=frozenset({_NO_FUNDS}))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self._token, self._renew_at = "", _NEVER

@@ -49,9 +49,8 @@ class VertexService:
     """Implements `ManagedService`. A job's id is `REGION/NUMBER`."""
 
     # The limit of names is that of `displayName`. Values of variables have no documented limit.
-    # Google does not document how long a new job may be missing from lists, so that value is an
-    # assumption. Google documents no time between SIGTERM and SIGKILL for custom jobs. They run on
-    # GKE, which gives containers on spot machines 25 seconds by default:
+    # Google documents no time between SIGTERM and SIGKILL for custom jobs. They run on GKE, which
+    # gives containers on spot machines 25 seconds by default:
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
     traits = ServiceTraits(
         hosts=HostList(cluster="CLUSTER_SPEC"),
@@ -60,7 +59,6 @@ class VertexService:
         stop_s=25,
         # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
         first_ends_all=True,
-        list_lag=timedelta(minutes=1),
         ended_listed=_SHOWN,
         quota_codes=frozenset({QUOTA}),
     )

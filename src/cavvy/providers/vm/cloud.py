@@ -76,7 +76,9 @@ class SshTarget(Struct, frozen=True, kw_only=True):
 
 
 class CloudTraits(Struct, frozen=True, kw_only=True):
-    """The limits and the behaviour of a cloud. All abilities are optional."""
+    """The limits and the behaviour of a cloud. All abilities are optional. The defaults of
+    `name_limit`, `list_lag` and `user_data_limit` are assumptions, for clouds that document none.
+    """
 
     name_limit: int = 63  # maximum characters of a machine's name; at least 40 of [a-z0-9-]
     tags: bool = False  # machines get `MachineRequest.tags`, and `list` returns them
@@ -88,7 +90,7 @@ class CloudTraits(Struct, frozen=True, kw_only=True):
     # machine of an unfinished launch that is off was never started, and is replaced
     created_off: bool = False
     # `list` and `get` may not return machines that are younger than this
-    list_lag: timedelta = timedelta(minutes=2)
+    list_lag: timedelta = timedelta(minutes=1)
     # how long `list` or `get` returns an ended machine; 0 if the machine disappears at once
     ended_listed: timedelta = timedelta(0)
     launch_every: timedelta = timedelta(0)  # the minimum time between two requests for machines

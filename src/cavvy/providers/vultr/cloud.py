@@ -34,14 +34,7 @@ _NO_ADDRESS = ("", "0.0.0.0")  # reported until the instance has an address
 class VultrCloud:
     """Implements `Cloud`."""
 
-    # Vultr does not document the maximum length of labels and of user data, nor how long a new
-    # instance may be missing from lists: these values are assumptions.
-    traits = CloudTraits(
-        name_limit=63,
-        user_data_limit=65536,
-        list_lag=timedelta(minutes=1),
-        quota_codes=frozenset({_LIMIT}),
-    )
+    traits = CloudTraits(quota_codes=frozenset({_LIMIT}))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(
