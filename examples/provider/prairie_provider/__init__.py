@@ -22,12 +22,12 @@ MANIFEST = make_manifest(
     deletion=f"{_API}#delete-server",
     rights="an API key that may read plans and manage servers",
     unsupported={
-        Feature.SPOT: f"the Prairie sells no spot servers ({_API}#plans)",
-        Feature.CAPACITY: f"the API does not report how many servers are free ({_API}#plans)",
-        Feature.SELF_END: f"a server is billed until it is deleted ({_API}#servers)",
+        Feature.SPOT: f"{_API}#plans",
+        Feature.CAPACITY: f"{_API}#plans",
+        Feature.SELF_END: f"{_API}#servers",
         Feature.VOLUMES: f"the Prairie has no volumes ({_API})",
-        Feature.NETWORK: f"the API neither reports nor selects a server's network ({_API}#servers)",
-        Feature.DISK: f"the size of the disk depends on the plan ({_API}#plans)",
+        Feature.NETWORK: f"{_API}#servers",
+        Feature.DISK: f"{_API}#plans",
         Feature.NOTICE: f"servers are never reclaimed ({_API})",
     },
     settings=(

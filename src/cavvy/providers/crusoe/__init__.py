@@ -30,14 +30,12 @@ MANIFEST = make_manifest(
     deletion=_API,
     rights="an API key of a user who may list the project's machines, create them and delete them",
     unsupported={
-        Feature.SPOT: f"a request for a machine in API v1alpha5 has no spot option ({_API})",
-        Feature.VOLUMES: "Crusoe's disks cannot be attached yet; copy data from and to a bucket "
-        "instead "
-        f"({_API})",
+        Feature.SPOT: _API,
+        Feature.VOLUMES: _API,
         Feature.NETWORK: "machines get no InfiniBand partition, and their network cannot be "
         f"selected ({_API})",
-        Feature.DISK: f"a machine gets the default disk of its type ({_API})",
-        Feature.NOTICE: f"the API describes no notice before a machine is reclaimed ({_API})",
+        Feature.DISK: _API,
+        Feature.NOTICE: _API,
     },
     settings=(
         KEYS.setting(),

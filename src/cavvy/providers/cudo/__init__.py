@@ -27,14 +27,11 @@ MANIFEST = make_manifest(
         Feature.SELF_END: "a machine can be terminated only with an API key "
         f"({_REFERENCE}/create-a-virtual-machine); nodes get no key, because with a key, a node "
         "could terminate all machines of the project",
-        Feature.VOLUMES: "CUDO's storage disks cannot be attached yet; copy data from and to a "
-        "bucket instead "
-        f"({_REFERENCE}/create-a-virtual-machine)",
+        Feature.VOLUMES: f"{_REFERENCE}/create-a-virtual-machine",
         Feature.NETWORK: f"CUDO's API does not report the speed of the network ({_TYPES})",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all machines "
         f"({_REFERENCE}/create-a-virtual-machine)",
-        Feature.NOTICE: "CUDO's API describes no notice before a machine is reclaimed "
-        f"({_REFERENCE}/get-a-virtual-machine)",
+        Feature.NOTICE: f"{_REFERENCE}/get-a-virtual-machine",
     },
     settings=(
         KEYS.setting(),

@@ -36,20 +36,14 @@ MANIFEST = make_manifest(
     deletion=f"{_DOCS}/products/droplets/how-to/destroy/",
     rights=f"a token with the scopes {', '.join(SCOPES)}, and ssh_key:read if `ssh_keys` is set",
     unsupported={
-        Feature.SPOT: f"DigitalOcean's API has no spot Droplets ({_API})",
-        Feature.CAPACITY: "DigitalOcean's API reports whether a region has a size, but not how "
-        f"many Droplets are free ({_API})",
-        Feature.SELF_END: "DigitalOcean bills a Droplet until the API deletes the Droplet, even "
-        f"if the Droplet is off ({_DOCS}/products/droplets/details/pricing); the server deletes "
-        "Droplets that are off",
-        Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
-        f"instead ({_DOCS}/products/volumes/)",
+        Feature.SPOT: _API,
+        Feature.CAPACITY: _API,
+        Feature.SELF_END: f"{_DOCS}/products/droplets/details/pricing",
+        Feature.VOLUMES: f"{_DOCS}/products/volumes/",
         Feature.NETWORK: "Droplets are in the region's default VPC; another VPC cannot be "
         f"selected yet ({_DOCS}/products/networking/vpc/)",
-        Feature.DISK: "the size of the disk depends on the size of the Droplet "
-        f"({_DOCS}/products/droplets/concepts/choosing-a-plan/)",
-        Feature.NOTICE: "DigitalOcean's API describes no notice before a Droplet is reclaimed "
-        f"({_API})",
+        Feature.DISK: f"{_DOCS}/products/droplets/concepts/choosing-a-plan/",
+        Feature.NOTICE: _API,
     },
     settings=(
         KEYS.setting(),

@@ -25,15 +25,12 @@ MANIFEST = make_manifest(
         Feature.CAPACITY: "Hyperstack reports how many GPUs of a model are free in a region "
         f"({_DOCS}/api-reference/core-resources/stocks); Cavvy does not read this number yet, but "
         "only whether a flavor is in stock",
-        Feature.SELF_END: f"only Hyperstack's API can delete a machine ({_API}), and nodes get no "
-        "API key, because a key may delete all machines of the account",
-        Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy data from and to a "
-        f"bucket instead ({_DOCS}/storage/volumes/creating-a-volume/)",
+        Feature.SELF_END: _API,
+        Feature.VOLUMES: f"{_DOCS}/storage/volumes/creating-a-volume/",
         Feature.NETWORK: "machines are in the network of their environment, and the type of the "
         f"network depends on the flavor and the region ({_DOCS}/network/network-types/)",
-        Feature.DISK: f"the size of the disk depends on the flavor ({_DOCS}/hardware/flavors/)",
-        Feature.NOTICE: "Hyperstack's API describes no notice before a machine is reclaimed "
-        f"({_API})",
+        Feature.DISK: f"{_DOCS}/hardware/flavors/",
+        Feature.NOTICE: _API,
     },
     settings=(
         KEYS.setting(),

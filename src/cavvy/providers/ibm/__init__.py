@@ -1,7 +1,5 @@
 """IBM Cloud: each node is one instance or bare metal server, and starts the agent on boot."""
 
-from cavvy.domain.values import replace
-from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Feature
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
@@ -17,7 +15,7 @@ KEYS = ApiKeySource(
     made_at="https://cloud.ibm.com/iam/apikeys",
 )
 
-_MANIFEST = make_manifest(
+MANIFEST = make_manifest(
     "ibm",
     "IBM Cloud",
     machine="an instance",
@@ -44,8 +42,7 @@ _MANIFEST = make_manifest(
         "stops, but does not document the same for an instance that shuts itself down; the server "
         "deletes such instances "
         f"({_DOCS}-suspend-billing)",
-        Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
-        f"instead ({_DOCS}-attaching-block-storage)",
+        Feature.VOLUMES: f"{_DOCS}-attaching-block-storage",
         Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
         f"({_DOCS}-about-cluster-network)",
         Feature.NOTICE: "IBM describes no notice before it preempts a spot instance "
@@ -106,12 +103,9 @@ _MANIFEST = make_manifest(
             "https://globalcatalog.cloud.ibm.com/api/v1",
         ),
     ),
-)
-MANIFEST = replace(
-    _MANIFEST,
     cloud="cavvy.providers.ibm.cloud:IbmCloud",
     layer="cavvy.providers.vm.provider:make_provider",
-    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    zoned=True,
     # read on 2026-11-23, as was IBM's client of the API, the Python package ibm-vpc 0.36
     no_quotas="IBM's VPC API reports neither quotas nor their use; IBM lists the default "
     "quotas online and raises quotas through support cases "

@@ -30,12 +30,10 @@ MANIFEST = make_manifest(
         Feature.LOGIN: _CONTAINER,
         Feature.SELF_END: "JarvisLabs bills an instance's disk until the API destroys the instance "
         f"({_DOCS}), and instances get no API key; the server destroys paused instances",
-        Feature.VOLUMES: "JarvisLabs's filesystems cannot be attached yet; copy data from and to "
-        f"a bucket instead ({_DOCS})",
+        Feature.VOLUMES: _DOCS,
         Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
         f"NFS ({_DOCS})",
-        Feature.NETWORK: "JarvisLabs's API neither reports nor selects the speed of the network "
-        f"({_DOCS})",
+        Feature.NETWORK: _DOCS,
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances; a "
         f"size for one task is not supported yet ({_DOCS})",
         Feature.NOTICE: "JarvisLabs describes no notice before it pauses a spot instance "

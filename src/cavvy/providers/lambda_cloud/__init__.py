@@ -25,19 +25,13 @@ MANIFEST = make_manifest(
     deletion=f"{_DOCS}/on-demand/creating-managing-instances/",
     rights="an API key of the account; Lambda's API describes no narrower permissions",
     unsupported={
-        Feature.SPOT: f"Lambda's API has no spot instances ({_API})",
-        Feature.CAPACITY: "Lambda's API reports whether a region has an instance type, but not "
-        f"how many instances are free ({_API})",
-        Feature.SELF_END: "Lambda bills an instance until a request to the API terminates the "
-        f"instance ({_DOCS}/billing). Cavvy gives nodes no API key for this request, because "
-        "the key could terminate all instances of the account",
-        Feature.VOLUMES: "Lambda's filesystems cannot be mounted yet; copy data from and to a "
-        f"bucket instead ({_DOCS}/filesystems)",
-        Feature.NETWORK: "Lambda's API neither reports nor selects the network of an instance "
-        f"({_API})",
-        Feature.DISK: f"the size of the disk depends on the instance type ({_API})",
-        Feature.NOTICE: "Lambda's API describes no notice before an instance is reclaimed "
-        f"({_API})",
+        Feature.SPOT: _API,
+        Feature.CAPACITY: _API,
+        Feature.SELF_END: f"{_DOCS}/billing",
+        Feature.VOLUMES: f"{_DOCS}/filesystems",
+        Feature.NETWORK: _API,
+        Feature.DISK: _API,
+        Feature.NOTICE: _API,
     },
     settings=(
         KEYS.setting(),

@@ -1,14 +1,12 @@
 """Nebius AI Cloud: each node is one virtual machine that starts the agent on boot."""
 
-from cavvy.domain.values import replace
-from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.nebius.com/compute"
 
-_MANIFEST = make_manifest(
+MANIFEST = make_manifest(
     "nebius",
     "Nebius AI Cloud",
     machine="a machine",
@@ -23,8 +21,7 @@ _MANIFEST = make_manifest(
         Feature.CAPACITY: "Cavvy does not read Nebius's capacity advice; if a region has no free "
         "machine, Cavvy tries the next best offer "
         "(https://docs.nebius.com/compute/virtual-machines/types)",
-        Feature.VOLUMES: "disks and shared filesystems cannot be attached yet; copy data from and "
-        f"to a bucket instead ({_DOCS}/storage/types)",
+        Feature.VOLUMES: f"{_DOCS}/storage/types",
         Feature.NOTICE: "a preemptible machine gets the signal to shut down 60 seconds before "
         "Nebius stops the machine, and no earlier notice "
         f"({_DOCS}/virtual-machines/preemptible)",
@@ -82,13 +79,10 @@ _MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-)
-MANIFEST = replace(
-    _MANIFEST,
     cloud="cavvy.providers.nebius.cloud:NebiusCloud",
     layer="cavvy.providers.vm.provider:make_provider",
-    abilities=(*_MANIFEST.abilities, HAS_PARTS),
-    project_settings=(
+    zoned=True,
+    of_projects=(
         "key_file",
         "projects",
         "subnet",

@@ -1,14 +1,13 @@
 """Oracle Cloud Infrastructure: each node is one compute instance that starts the agent on boot."""
 
-from cavvy.domain.values import replace
-from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.oracle.com/en-us/iaas/Content/Compute"
 
-_MANIFEST = make_manifest(
+MANIFEST = make_manifest(
     "oci",
     "Oracle Cloud Infrastructure",
     machine="an instance",
@@ -22,9 +21,7 @@ _MANIFEST = make_manifest(
         Feature.SELF_END: "OCI bills an instance that has shut itself down "
         f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates instances that have shut "
         "themselves down",
-        Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
-        "instead "
-        f"({_DOCS}/Tasks/instances-volumes.htm)",
+        Feature.VOLUMES: f"{_DOCS}/Tasks/instances-volumes.htm",
         Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
         f"({_DOCS}/Tasks/compute-clusters.htm)",
         Feature.NOTICE: "OCI announces a preemption through its Events service only, and not on "
@@ -87,13 +84,11 @@ _MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-)
-MANIFEST = replace(
-    _MANIFEST,
     cloud="cavvy.providers.oci.cloud:OciCloud",
     layer="cavvy.providers.vm.provider:make_provider",
-    abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
-    project_settings=(
+    zoned=True,
+    more_abilities=(TELLS_QUOTAS,),
+    of_projects=(
         "key_file",
         "compartment",
         "regions",

@@ -38,8 +38,7 @@ MANIFEST = make_manifest(
         Feature.SELF_END: "only the API can terminate a pod "
         f"({_REFERENCE}/managing-pods), and nodes get no API key, because a key may terminate all "
         "pods of the account",
-        Feature.VOLUMES: f"disks cannot be attached yet; copy data from and to a bucket instead "
-        f"({_CREATE})",
+        Feature.VOLUMES: _CREATE,
         Feature.MOUNTS: "the pods of some clouds are containers without access to folders of their "
         f"host or to NFS ({_CREATE})",
         Feature.NETWORK: f"the network of most pods is not reported ({_AVAILABILITY})",

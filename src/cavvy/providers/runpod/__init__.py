@@ -38,14 +38,12 @@ MANIFEST = make_manifest(
         Feature.SELF_END: "Runpod bills a pod until the API terminates the pod "
         f"({_DOCS}/pods/manage-pods), and pods get no API key; the server terminates pods that "
         "have exited",
-        Feature.VOLUMES: "network volumes cannot be attached yet; copy data from and to a bucket "
-        f"instead ({_STORAGE})",
+        Feature.VOLUMES: _STORAGE,
         Feature.MOUNTS: "a pod is a container without access to folders of its host or to NFS "
         f"({_CREATE})",
         Feature.TUNNEL: "a pod is a container without the permission to create "
         f"a WireGuard interface ({_CREATE})",
-        Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network "
-        f"({_CREATE})",
+        Feature.NETWORK: _CREATE,
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods; a size "
         f"for one task is not supported yet ({_CREATE})",
         Feature.NOTICE: "version 2 of Runpod's API creates only on-demand pods, which Runpod does "

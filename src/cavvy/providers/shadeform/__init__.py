@@ -24,18 +24,12 @@ MANIFEST = make_manifest(
         "an API key of the account; Shadeform's documentation describes no narrower permissions"
     ),
     unsupported={
-        Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "
-        f"many instances are free ({_REFERENCE}/instances-types)",
-        Feature.SELF_END: "Shadeform bills an instance until the API deletes the instance "
-        f"({_REFERENCE}/instances-delete), and nodes get no API key, because a key may delete all "
-        "instances of the account",
-        Feature.VOLUMES: "Shadeform's volumes cannot be attached yet; copy data from and to a "
-        "bucket instead "
-        "(https://docs.shadeform.ai/guides/attachvolume)",
+        Feature.CAPACITY: f"{_REFERENCE}/instances-types",
+        Feature.SELF_END: f"{_REFERENCE}/instances-delete",
+        Feature.VOLUMES: "https://docs.shadeform.ai/guides/attachvolume",
         Feature.NETWORK: "Shadeform's API does not report the speed of the network "
         f"({_REFERENCE}/instances-types)",
-        Feature.DISK: f"the size of the disk depends on the instance type ({_REFERENCE}/"
-        "instances-create)",
+        Feature.DISK: f"{_REFERENCE}/instances-create",
         Feature.NOTICE: "Shadeform shows the deadline of a spot instance in its API only, not on "
         "the instance (https://docs.shadeform.ai/guides/spotinstances)",
     },

@@ -2,8 +2,7 @@
 agent on boot.
 """
 
-from cavvy.domain.values import replace
-from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.settings import flag, text
@@ -11,7 +10,7 @@ from cavvy.providers.vm.abilities import make_manifest
 
 _DOCS = "https://cloud.google.com/tpu/docs"
 
-_MANIFEST = make_manifest(
+MANIFEST = make_manifest(
     "tpu",
     "Google Cloud TPU",
     machine="a slice",
@@ -25,8 +24,7 @@ _MANIFEST = make_manifest(
         f"({_DOCS}/regions-zones)",
         Feature.SELF_END: "a slice whose hosts have shut themselves down still exists and is "
         f"billed; the server deletes these slices ({_DOCS}/managing-tpus-tpu-vm)",
-        Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
-        f"({_DOCS}/attach-durable-block-storage)",
+        Feature.VOLUMES: f"{_DOCS}/attach-durable-block-storage",
         Feature.DISK: "the boot disk of a host has a fixed size of 100 GiB and a fixed type "
         f"({_DOCS}/attach-durable-block-storage)",
         Feature.NETWORK: "hosts have one network interface; the chips of a slice have a network of "
@@ -65,13 +63,11 @@ _MANIFEST = make_manifest(
             "https://cloudquotas.googleapis.com/v1",
         ),
     ),
-)
-MANIFEST = replace(
-    _MANIFEST,
     cloud="cavvy.providers.tpu.cloud:TpuCloud",
     layer="cavvy.providers.vm.provider:make_provider",
-    abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
-    project_settings=(
+    zoned=True,
+    more_abilities=(TELLS_QUOTAS,),
+    of_projects=(
         "key_file",
         "project",
         "regions",

@@ -23,17 +23,13 @@ MANIFEST = make_manifest(
     deletion=_ENDS,
     rights="API credentials of the project; their tokens have the scope cloud-api-v1",
     unsupported={
-        Feature.CAPACITY: "Verda's API reports whether a location has an instance type, but not "
-        f"how many instances are free ({_API})",
-        Feature.SELF_END: f"Verda bills an instance until the API deletes the instance ({_ENDS}), "
-        "and nodes get no credentials, because credentials may delete all instances of the project",
-        Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy data from and to a bucket "
-        "instead (https://docs.verda.com/storage/block-volumes/attaching-a-block-volume/)",
-        Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance "
-        f"({_API})",
+        Feature.CAPACITY: _API,
+        Feature.SELF_END: _ENDS,
+        Feature.VOLUMES: "https://docs.verda.com/storage/block-volumes/attaching-a-block-volume/",
+        Feature.NETWORK: _API,
         Feature.DISK: "all disks have the size of the setting `disk_gib`; a size for one task is "
         f"not supported yet ({_API})",
-        Feature.NOTICE: f"Verda's API describes no notice before an instance is reclaimed ({_API})",
+        Feature.NOTICE: _API,
     },
     settings=(
         text(

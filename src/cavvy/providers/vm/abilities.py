@@ -4,6 +4,7 @@ that calls a cloud, so that manifests can import it.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
@@ -12,11 +13,25 @@ from cavvy.providers.abilities import (
     RELAYS_AGENTS,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest, ProviderSetting
+from cavvy.providers.base import Ability, Feature, Manifest, ProviderSetting
 from cavvy.providers.settings import exchange_rate, flag, text
 
 REST_LAYER = "cavvy.providers.vm.account:make_provider"
 ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
+
+# why most clouds lack a feature, with the cloud's page about it
+_REASONS = {
+    Feature.SPOT: "the API has no spot option for {machine} ({page})",
+    Feature.VOLUMES: "volumes and shared file systems cannot be attached yet; copy data from and "
+    "to a bucket instead ({page})",
+    Feature.NETWORK: "the API neither reports nor selects the network of {machine} ({page})",
+    Feature.DISK: "the size of the disk depends on the type of {machine} ({page})",
+    Feature.SELF_END: "{title} bills {machine} until the API deletes it ({page}). Nodes get no API "
+    "key, because a key may delete all machines; the server deletes machines that are off",
+    Feature.CAPACITY: "the API reports which types a region has, but not how many machines are "
+    "free ({page})",
+    Feature.NOTICE: "the API describes no notice before {machine} is reclaimed ({page})",
+}
 
 
 def make_manifest(
@@ -36,18 +51,24 @@ def make_manifest(
     docs: str = "",
     currency: str = "USD",
     zoned: bool = False,
+    more_abilities: Sequence[Ability[Any]] = (),
+    project_key: str = "",
+    options: Mapping[str, str] | None = None,
+    no_quotas: str = "",
 ) -> Manifest:
     """Return the manifest of a cloud that has a REST API at `endpoint` and deletes a machine's
     disks with the machine. `cloud` and `layer` are those of `Manifest`; the default layer is for
     clouds with a `RestAccount`. `machine` is the cloud's word for a machine, with an article, such
-    as "an instance". `deletion` is the cloud's page about the objects that are deleted with a
+    as "an instance". A reason in `unsupported` that is only the address of a page gets the words
+    that fit most clouds. `deletion` is the cloud's page about the objects that are deleted with a
     machine. `docs` is the address of the provider's guide, by default `docs/guides/NAME.md`.
     `of_projects` lists the settings that a project can set in order to use its own account
     (`Manifest.project_settings`). Among the settings for a project's own account, only `key_file`
     is a credential; this file contains only keys. If `of_projects` is (), projects cannot have
     their own accounts. `currency` is the currency of the API's prices. If it is not USD, the
     manifest gets the setting `usd_per_CURRENCY`, and `RestAccount.rate` converts prices. `zoned`
-    is True if the cloud asks several zones with `RestAccount.ask_zones`.
+    is True if the cloud asks several zones, for example with `RestAccount.ask_zones`. For the
+    others, see `Manifest`.
     """
     converts = [] if currency == "USD" else [exchange_rate(currency)]
     results = (
@@ -62,12 +83,23 @@ def make_manifest(
         docs=docs or f"docs/guides/{name}.md",
         cloud=cloud,
         layer=layer,
-        abilities=(*ABILITIES, HAS_PARTS) if zoned else ABILITIES,
+        abilities=(*ABILITIES, *([HAS_PARTS] if zoned else []), *more_abilities),
         visibility_delay=timedelta(minutes=1),
         rights=rights,
-        unsupported={**unsupported, Feature.RESULTS: results},
+        unsupported={
+            **{
+                feature: _REASONS[feature].format(machine=machine, title=title, page=reason)
+                if reason.startswith("https://") and feature in _REASONS
+                else reason
+                for feature, reason in unsupported.items()
+            },
+            Feature.RESULTS: results,
+        },
         settings=(*settings, *converts, text("endpoint", endpoint_consequence, endpoint)),
         project_settings=tuple(of_projects),
+        project_key=project_key,
+        options=options or {},
+        no_quotas=no_quotas,
     )
 
 

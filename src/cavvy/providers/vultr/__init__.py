@@ -26,17 +26,13 @@ MANIFEST = make_manifest(
     unsupported={
         Feature.SPOT: "Vultr lists prices of preemptible plans, but its API has no field with "
         f"which to request a preemptible instance ({_API}/#operation/create-instance)",
-        Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many instances "
-        f"are free ({_API}/#operation/list-plans)",
-        Feature.SELF_END: "Vultr bills an instance, even one that is off, until the API deletes it "
-        f"({_DOCS}/support/platform/billing/how-am-i-billed-for-my-servers); the server deletes "
-        "instances that are off",
-        Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
-        f"instead ({_DOCS}/reference/terraform/resources/block_storage)",
+        Feature.CAPACITY: f"{_API}/#operation/list-plans",
+        Feature.SELF_END: f"{_DOCS}/support/platform/billing/how-am-i-billed-for-my-servers",
+        Feature.VOLUMES: f"{_DOCS}/reference/terraform/resources/block_storage",
         Feature.NETWORK: "instances are not in a VPC, because VPCs are not supported yet "
         f"({_DOCS}/products/network/vpc-networks)",
-        Feature.DISK: f"the size of the disk depends on the plan ({_API}/#operation/list-plans)",
-        Feature.NOTICE: f"Vultr's API describes no notice before an instance is reclaimed ({_API})",
+        Feature.DISK: f"{_API}/#operation/list-plans",
+        Feature.NOTICE: _API,
     },
     settings=(
         KEYS.setting(),
