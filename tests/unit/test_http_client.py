@@ -214,7 +214,15 @@ def test_the_address_that_is_called_is_checked(call: Call) -> None:
 @pytest.mark.parametrize("call", [*WEB.values(), *OWN.values()], ids=[*WEB, *OWN])
 def test_a_redirect_leads_nowhere_else(call: Call) -> None:
     with serving(reply, INSIDE) as inside:
-        for to in (inside.url, f"//{INSIDE}:{inside.server_port}/", "ftp://127.0.0.5/", "http://["):
+        there = f"//{INSIDE}:{inside.server_port}/"
+        for to in (
+            inside.url,
+            there,
+            "http://10.0.0.1:9/",
+            "http://[::1]:9/",
+            "ftp:" + there,
+            "http://[",
+        ):
             with serving(lambda request, to=to: reply(request, b"no", 302, Location=to)) as outer:
                 if call is OWN["endpoint"]:
                     assert call(outer.url, ALLOWED).status == 302  # type: ignore[attr-defined]

@@ -2,18 +2,18 @@
 job from the job's environment.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, urlopen
 
 from msgspec import Struct
 
 from cavvy.client.addresses import is_loopback
 from cavvy.client.errors import ApiError
+from cavvy.http_client import HttpClient, NoReply, TargetDenied
 
 ID_TOKEN = (
     "CAVVY_ID_TOKEN"  # the variable with a CI job's ID token, as GitLab's `id_tokens` sets it
@@ -54,7 +54,7 @@ def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
     if not url or not token:
         return None
     asked = f"{url}{'&' if '?' in url else '?'}{urlencode({'audience': audience})}"
-    value = _ask(Request(asked, headers={"Authorization": f"Bearer {token}"})).get("value")
+    value = _ask(asked, headers={"Authorization": f"Bearer {token}"}).get("value")
     if not isinstance(value, str):
         raise _failed(
             "GitHub did not issue an ID token", "the job needs the permission `id-token: write`"
@@ -71,7 +71,7 @@ def sign_in_by_device(
     """Ask a person to sign in at the provider, in any browser, and return the ID token. `show` is
     called with the URL to open and the code to enter on that page. Raises ApiError.
     """
-    described = _ask(Request(f"{issuer.rstrip('/')}/.well-known/openid-configuration"))
+    described = _ask(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     device_url, token_url = (
         described.get(name) for name in ("device_authorization_endpoint", "token_endpoint")
     )
@@ -79,14 +79,17 @@ def sign_in_by_device(
         hint = "sign in with a token, by --token or --token-file"
         raise _failed(f"{issuer} does not offer the device flow", hint)
     scope = _choose_scope(described.get("scopes_supported"))
-    begun = _read_code(_ask(_form(device_url, client_id=client_id, scope=scope)), issuer)
+    begun = _read_code(_ask(device_url, {"client_id": client_id, "scope": scope}), issuer)
     show(begun.url, begun.user_code)
-    asked = _form(token_url, client_id=client_id, grant_type=_GRANT, device_code=begun.device_code)
-    return _await_token(asked, begun, issuer, wait)
+    form = {"client_id": client_id, "grant_type": _GRANT, "device_code": begun.device_code}
+    return _await_token(partial(_ask, token_url, form), begun, issuer, wait)
 
 
 def _await_token(
-    asked: Request, begun: DeviceCode, issuer: str, wait: Callable[[float], None]
+    ask: Callable[[], dict[str, Any]],
+    begun: DeviceCode,
+    issuer: str,
+    wait: Callable[[float], None],
 ) -> str:
     """Repeat the request until the person has signed in. Raises ApiError."""
     left_s, pause_s = begun.expires_s, begun.interval_s
@@ -94,7 +97,7 @@ def _await_token(
         wait(pause_s)
         left_s -= pause_s
         try:
-            answer = _ask(asked)
+            answer = ask()
         except ApiError:
             if left_s <= pause_s:
                 raise
@@ -148,37 +151,33 @@ def _choose_scope(supported: object) -> str:
     return " ".join(each for each in _SCOPES if each == "openid" or each in known)
 
 
-def _form(url: str, **fields: str) -> Request:
-    _check(url)
-    return Request(url, data=urlencode(fields).encode(), headers={"Accept": "application/json"})
-
-
-def _check(url: str) -> None:
+def _ask(
+    url: str,
+    form: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the JSON object in the answer to a request, which sends the form if there is one. An
+    answer with status 400 also contains an object, because RFC 6749 uses this status for errors.
+    Raises ApiError.
+    """
     parts = urlsplit(url)
     if parts.scheme != "https" and not (
         parts.scheme == "http" and is_loopback(parts.hostname or "")
     ):
         raise _failed(f"{url} does not begin with https://")
-
-
-def _ask(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the answer. An answer with status 400 also contains an object,
-    because RFC 6749 uses this status for errors. Raises ApiError.
-    """
-    _check(request.full_url)
-    parts = urlsplit(request.full_url)
     host = f"{parts.scheme}://{parts.netloc}"
+    client = HttpClient(redirects=True, idle_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+    headers = {"Accept": "application/json", **headers}
     try:
-        try:
-            with urlopen(request, timeout=_TIMEOUT_S) as answer:
-                body = answer.read(_MOST_BYTES)
-        except HTTPError as error:
-            with error:
-                if error.code not in (400, 401, 428):
-                    raise
-                body = error.read(_MOST_BYTES)
-        found = json.loads(body)
-    except (OSError, ValueError) as error:
+        if form is None:
+            reply = client.send("GET", url, None, headers)
+        else:
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            reply = client.send("POST", url, urlencode(form).encode(), headers | kind)
+        if reply.status not in (200, 400, 401, 428):
+            raise NoReply(f"HTTP {reply.status} {reply.reason}")
+        found = reply.parse_json()
+    except (NoReply, TargetDenied) as error:
         raise _failed(f"{host} does not answer like an OpenID provider: {error}") from error
     if not isinstance(found, dict):
         raise _failed(f"{host} did not answer with a JSON object")
