@@ -33,7 +33,13 @@ from tests.system.tied import start_tied
 
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import HaproxyListener, write_configuration
-from cavvy.gateway.haproxy.program import find_haproxy, is_ready, list_arguments
+from cavvy.gateway.haproxy.program import (
+    find_haproxy,
+    is_ready,
+    list_arguments,
+    make_environment,
+)
+from cavvy.gateway.haproxy.request_ring import make_ring
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 
 SLICES = 5
@@ -136,14 +142,15 @@ class Bench:
         service = ServiceRoute(name="svc", hosts=(HOST,), concurrency=512)
         path = self.folder / "plane.cfg"
         path.write_text(write_configuration(listener, (service,), GatewayLimits()))
-        process = self._run_haproxy(path)
+        make_ring(self.folder / "requests.ring")
+        process = self._run_haproxy(path, make_environment(self.folder / "requests.ring"))
         runtime = HaproxyRuntime(listener.socket)
         wait_for(lambda: is_ready(runtime))
         return port, process, runtime
 
-    def _run_haproxy(self, path: Path) -> int:
-        words = list_arguments(find_haproxy(), path)
-        return start_tied(["taskset", "-c", self.proxy_core, *words], stderr=subprocess.DEVNULL).pid
+    def _run_haproxy(self, path: Path, environment: dict[str, str] | None = None) -> int:
+        words = ["taskset", "-c", self.proxy_core, *list_arguments(find_haproxy(), path)]
+        return start_tied(words, stderr=subprocess.DEVNULL, env=environment).pid
 
     def load(self, port: int, seconds: float, *more: str) -> tuple[int, float, int]:
         """Requests, requests a second and errors of wrk with 16 connections."""

@@ -59,7 +59,9 @@ class HaproxyPlaneProcess(GatewayProcess):
         self._thread.start()
         listener = ServiceListener(port=self.port, owner=describe_owner(OWNER_TOKEN), **(tls or {}))
         self.program = program
-        self.plane = HaproxyPlane(self.folder, str(self.folder / "haproxy"), listener, program)
+        self._listener = listener
+        self.plane: Any = None
+        self.forget_all()
         self._routes = msgspec.convert(config["services"], tuple[ServiceRoute, ...])
         self._replicas: dict[str, tuple[ReplicaAddress, ...]] = {}
         self.keep()
@@ -70,6 +72,13 @@ class HaproxyPlaneProcess(GatewayProcess):
     def keep(self) -> None:
         """As the server does once a second, and when something changes."""
         self.do(self.plane.keep(self._routes, self._replicas, self._gateway_port))
+
+    def forget_all(self) -> None:
+        """Replace the server's part by a new one, which knows only what is in files."""
+        if self.plane is not None and self.plane._requests is not None:
+            self.plane._requests.close()
+        path = str(self.folder / "haproxy")
+        self.plane = HaproxyPlane(self.folder, path, self._listener, self.program)
 
     def add_route(self, route: dict[str, Any]) -> None:
         self._routes = (*self._routes, msgspec.convert(route, ServiceRoute))

@@ -27,6 +27,8 @@ from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.ports import free_port
 
+from cavvy.gateway.haproxy.request_ring import read_ring
+
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[HaproxyPlaneProcess]:
@@ -52,6 +54,12 @@ def find_haproxies(plane: HaproxyPlaneProcess) -> list[int]:
             if config in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(int(pid))
     return found
+
+
+def count_listed(plane: HaproxyPlaneProcess) -> int:
+    [ring] = plane.folder.glob("*.ring")
+    found = read_ring(ring.read_bytes(), lambda service: 0)
+    return sum(ended.requests for (service, _), ended in found.items() if service == "svc")
 
 
 def test_a_killed_process_is_started_again_with_its_services(
@@ -148,8 +156,8 @@ def test_the_end_of_haproxy_waits_shortly_for_its_requests(
 def test_requests_that_haproxy_passes_on_are_counted_by_replica(
     plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
 ) -> None:
-    """The counts outlive HAProxy and the server that reads them. Requests after the last reading of
-    a killed HAProxy are lost.
+    """The counts outlive HAProxy, also those after the last reading of its statistics, and the
+    server that reads them.
     """
 
     def count() -> int:
@@ -164,22 +172,36 @@ def test_requests_that_haproxy_passes_on_are_counted_by_replica(
         assert ask(plane.port, "GET", "/echo").status == 200
     assert count() == before + 5
     (former,) = plane.count("svc").work
-    [pid] = find_haproxies(plane)
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not find_haproxies(plane))
+
+    def kill() -> None:
+        [pid] = find_haproxies(plane)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not find_haproxies(plane))
 
     def revive() -> bool:
         plane.keep()
         return bool(find_haproxies(plane))
 
+    with Talk(plane.port) as talk:  # its requests are not in the statistics that were read
+        for method in ("GET", "POST") * 20:
+            assert talk.ask(method, "/echo").status == 200
+    # HAProxy lists a request just after it has sent the response
+    wait_for(lambda: count_listed(plane) >= 45)
+    kill()
     wait_for(revive)
+    assert count() == before + 45
     for _ in range(3):
         assert ask(plane.port, "GET", "/echo").status == 200
-    assert count() == before + 8
+    wait_for(lambda: count_listed(plane) == 3)
+    kill()
+    plane.forget_all()  # as a server that was killed, too
+    wait_for(revive)
+    assert count() == before + 48
     plane.do(plane.plane.end(0.1))
     plane.keep()
     assert ask(plane.port, "GET", "/echo").status == 200
-    assert count() == before + 9
+    assert count() == before + 49
+    assert len([*plane.folder.glob("*.ring")]) == 1, "a file that was read is removed"
     work = plane.count("svc").work
     assert [*work] == [former]
     assert all(each[""].work_us > 0 for each in work[former].values() if each[""].requests)

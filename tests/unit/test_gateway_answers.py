@@ -15,7 +15,8 @@ from cavvy.gateway.control_socket import ControlReply, ReadStatistics
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 from cavvy.server.serving.gateway_link import GatewayLink, GatewayLost
 
-HEAD = "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"
+INFO = "Name: HAProxy\nUptime_sec: 4.5\nStart_time_sec: 1795747270.093287\n\n"
+HEAD = INFO + "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"
 ROWS = "svc-chat,r1.a1,0,1,7,2,0,5,\nsvc-chat,hold,0,0,1,0,0,1,\nsvc-chat,BACKEND,0,1,8,2,0,5,\n"
 
 

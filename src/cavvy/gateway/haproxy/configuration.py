@@ -13,11 +13,13 @@ from pathlib import Path
 
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.gateway.haproxy.request_ring import RING_BYTES, RING_LINE
 from cavvy.gateway.heads import CLAIMS, REFUSED
 from cavvy.gateway.own_answers import AnswerCode, write_body
 from cavvy.gateway.own_values import ENCODED, OWN_COOKIE, OwnValues
 
 HOLD = "hold"
+RING_VARIABLE = "CAVVY_HAPROXY_REQUESTS"  # the path of the ring's file, which each process has
 _TUNNEL_S = 3600.0
 _HOLD_S = 86_400.0
 _HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
@@ -126,6 +128,13 @@ global
     tune.bufsize {limits.head_bytes}
     tune.http.maxhdr {limits.headers}
 
+.if defined({RING_VARIABLE})
+ring requests
+    format raw
+    size {RING_BYTES}
+    backing-file "${{{RING_VARIABLE}}}"
+.endif
+
 defaults
     mode http
     option http-keep-alive
@@ -155,6 +164,10 @@ def _write_frontend(
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",
         f"    maxconn {limits.connections}",
+        f".if defined({RING_VARIABLE})",
+        "    log ring@requests format raw local0",
+        f'    log-format "{RING_LINE}"',
+        ".endif",
         # written once for a connection, not for each of its requests
         f"    tcp-request session set-var-fmt({_CLIENT}) %[src]",
         "    unique-id-header X-Request-Id",

@@ -6,6 +6,7 @@ HAProxy's management guide, 9.3; `add server` needs HAProxy 2.6 or newer.
 
 import csv
 import io
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from threading import Lock
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.haproxy.configuration import HOLD, name_backend
+from cavvy.gateway.haproxy.request_ring import read_ring
 
 _TIMEOUT_S = 5.0
 # Without both, HAProxy 2.6 keeps no connection to a server that was added: each request would open
@@ -43,9 +45,11 @@ class HaproxyLoad(Struct, frozen=True, kw_only=True):
 
 
 class ServerRequests(Struct, frozen=True, kw_only=True):
-    """The requests that HAProxy has sent to a server, and the mean time of the last requests."""
+    """The requests that HAProxy has sent to a server, how many of them had not ended, and the mean
+    time of the last requests."""
 
     requests: int
+    in_flight: int = 0
     mean_s: float
 
 
@@ -59,6 +63,9 @@ class HaproxyRuntime:
         self._mark = token_hex(3)  # of the names of the servers, which differ between processes
         # the last known counts of each server, by service and server, until they are taken
         self._served: dict[str, dict[str, ServerRequests]] = {}
+        # the same, until HAProxy ends, and when they were read, in microseconds since 1970
+        self._last: dict[str, dict[str, ServerRequests]] = {}
+        self._read_at_us: dict[str, int] = {}
         self._lock = Lock()  # guards `_served`
         self._known: dict[str, dict[str, ReplicaAddress]] = {}  # service -> server -> address
         self._numbers: dict[str, int] = {}
@@ -128,10 +135,30 @@ class HaproxyRuntime:
 
     def read_served(self) -> None:
         """Read the counts of all servers. Raises OSError."""
-        rows = self._read_rows("")
+        rows, at_us = self._read_rows("")
         for backend in {row["pxname"] for row in rows}:
             if backend.startswith(name_backend("")):
-                self._note(backend, [row for row in rows if row["pxname"] == backend])
+                self._note(backend, [row for row in rows if row["pxname"] == backend], at_us)
+
+    def read_ended(self, ring: Path) -> None:
+        """Once HAProxy has ended, count the requests since its statistics were last read, and
+        remove `ring`, the file that lists them. Requests that had not ended count only if they are
+        in the statistics. Without statistics, the counts may be too small. Raises OSError.
+        """
+        data = ring.read_bytes()
+        for (service, server), ended in read_ring(data, self._get_read_at_us).items():
+            last = self._last.setdefault(service, {})
+            known = last.get(server, ServerRequests(requests=0, mean_s=0.0))
+            last[server] = ServerRequests(
+                requests=max(known.requests, known.requests - known.in_flight + ended.requests),
+                mean_s=ended.active_s / ended.requests,
+            )
+        with self._lock:
+            self._served |= {service: dict(found) for service, found in self._last.items()}
+        ring.unlink()
+
+    def _get_read_at_us(self, service: str) -> int:
+        return self._read_at_us.get(service, 0)
 
     def take_served(self) -> Mapping[str, Mapping[str, ServerRequests]]:
         """Return the counts of requests that were read from HAProxy since the last call. The outer
@@ -142,27 +169,37 @@ class HaproxyRuntime:
         return found
 
     def _list_rows(self, backend: str) -> list[dict[str, str]]:
-        rows = [row for row in self._read_rows(f" {backend} -1 -1") if row["pxname"] == backend]
-        self._note(backend, rows)
+        found, at_us = self._read_rows(f" {backend} -1 -1")
+        rows = [row for row in found if row["pxname"] == backend]
+        self._note(backend, rows, at_us)
         return rows
 
-    def _read_rows(self, of: str) -> list[dict[str, str]]:
-        text = self.command(f"show stat{of}").removeprefix("# ")
+    def _read_rows(self, of: str) -> tuple[list[dict[str, str]], int]:
+        """Return the rows, and HAProxy's time in microseconds since 1970."""
+        info, _, text = self.command(f"show info float;show stat{of}").partition("# ")
         rows = list(csv.DictReader(io.StringIO(text)))
-        if any(None in row.values() or "pxname" not in row for row in rows):
+        times = [
+            re.search(rf"^{name}_sec: (\S+)$", info, re.M) for name in ("Start_time", "Uptime")
+        ]
+        if not all(times) or any(None in row.values() or "pxname" not in row for row in rows):
             raise OSError("HAProxy's statistics are incomplete")
-        return rows
+        return rows, sum(round(float(each[1]) * 1e6) for each in times if each)
 
-    def _note(self, backend: str, rows: list[dict[str, str]]) -> None:
+    def _note(self, backend: str, rows: list[dict[str, str]], at_us: int) -> None:
         found = {
             row["svname"]: ServerRequests(
-                requests=int(row["stot"]), mean_s=max(int(row["ttime"] or 0), 1) / 1000
+                requests=int(row["stot"]),
+                in_flight=int(row["scur"]),
+                mean_s=max(int(row["ttime"] or 0), 1) / 1000,
             )
             for row in rows
             if row["svname"] not in (HOLD, "BACKEND")
         }
+        service = backend.removeprefix(name_backend(""))
         with self._lock:
-            self._served.setdefault(backend.removeprefix(name_backend("")), {}).update(found)
+            self._served.setdefault(service, {}).update(found)
+            self._last.setdefault(service, {}).update(found)
+            self._read_at_us[service] = at_us
 
     def _must(self, text: str, expected: str = "") -> None:
         answer = self.command(text)

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
 from cavvy.client.state import write_private
@@ -27,7 +28,8 @@ from cavvy.gateway.haproxy.configuration import (
     list_direct,
     write_configuration,
 )
-from cavvy.gateway.haproxy.program import list_arguments, may_use_http2
+from cavvy.gateway.haproxy.program import list_arguments, make_environment, may_use_http2
+from cavvy.gateway.haproxy.request_ring import make_ring
 from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
 from cavvy.gateway.own_values import OwnValues
 from cavvy.server.serving.direct_requests import DirectRequests
@@ -54,6 +56,18 @@ class DirectCount(Struct, frozen=True, kw_only=True):
     last: HaproxyLoad = HaproxyLoad()
 
 
+class StartedHaproxy(Struct, frozen=True, kw_only=True):
+    """A HAProxy process of this server, and the file in which it lists its completed requests."""
+
+    process: asyncio.subprocess.Process
+    runtime: HaproxyRuntime
+    ring: Path | None
+
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+
 class HaproxyPlane:
     """Manages the process of HAProxy. `path` is the path of the runtime API's socket. Clients
     connect to `listener`."""
@@ -62,9 +76,9 @@ class HaproxyPlane:
         self._folder, self._listener, self._program = folder, listener, program
         self._path = Path(path)
         self._http2 = may_use_http2(program)
-        self._process: asyncio.subprocess.Process | None = None
+        self._current: StartedHaproxy | None = None
         # former processes that finish their requests
-        self._former: list[asyncio.subprocess.Process] = []
+        self._former: list[StartedHaproxy] = []
         self._runtime = HaproxyRuntime(self._path)
         self._serves: tuple[object, ...] = ()  # the settings with which the process was started
         self._set: dict[str, tuple[ReplicaAddress, ...]] = {}
@@ -91,8 +105,8 @@ class HaproxyPlane:
             listener = self._make_listener(port, gateway_port)
             text = write_configuration(listener, tuple(direct), GatewayLimits())
             serves = (text, *self._read_stamps())
-            ended = self._process is None or self._process.returncode is not None
-            if ended or serves != self._serves:
+            await self._count_ended(requests)
+            if self._current is None or serves != self._serves:
                 self._problem = await self._start(text, port)
                 if self._problem:
                     raise OSError(self._problem)
@@ -108,7 +122,7 @@ class HaproxyPlane:
     def find_problem(self) -> str:
         """Return why HAProxy cannot start, or "" if it runs, starts, or can start."""
         port = self._listener.port
-        if self._problem or not port or self._process is not None or read_pid(self._runtime):
+        if self._problem or not port or self._current is not None or read_pid(self._runtime):
             return self._problem
         return self._find_obstacle(port)
 
@@ -125,8 +139,7 @@ class HaproxyPlane:
         counted = self._counts.get(service)
         if counted is None:
             return replace(traffic, whole=False)
-        self._former = [each for each in self._former if each.returncode is None]
-        return add_direct(traffic, counted, whole=not self._former)
+        return add_direct(traffic, counted, whole=all(each.ended for each in self._former))
 
     async def read_work(self, service: str) -> RequestWork:
         """Return the newest known counts of the requests that HAProxy has passed directly to the
@@ -152,21 +165,53 @@ class HaproxyPlane:
         if self._requests is not None:
             self._take_served(self._requests)
 
-    def _take_served(self, requests: DirectRequests) -> None:
-        for service, found in self._runtime.take_served().items():
+    def _take_served(self, requests: DirectRequests, runtime: HaproxyRuntime | None = None) -> None:
+        for service, found in (runtime or self._runtime).take_served().items():
             requests.note(service, found)
+
+    async def _count_ended(self, requests: DirectRequests) -> None:
+        """Count the last requests of the processes that have ended, and forget these processes."""
+        known = (*self._former, self._current)
+        ended = [each for each in known if each is not None and each.ended]
+        for each in ended:
+            if each.ring is not None:
+                with suppress(OSError):
+                    await asyncio.to_thread(each.runtime.read_ended, each.ring)
+                self._take_served(requests, each.runtime)
+        self._former = [each for each in self._former if each not in ended]
+        if self._current in ended:
+            self._current = None
+
+    async def _make_ring(self) -> Path | None:
+        """Create the file for the next process. Before this server's first process, also count what
+        the processes of former servers have listed.
+        """
+        if self._current is None and not self._former:
+            for left in self._folder.glob("requests-*.ring"):
+                with suppress(OSError):
+                    await asyncio.to_thread(self._runtime.read_ended, left)
+            if self._requests is not None:
+                self._take_served(self._requests)
+        ring = self._folder / f"requests-{token_hex(4)}.ring"
+        try:
+            await asyncio.to_thread(make_ring, ring)
+        except OSError as error:
+            _log.warning("requests of a killed HAProxy may be missing in bills: %s", error)
+            return None
+        return ring
 
     async def end(self, drain_s: float) -> None:
         """End HAProxy once its requests are answered, but after at most `drain_s` seconds. New
         connections are refused meanwhile.
         """
         await self._read_served()
+        running = [each for each in (self._current, *self._former) if each is not None]
+        await asyncio.gather(*(_end_process(each.process, drain_s) for each in running))
         if self._requests is not None:
+            await self._count_ended(self._requests)
             self._requests.close()
             self._requests = None
-        running = [each for each in (self._process, *self._former) if each is not None]
-        await asyncio.gather(*(_end_process(each, drain_s) for each in running))
-        self._process, self._former, self._serves, self.port = None, [], (), 0
+        self._current, self._former, self._serves, self.port = None, [], (), 0
         self._set.clear()
 
     async def _start(self, text: str, port: int) -> str:
@@ -178,6 +223,7 @@ class HaproxyPlane:
         file = self._folder / "haproxy.cfg"
         write_private(str(file), text.encode())
         await self._read_served()  # the statistics of the former process cannot be read later
+        ring = await self._make_ring()
         former = await asyncio.to_thread(read_pid, self._runtime)
         command = list_arguments(self._program, file)
         if former:
@@ -189,11 +235,12 @@ class HaproxyPlane:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env=make_environment(ring),
             )
-        if self._process is not None and self._process.returncode is None:
-            self._former.append(self._process)
-        self._process = started
+        if self._current is not None:
+            self._former.append(self._current)
         self._runtime = HaproxyRuntime(self._path)
+        self._current = StartedHaproxy(process=started, runtime=self._runtime, ring=ring)
         self._set.clear()
         for name, counted in self._counts.items():  # the new process counts from 0
             self._counts[name] = replace(counted, last=HaproxyLoad())
