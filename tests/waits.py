@@ -13,6 +13,14 @@ from contextlib import asynccontextmanager
 PATIENCE_S = 120.0  # for anything that happens once a server runs
 START_S = 240.0  # for a server to start and to serve
 LONGEST_PAUSE_S = 0.5  # between two looks
+PAUSE_S = 0.05
+
+
+def pause_after(waited_s: float) -> float:
+    """The pause until the next look, after a wait of this length. Looks take CPU time from what is
+    waited for, and a wait that has been long may be a little longer.
+    """
+    return max(PAUSE_S, min(LONGEST_PAUSE_S / 2, waited_s / 40))
 
 
 def wait_until(
@@ -20,20 +28,21 @@ def wait_until(
     why: Callable[[], str] = str,
     seconds: float = PATIENCE_S,
     *,
-    pause_s: float = 0.05,
+    pause_s: float = 0.0,
 ) -> None:
     """Wait until a function returns something true; it is asked again after each pause.
 
     The pause is as long as the function takes, such as one that starts a command, so that what is
-    waited for has the machine for half of the time.
+    waited for has the machine for half of the time. `pause_s` is the shortest pause instead of the
+    usual one.
     """
-    began = time.monotonic()
-    give_up = began + seconds
+    first = began = time.monotonic()
     while not true():
-        if time.monotonic() > give_up:
+        waited, took = time.monotonic() - first, time.monotonic() - began
+        if waited > seconds:
             line = traceback.extract_stack(limit=2)[0].line
             raise AssertionError(f"it did not happen within {seconds:.0f} s: {line}: {why()}")
-        time.sleep(max(pause_s, min(LONGEST_PAUSE_S, time.monotonic() - began)))
+        time.sleep(max(pause_s or pause_after(waited), min(LONGEST_PAUSE_S, took)))
         began = time.monotonic()
 
 

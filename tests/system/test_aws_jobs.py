@@ -17,6 +17,7 @@ from tests.ec2.rules import allow_only
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.named_machines import play_machine
 from tests.system.trust import User, user_at, wait_until
+from tests.system.vm_jobs import GANG
 
 from cavvy.domain.units import parse_rate
 from cavvy.providers.aws.policy import make_policy
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.system
 # of its weights.
 MINUTE = timedelta(minutes=1)
 LONG_S = 150.0  # of a wait for a training, on a machine that is busy with others
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -281,29 +281,19 @@ def test_volumes_keep_what_jobs_write_and_scratch_goes(
 
 
 @pytest.mark.proves(PROOF, "gang")
-@pytest.mark.timeout(600)  # several imports of PyTorch on two busy cores
-def test_two_nodes_learn_as_one(ec2: Ec2, user: User) -> None:
-    """The example's DDP training; the two instances talk to each other over the gang's own
-    network.
-    """
-    (user.work / "train.py").write_bytes((EXAMPLES / "distributed/train.py").read_bytes())
-    start = (
-        '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 1'
+def test_two_nodes_talk_to_each_other(ec2: Ec2, user: User) -> None:
+    """Over the gang's own network."""
+    (user.work / "gang.py").write_text(GANG)
+    name = user.submit(
+        "name: gang\nnodes: 2\nresources: {gpu: T4, spot: never}\nworkdir: .\n"
+        f"run: exec {sys.executable} gang.py\n",
+        "--yes",
     )
-    start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 4'
-    task = user.task(
-        "name: learns\nnodes: 2\nresources: {gpu: T4, spot: never}\nworkdir: .\ncheckpoint: "
-        "checkpoints\n"
-        f"env: {{OMP_NUM_THREADS: '1'}}\nrun: exec {sys.executable} {start}\n"
-    )
-    user.cli("run", "-d", "--yes", task)
     try:
-        job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 480)
+        job = user.wait(name, "done", LONG_S)
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{user.log('learns')}\n{console(ec2)}") from error
-    said = user.log("learns")
-    assert job.phase == "done", (job.reason, said)
-    assert "rank 0 of 2" in said
-    assert float(said.partition("of 2: ")[2].split()[0]) > 0.8
+        raise AssertionError(f"{error}\n{user.log(name)}\n{console(ec2)}") from error
+    assert "called from" in user.said(name, 0)
+    assert "answered by rank 0 of 2" in user.said(name, 1)
     assert sorted(life.index for life in ec2.cloud.history) == [0, 1]
     check_bill(ec2, user, job.id)

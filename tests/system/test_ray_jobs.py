@@ -12,13 +12,13 @@ import pytest
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.ray_cluster import PROOF, Cluster, RayHost, installed, shared_cluster
 from tests.system.trust import User, counting, user_at, wait_until
+from tests.system.vm_jobs import GANG
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(300, func_only=True),
 ]  # Ray may have to be installed first
 
-ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 150.0  # of a wait on a machine that is busy with others
 SMALL = "resources: {cpu: 1, memory: 1GB}"
 
@@ -129,30 +129,16 @@ def test_check_says_what_there_is(user: User, cluster: Cluster) -> None:
 
 
 @pytest.mark.proves(PROOF, "gang")
-@pytest.mark.timeout(600)  # several imports of PyTorch on two busy cores
-def test_two_nodes_learn_as_one(user: User) -> None:
-    pytest.importorskip("torch")
-    (user.work / "train.py").write_text((ROOT / "examples/distributed/train.py").read_text())
-    start = (
-        '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 1'
+def test_two_nodes_talk_to_each_other(user: User) -> None:
+    (user.work / "gang.py").write_text(GANG)
+    name = user.submit(
+        "name: gang\nnodes: 2\nresources: {cpu: 2, memory: 2GB}\nworkdir: .\n"
+        f"run: exec {sys.executable} gang.py\n"
     )
-    start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 4'
-    user.cli(
-        "run",
-        "-d",
-        user.task(
-            "name: learns\nnodes: 2\nresources: {cpu: 2, memory: 2GB}\nworkdir: .\n"
-            # the hosts' names mean nothing here
-            "env: {OMP_NUM_THREADS: '1', GLOO_SOCKET_IFNAME: eth0}\n"
-            f"checkpoint: {{path: checkpoints}}\nrun: {sys.executable} {start}\n"
-        ),
-    )
-    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 480)
-    said = user.log("learns")
-    assert job.phase == "done", (job.reason, said)
-    assert "rank 0 of 2" in said
-    assert float(said.partition("of 2: ")[2].split()[0]) > 0.8
-    user.ended("learns")
+    user.wait(name, "done", LONG_S)
+    assert "called from" in user.said(name, 0)
+    assert "answered by rank 0 of 2" in user.said(name, 1)
+    user.ended(name)
 
 
 @pytest.mark.proves(PROOF, "notice")

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from tests.system import prepared
 from tests.system.packed_python import give_python
-from tests.waits import PATIENCE_S, START_S, wait_until
+from tests.waits import PATIENCE_S, START_S, pause_after, wait_until
 
 from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.state import process_mark, read_server
@@ -150,7 +150,7 @@ class User:
         self, name: str, good: "Callable[[JobDetail], bool] | str", seconds: float = PATIENCE_S
     ) -> JobDetail:
         """Wait until the job is in a phase, or until a function of it says so; the job."""
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         wait_until(lambda: self.has(name), lambda: f"there is no job {name}", seconds)
         while True:
             job = self.job(name)
@@ -160,9 +160,10 @@ class User:
                 f"{name}: {job.phase}, {job.reason}; attempts "
                 f"{[(a.number, a.phase, a.reason) for a in job.attempts]}"
             )
-            assert time.monotonic() < deadline, told
+            waited = time.monotonic() - began
+            assert waited < seconds, told
             assert not (isinstance(good, str) and job.phase in ENDED), told
-            time.sleep(0.05)
+            time.sleep(pause_after(waited))
 
     def ended(self, name: str) -> JobDetail:
         """Wait until the job has ended and all of its gangs are gone."""

@@ -19,7 +19,7 @@ from cavvy.providers.vm.cloud import BillStart
 
 LONG_S = 240.0  # of a wait for a training, on a machine that is busy with others
 # Rank 0 waits for the other rank, on the address and the port of the gang.
-_GANG = """
+GANG = """
 import os, socket, time
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 if os.environ["NODE_RANK"] == "0":
@@ -49,7 +49,7 @@ def wait_for(place: BootedPlace, user: User, name: str) -> JobDetail:
 
 def run_gang(place: BootedPlace, user: User, resources: str) -> None:
     """Two nodes boot their user data and talk to each other over the gang's network."""
-    (user.work / "gang.py").write_text(_GANG)
+    (user.work / "gang.py").write_text(GANG)
     task = user.task(
         f"name: gang\nnodes: 2\nresources: {resources}\nworkdir: .\n"
         f"run: exec {sys.executable} gang.py\n",
