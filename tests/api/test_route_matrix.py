@@ -119,6 +119,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
 # they need, written by hand
 READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
+    "/v1/shares": ("query", "view"),
     "/v1/nodes": ("query", "view"),
     "/v1/machines": ("query", "view"),
     "/v1/services": ("query", "view"),
