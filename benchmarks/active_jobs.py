@@ -32,7 +32,7 @@ from replicas import make_database, run_sql
 from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
 from cavvy.client.embedded import ensure_server
-from cavvy.server.node_listener.certificate import load_certificate
+from cavvy.server.node_tls import load_certificate
 
 SUBMITTERS = 8
 AGENTS_EACH = 250  # agents of one process

@@ -7,7 +7,7 @@ import httpx
 from tests.api.api_state import Api
 from tests.contract.store_suite import make_charge
 
-from cavvy.api.access_tokens import hash_token, make_token
+from cavvy.api.tokens import hash_token, make_token
 from cavvy.domain.accounts import (
     INSTALLATION,
     Account,

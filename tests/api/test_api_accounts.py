@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.api.api_state import Api
 
-from cavvy.api.access_tokens import hash_token, is_token, make_token
+from cavvy.api.tokens import hash_token, is_token, make_token
 from cavvy.control.schedules import find_bar
 
 pytestmark = pytest.mark.anyio

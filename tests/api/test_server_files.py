@@ -22,15 +22,14 @@ from cavvy.cli.main import cli
 from cavvy.control.restored import count_access
 from cavvy.domain.accounts import Account, AccountToken
 from cavvy.domain.values import replace
-from cavvy.server import files_bucket
+from cavvy.server import stored_files
 from cavvy.server.adopt import MOVED, adopt
 from cavvy.server.backup import back_up
 from cavvy.server.database import choose_bucket, choose_files, hold_alone, join_servers
-from cavvy.server.files_bucket import bind_bucket, join_bucket
 from cavvy.server.open_state import make_dependencies
 from cavvy.server.restore import restore
 from cavvy.server.state_dir import StateDir, StateDirError
-from cavvy.server.stored_files import FilesPlace, open_stored_files
+from cavvy.server.stored_files import FilesPlace, bind_bucket, join_bucket, open_stored_files
 from cavvy.settings import Settings
 from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
@@ -269,7 +268,7 @@ def test_an_archive_of_a_bucket_is_restored_into_another_bucket(
     def open_memory(url: str, *_: object) -> ObjectLocation:
         return ObjectLocation(place=storage, key=url.removeprefix("s3://data/"))
 
-    monkeypatch.setattr(files_bucket, "open_place", open_memory)
+    monkeypatch.setattr(stored_files, "open_place", open_memory)
     (tmp_path / "key").write_bytes(b"k" * 32)
     (tmp_path / "key").chmod(0o600)
 

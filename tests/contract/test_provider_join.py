@@ -43,8 +43,7 @@ from cavvy.providers.join import MANIFEST
 from cavvy.providers.registry import check_settings, make_from
 from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.server.doors import BoundedServer
-from cavvy.server.node_listener.certificate import load_certificate
-from cavvy.server.node_listener.tls import TlsContexts
+from cavvy.server.node_tls import TlsContexts, load_certificate
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system

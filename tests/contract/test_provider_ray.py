@@ -34,7 +34,7 @@ from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.provider import RayProvider
 from cavvy.providers.registry import check_settings
 from cavvy.providers.state import MemoryProviderState, ProviderState
-from cavvy.server.node_listener.certificate import Certificate, load_certificate
+from cavvy.server.node_tls import Certificate, load_certificate
 
 pytestmark = [
     pytest.mark.system,

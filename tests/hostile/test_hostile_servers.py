@@ -11,7 +11,7 @@ import pytest
 
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.join.invitation import make_invitation
-from cavvy.server.node_listener.certificate import load_certificate
+from cavvy.server.node_tls import load_certificate
 
 
 class _Script(BaseHTTPRequestHandler):

@@ -25,7 +25,7 @@ from cavvy.client import ApiClient, connect
 from cavvy.domain.values import replace
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_preamble
-from cavvy.server.node_listener.certificate import load_certificate
+from cavvy.server.node_tls import load_certificate
 
 pytestmark = pytest.mark.system
 

@@ -11,8 +11,7 @@ from tests.console_rig import ORIGIN, Browser, CannedClient, listing, sign_in
 
 from cavvy.client import ApiError, account_wire, wire
 from cavvy.console import access as access_module
-from cavvy.console.access import EachUser, OneUser
-from cavvy.console.local_users import is_other_user
+from cavvy.console.access import EachUser, OneUser, is_other_user
 
 PAGES = (
     "/",

@@ -13,7 +13,7 @@ from tests.console_rig import NOW, Browser, CannedClient, listing, replica, serv
 from cavvy.client import ApiError, wire
 from cavvy.client.account_wire import WhoAmIView
 from cavvy.console.access import EachUser
-from cavvy.console.placements import read_placement
+from cavvy.console.render import read_placement
 
 
 def pages(jobs: list[wire.JobListing]) -> Callable[[str], wire.JobPage]:

@@ -7,10 +7,17 @@ import socket
 
 import pytest
 
-from cavvy.server import waiting as waiting_module
+from cavvy.server import turns as turns_module
 from cavvy.server.handshakes import HandshakeQueue
-from cavvy.server.turns import HANDSHAKE_S, Turns
-from cavvy.server.waiting import SERVED_S, WAITING, WAITING_EACH, Waiting, find_origin
+from cavvy.server.turns import (
+    HANDSHAKE_S,
+    SERVED_S,
+    WAITING,
+    WAITING_EACH,
+    Turns,
+    Waiting,
+    find_origin,
+)
 
 
 class Clock:
@@ -20,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(waiting_module.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(turns_module.time, "monotonic", lambda: made.now)
     return made
 
 

@@ -13,7 +13,7 @@ import uvloop
 
 from cavvy.gateway.control_socket import ControlReply, ReadStatistics
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
-from cavvy.server.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.server.serving.gateway_child import GatewayLink, GatewayLost
 
 INFO = "Name: HAProxy\nUptime_sec: 4.5\nStart_time_sec: 1795747270.093287\n\n"
 HEAD = INFO + "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"

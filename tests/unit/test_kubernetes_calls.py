@@ -32,7 +32,7 @@ from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.provider import KubernetesProvider
 from cavvy.providers.registry import check_settings
-from cavvy.server.node_listener.certificate import load_certificate
+from cavvy.server.node_tls import load_certificate
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.server.node_listener.listener import listen_for_nodes, read_listen, told_address
+from cavvy.server.node_listener import listen_for_nodes, read_listen, told_address
 from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
 

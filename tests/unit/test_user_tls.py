@@ -15,10 +15,9 @@ from cryptography.hazmat.primitives.serialization import (
 from tests.certificates import Authority
 
 from cavvy import settings
-from cavvy.server import user_tls
+from cavvy.server import user_listener
 from cavvy.server.state_dir import StateDirError
-from cavvy.server.user_listener import listen_for_users
-from cavvy.server.user_tls import UserTls
+from cavvy.server.user_listener import UserTls, listen_for_users
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ def shown(tls: UserTls, authority: Authority, *, name: str | None = "localhost")
 def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_tls, "_LOOK_S", 0.0)
+    monkeypatch.setattr(user_listener, "_LOOK_S", 0.0)
     certificate, key = authority.issue()
     tls = UserTls(str(certificate), str(key))
     assert shown(tls, authority) == "server"

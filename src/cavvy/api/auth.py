@@ -15,11 +15,11 @@ from hmac import compare_digest
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cavvy.api.access_tokens import hash_token, is_token
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_refusal
 from cavvy.api.errors import ApiProblem
 from cavvy.api.peers import passed_token
+from cavvy.api.tokens import hash_token, is_token
 from cavvy.api.translate import explain
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody

@@ -1,19 +1,28 @@
-"""Creates and checks the tokens of gangs. A token is an HMAC of the gang's name with a secret of
-this installation, so tokens need not be stored.
+"""Creates and checks tokens.
+
+Access tokens and service keys contain 256 random bits. Only the SHA-256 of a token is stored. An
+attacker would have to try 2^255 tokens on average to find the token of a hash. Tokens are random,
+so a slow hash, which passwords need, would not add security. A token of a gang is an HMAC of the
+gang's name with a secret of this installation, so tokens of gangs need not be stored.
 """
 
 import base64
 import hmac
 import os
+import secrets
 from hashlib import sha256
 
 from starlette.requests import Request
 
 from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
+from cavvy.gateway.client_keys import SERVICE_KEY
 
 _BYTES = 32
 _CACHED = 16_384  # maximum number of verified tokens that are cached, each about 200 bytes
+PREFIX = "cavvy_"  # lets scanners for leaked secrets recognize tokens
+_RANDOM_BYTES = 32
+_LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 
 
 class GangTokens:
@@ -80,3 +89,25 @@ def load_tokens(path: str) -> GangTokens:
         key = os.urandom(_BYTES)
         write_private(path, key)
     return GangTokens(key)
+
+
+def make_token() -> str:
+    """Return a new token. The token is shown once and not stored."""
+    return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def make_service_key() -> str:
+    """Return a new key for calls to a service. The key cannot be used to sign in to a server."""
+    return SERVICE_KEY + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def hash_token(token: str) -> str:
+    """Return the hash under which a token is stored."""
+    return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_token(text: str) -> bool:
+    """Return whether the text has the form of a token. The server looks up only texts of this form
+    in the database.
+    """
+    return len(text) == _LENGTH and text.startswith(PREFIX)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cavvy.client import ApiClient
     from cavvy.server.doors import BoundedServer
-    from cavvy.server.user_tls import UserTls
+    from cavvy.server.user_listener import UserTls
 
 _PATIENCE_S = 5.0  # seconds for which a page waits for a server that does not answer
 _HOST = "127.0.0.1"
@@ -242,7 +242,7 @@ def _cannot_listen(where: str, error: OSError, option: str) -> CommandFailure:
 def _read_tls(files: tuple[str, str]) -> "UserTls":
     """Raises CommandFailure."""
     from cavvy.server.state_dir import StateDirError
-    from cavvy.server.user_tls import UserTls
+    from cavvy.server.user_listener import UserTls
 
     try:
         return UserTls(*files, settings=("--tls-cert", "--tls-key"))

@@ -5,13 +5,26 @@ durations are in seconds, and times are in UTC. `task`, `origin` and `offer` are
 that lists are fast; `msgspec.json.decode(job.task, type=Task)` decodes a task.
 """
 
-from datetime import datetime
+from datetime import date, datetime
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from cavvy.client.traffic import TrafficView as TrafficView
-
 Scalar = str | int | float | bool
+
+
+class TrafficView(Struct, frozen=True, kw_only=True):
+    """The data of one kind that a node has sent: its checkpoints, its log, or one output. `output`
+    is the number of the output in the task. The price is in micro-dollars per GB (10^9 bytes), as
+    of its date. If the price is unknown, it is null and the bill does not include the data.
+    """
+
+    attempt: int
+    rank: int
+    kind: str
+    output: int | None
+    bytes: int
+    micros_per_gb: int | None
+    price_as_of: date | None
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):

@@ -18,10 +18,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from cavvy.client import ApiClient, ApiError, Unreachable
-from cavvy.console.access import Access, SignInRefused
+from cavvy.console.access import Access, SignInRefused, is_other_user
 from cavvy.console.clients import NOT_RUNNING, ClientPool
 from cavvy.console.headers import LocalNames, OwnPages, SafeHeaders
-from cavvy.console.local_users import is_other_user
 from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render

@@ -1,6 +1,7 @@
 """Turns values into pages: the templates, and how they show money, times, durations and sizes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -10,7 +11,6 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from cavvy import __version__
-from cavvy.console.placements import read_placement
 from cavvy.domain.units import Money, format_duration, format_measure, format_price, format_usd
 
 
@@ -105,3 +105,34 @@ def show_ago(context: Context, moment: datetime | None) -> Markup:
 def show_passed(context: Context, since: datetime, until: datetime | None = None) -> str:
     """Return the time from one moment to another, or until now."""
     return show_span(((until or context["now"]) - since).total_seconds())
+
+
+@dataclass(frozen=True)
+class PlacementText:
+    """The parts of an offer's key. `purchase` is "" if the text is no key."""
+
+    key: str
+    machine: str  # the type of the machine, such as p5.48xlarge
+    gpus: str  # the GPUs of one node, such as "8 GPUs"
+    where: str  # the account, the region and the zone
+    purchase: str
+
+
+def read_placement(key: str) -> PlacementText:
+    """Split a key such as aws/us-east-1/us-east-1a/p5.48xlarge:8/spot. A text that is no key
+    becomes the machine.
+    """
+    account, _, rest = key.partition("/")
+    region, _, rest = rest.partition("/")
+    rest, _, purchase = rest.rpartition("/")
+    machine, _, count = rest.rpartition(":")
+    if not (machine and count.isascii() and count.isdigit()):
+        return PlacementText(key, key, "", "", "")
+    zone, _, kind = machine.rpartition("/")
+    # A zone's name usually contains its region's name.
+    place = [region] if not zone else [zone] if zone.startswith(region) else [region, zone]
+    return PlacementText(key, kind, _name_gpus(int(count)), " ".join([account, *place]), purchase)
+
+
+def _name_gpus(count: int) -> str:
+    return "" if count == 0 else "1 GPU" if count == 1 else f"{count} GPUs"

@@ -27,10 +27,9 @@ from cavvy import __version__
 from cavvy.client.state import host_name
 from cavvy.domain.values import Struct
 from cavvy.server.database import choose_bucket, choose_database, choose_files
-from cavvy.server.files_bucket import IN_BUCKET
-from cavvy.server.folder_copy import list_files, list_keys
+from cavvy.server.folder_copy import list_files, list_keys, work_folder
 from cavvy.server.state_dir import StateDir, StateDirError
-from cavvy.server.work_folders import work_folder
+from cavvy.server.stored_files import IN_BUCKET
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder

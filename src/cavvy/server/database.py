@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cavvy.client.state import host_name, write_private
-from cavvy.server.files_bucket import bind_bucket, check_bucket, is_bucket, open_bucket
 from cavvy.server.state_dir import StateDir, StateDirBusy, StateDirError
+from cavvy.server.stored_files import bind_bucket, check_bucket, is_bucket, open_bucket
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder

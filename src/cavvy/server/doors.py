@@ -22,8 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from cavvy.api.auth import is_open
 from cavvy.server.handshakes import Handshakes
 from cavvy.server.state_dir import peer_is_us
-from cavvy.server.turns import Turns
-from cavvy.server.waiting import Waiting, find_origin
+from cavvy.server.turns import Turns, Waiting, find_origin
 
 # maximum bytes of a head; the limits of other programs: Cavvy's client 64 KiB, nginx 32 KiB, h11 64
 # KiB

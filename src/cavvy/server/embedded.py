@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cavvy.api.auth import AuthMiddleware
     from cavvy.server.doors import BoundedServer
     from cavvy.server.machine_socket import MachineSocket
-    from cavvy.server.node_listener.listener import NodeListener
+    from cavvy.server.node_listener import NodeListener
     from cavvy.server.user_listener import UserListener
     from cavvy.store.bucket_folder import BucketFolder
     from cavvy.store.leases import ReplicaLeases
@@ -183,7 +183,7 @@ class _ServerRun:
     ) -> bool:
         """Serve until stopped. Returns True if the server must restart immediately."""
         from cavvy.domain.values import replace
-        from cavvy.server.node_listener.listener import listen_for_nodes
+        from cavvy.server.node_listener import listen_for_nodes
         from cavvy.server.open_state import open_state
 
         bucket = None if leases is None else await self._open_bucket(leases.url)
@@ -236,7 +236,7 @@ class _ServerRun:
         of the database share.
         """
         from cavvy.server.database import choose_bucket
-        from cavvy.server.files_bucket import join_bucket
+        from cavvy.server.stored_files import join_bucket
 
         bucket = choose_bucket(self._home, self._settings, url)
         if bucket is not None:
@@ -398,8 +398,8 @@ def _make_servers(
     listening sockets.
     """
     from cavvy.server.doors import BoundedServer
-    from cavvy.server.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
-    from cavvy.server.node_listener.tls import TlsContexts
+    from cavvy.server.node_listener import ONLY_DOWNLOADS, NodeRouteFilter
+    from cavvy.server.node_tls import TlsContexts
     from cavvy.server.turns import Turns
 
     servers, turns = [(BoundedServer(app), [own])], Turns()

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from cavvy.server.turns import HANDSHAKE_S, Turns
-from cavvy.server.waiting import Waiting, find_origin
+from cavvy.server.turns import HANDSHAKE_S, Turns, Waiting, find_origin
 
 HANDSHAKE_MOST_S = 10.0  # maximum seconds for a handshake
 # maximum number of accepted connections that wait for their handshake, per listener; at most a

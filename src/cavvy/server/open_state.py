@@ -41,9 +41,8 @@ from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.server.database import BindsFolder, bind_folder
-from cavvy.server.node_listener.listener import NodeListener
-from cavvy.server.provider_peers import ProviderPeers
-from cavvy.server.provider_state import StoredProviderState
+from cavvy.server.node_listener import NodeListener
+from cavvy.server.provider_services import ProviderPeers, StoredProviderState
 from cavvy.server.serving.front import GatewayFront
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import read_listener

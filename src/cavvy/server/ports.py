@@ -1,4 +1,4 @@
-"""Opens the TCP ports on which the server listens."""
+"""Opens the TCP ports on which the server listens, and reserves ports for replicas."""
 
 import errno
 import socket
@@ -8,6 +8,7 @@ import time
 # while the server restarts. Most of these connections end soon.
 WAIT_S = 5.0
 _PAUSE_S = 0.1
+LOCAL = "127.0.0.1"
 
 
 def open_port(
@@ -26,3 +27,14 @@ def open_port(
             if error.errno != errno.EADDRINUSE or time.monotonic() >= end:
                 raise
         time.sleep(_PAUSE_S)
+
+
+def hold_port() -> socket.socket:
+    """Reserve a free port: return a socket that is bound to it. While the socket exists, Linux does
+    not assign the port to programs that request any free port. A program that sets SO_REUSEADDR can
+    still listen on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((LOCAL, 0))
+    return held

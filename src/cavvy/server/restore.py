@@ -44,12 +44,11 @@ from cavvy.server.database import (
     hold_alone,
     refuse_used,
 )
-from cavvy.server.files_bucket import refuse_other_form, send_files
-from cavvy.server.folder_copy import LEFT_OUT, make_private
+from cavvy.server.folder_copy import LEFT_OUT, make_private, work_folder
 from cavvy.server.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.server.state_dir import StateDir, StateDirError
+from cavvy.server.stored_files import refuse_other_form, send_files
 from cavvy.server.unpacked import unpack
-from cavvy.server.work_folders import work_folder
 from cavvy.settings import Settings
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import make_driver, translate

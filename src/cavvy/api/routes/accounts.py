@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.requests import Request
 
-from cavvy.api.access_tokens import hash_token, make_token
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change, note_project
 from cavvy.api.errors import ApiProblem
@@ -22,6 +21,7 @@ from cavvy.api.rules import (
     on_installation,
     require,
 )
+from cavvy.api.tokens import hash_token, make_token
 from cavvy.api.wire import view
 from cavvy.client import account_wire as wire
 from cavvy.domain.accounts import (

@@ -1,4 +1,6 @@
-"""Routes to set, list and delete secrets; the API never returns their values."""
+"""Routes to set, list and delete secrets, and for the keys that encrypt them. No answer contains a
+key or a secret's value.
+"""
 
 import asyncio
 from typing import Annotated
@@ -11,27 +13,37 @@ from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path
+from cavvy.api.rules import in_path, on_installation
 from cavvy.api.wire import view
-from cavvy.client import wire
+from cavvy.client import key_wire, wire
 from cavvy.domain.accounts import Permission
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.task import check_secret
 from cavvy.store.base import RowNotFound, SealedSecret
+from cavvy.store.rotation import list_keys, rotate_key
 
-router = RouteGroup("secrets", prefix="/v1/projects/{project}/secrets")
+router = RouteGroup("secrets", prefix="/v1")
 # A secret's name is also the name of the environment variable that has its value.
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 
-@router.get("", "List the names of a project's secrets.", rule=in_path(Permission.RUN))
+@router.get(
+    "/projects/{project}/secrets",
+    "List the names of a project's secrets.",
+    rule=in_path(Permission.RUN),
+)
 async def list_names(app_state: AppState, project: ProjectPath) -> wire.SecretList:
     found = await app_state.store.secrets(project)
     rows = [view(wire.SecretRow, secret) for secret in found]
     return wire.SecretList(secrets=rows)
 
 
-@router.put("/{name}", "Set a secret.", rule=in_path(Permission.OPERATE), errors=("too-large",))
+@router.put(
+    "/projects/{project}/secrets/{name}",
+    "Set a secret.",
+    rule=in_path(Permission.OPERATE),
+    errors=("too-large",),
+)
 async def put(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.SecretAsk
 ) -> None:
@@ -58,10 +70,45 @@ async def put(
 
 
 @router.delete(
-    "/{name}", "Delete a secret.", rule=in_path(Permission.OPERATE), errors=("secret-not-found",)
+    "/projects/{project}/secrets/{name}",
+    "Delete a secret.",
+    rule=in_path(Permission.OPERATE),
+    errors=("secret-not-found",),
 )
 async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> None:
     try:
         await app_state.store.delete_secret(project, name)
     except RowNotFound:
         raise ApiProblem("secret-not-found", f"project {project} has no secret {name}") from None
+
+
+@router.get(
+    "/secret-keys",
+    "List the keys that encrypt secrets, with the number of secrets for each key.",
+    rule=on_installation(Permission.MANAGE),
+)
+async def list_used(app_state: AppState) -> list[key_wire.SecretKeyRow]:
+    found = await list_keys(app_state.store, app_state.sealer, app_state.file_keys)
+    return [view(key_wire.SecretKeyRow, each) for each in found]
+
+
+@router.post(
+    "/secret-keys/rotate",
+    "Create a new key, unless the settings name a key, and encrypt all secrets again.",
+    rule=on_installation(Permission.MANAGE),
+    errors=("disk-full",),
+)
+async def rotate(request: Request, app_state: AppState) -> key_wire.RotationView:
+    note_change(request, after={"new_key": app_state.sealer.keys.renewable})
+    done = await rotate_key(app_state.store, app_state.sealer, app_state.file_keys)
+    unreadable = [
+        key_wire.UnreadableSecret(project=project, name=name, reason=reason)
+        for project, name, reason in done.unreadable
+    ]
+    return key_wire.RotationView(
+        id=done.key.id,
+        place=done.key.place,
+        encrypted=done.encrypted,
+        files=done.files,
+        unreadable=unreadable,
+    )

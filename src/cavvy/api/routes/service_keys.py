@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import Path
 from starlette.requests import Request
 
-from cavvy.api.access_tokens import hash_token, make_service_key
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
@@ -17,6 +16,7 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.services import ServicePath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user
+from cavvy.api.tokens import hash_token, make_service_key
 from cavvy.api.wire import view
 from cavvy.catalog.regions import is_known_place, wished_place
 from cavvy.client import service_key_wire as wire

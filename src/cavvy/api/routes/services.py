@@ -1,6 +1,9 @@
-"""Routes for services: start, list, show and end them."""
+"""Routes for services: start, list, show and end them, and make their working folders from the
+checkpoints of jobs.
+"""
 
 import asyncio
+import re
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated
@@ -13,24 +16,31 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import submission
-from cavvy.api.routes.jobs import ProjectPath
-from cavvy.api.routes.service_events import view_crons, view_queue, view_webhooks
+from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.routes.submission import check_snapshot
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user
 from cavvy.api.wire import view
-from cavvy.client import wire
+from cavvy.client import model_wire, wire
+from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
+    CronView,
     LevelShares,
     LevelView,
+    QueueView,
     ReplicaView,
     ServedView,
     ServiceTrafficView,
     TrialView,
     UnplacedView,
+    WebhookView,
 )
+from cavvy.client.state import host_name
+from cavvy.control.agents.model_folder import make_model_folder
 from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.decide.service import is_canary, state_of
 from cavvy.control.decide.service_level import LevelCounts, measure_level
+from cavvy.control.decide.ticks import find_next
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_signatures import LEAST, is_usable
@@ -42,6 +52,7 @@ from cavvy.control.serving.requests import (
 )
 from cavvy.domain.accounts import Permission
 from cavvy.domain.place_loads import read_places
+from cavvy.domain.queued_calls import CallState
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import (
     SERVING,
@@ -54,11 +65,15 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
+from cavvy.store.blobs import NotManifest
 
 router = RouteGroup("services", prefix="/v1")
 ServicePath = Annotated[
     str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="The name.")
 ]
+_MOST_SNAPSHOTS = 8
+_FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @router.get("/services", "Services.", rule=in_query(Permission.VIEW))
@@ -272,3 +287,67 @@ def _view_replica(replica: ServiceReplica, traffic: ServiceTraffic | None) -> Re
 
 def _view_traffic(traffic: ServiceTraffic) -> ServiceTrafficView:
     return view(ServiceTrafficView, traffic, waiting=traffic.backlog)
+
+
+def view_webhooks(app_state: AppState, service: StoredService) -> list[WebhookView]:
+    """Return the webhooks of a service, with their URLs at this server."""
+    listen = app_state.listen
+    base = name_host(listen, host_name()) if listen else ""
+    where = f"{base}/hooks/v1/{service.project}/{service.name}"
+    return [
+        view(WebhookView, each, url=f"{where}/{each.name}", signature=str(each.signature))
+        for each in service.spec.webhooks
+    ]
+
+
+def view_crons(service: StoredService, now: datetime) -> list[CronView]:
+    """Return the cron lines of a service, and the time at which each line next applies."""
+    return [
+        view(CronView, each, next_at=find_next(each, now) if service.wanted else None)
+        for each in service.spec.crons
+    ]
+
+
+async def view_queue(app_state: AppState, service: StoredService) -> QueueView:
+    """Return the number of calls in the queue of a service."""
+    calls = app_state.control_plane.services.calls
+    counts = await calls.count(service.project, service.name)
+    running = calls.list_running(service.project, service.name)
+    return QueueView(
+        waiting=counts.get(CallState.WAITING, 0),
+        running=None if running is None else len(running),
+        done=counts.get(CallState.DONE, 0),
+        dead=counts.get(CallState.DEAD, 0),
+    )
+
+
+@router.post(
+    "/projects/{project}/jobs/{name}/model",
+    "Create a service's working folder from the files of the job's newest checkpoint.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "disk-full"),
+    when={RowNotFound: "no-model", NotManifest: "snapshot-missing"},
+)
+async def make(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: JobPath,
+    ask: model_wire.ModelFolderAsk,
+) -> model_wire.ModelFolderView:
+    if ask.below is not None and not _FOLDER_NAME.fullmatch(ask.below):
+        raise ApiProblem("invalid-request", "`below` must be the name of a folder, such as model")
+    if len(ask.snapshots) > _MOST_SNAPSHOTS or not all(map(_HASH.fullmatch, ask.snapshots)):
+        raise ApiProblem(
+            "invalid-request", f"`snapshots` must have at most {_MOST_SNAPSHOTS} hashes"
+        )
+    job = await find_job(app_state, project, name)
+    for snapshot in ask.snapshots:
+        await check_snapshot(app_state, project, snapshot)
+    blobs = app_state.blobs.of(project)
+    found = await make_model_folder(
+        app_state.control_plane.checkpoints, job, blobs, ask.snapshots, ask.below
+    )
+    note_change(request, after={"snapshot": found.snapshot})
+    files = [view(model_wire.ModelFileView, each) for each in found.files if each.link is None]
+    return model_wire.ModelFolderView(snapshot=found.snapshot, files=files)

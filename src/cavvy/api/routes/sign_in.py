@@ -6,7 +6,6 @@ from secrets import token_hex
 
 from starlette.requests import Request
 
-from cavvy.api.access_tokens import hash_token, make_token
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change, note_refusal
 from cavvy.api.errors import ApiProblem, RetryLater
@@ -14,6 +13,7 @@ from cavvy.api.id_tokens import IdTokenRefused, IssuerSilent
 from cavvy.api.routes.accounts import ACCOUNT_NAME
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN
+from cavvy.api.tokens import hash_token, make_token
 from cavvy.client import sign_in_wire as wire
 from cavvy.control.restored import read_sign_ins_from
 from cavvy.domain.accounts import AccountToken

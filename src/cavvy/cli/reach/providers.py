@@ -75,7 +75,7 @@ def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
     if not settings.text("server.tls_listen"):
         return None
     from cavvy.providers.base import NodeEndpoint
-    from cavvy.server.node_listener.listener import read_listen, told_address
+    from cavvy.server.node_listener import read_listen, told_address
     from cavvy.server.state_dir import StateDirError
 
     try:

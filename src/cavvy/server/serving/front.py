@@ -33,8 +33,12 @@ from cavvy.gateway.haproxy.runtime import HaproxyRefused
 from cavvy.gateway.kept_counts import read_work
 from cavvy.gateway.statistics import ServiceFacts
 from cavvy.server.serving.gateway_caller import GatewayCaller
-from cavvy.server.serving.gateway_child import GatewayChild
-from cavvy.server.serving.gateway_link import GatewayLink, GatewayLost, GatewayRefused
+from cavvy.server.serving.gateway_child import (
+    GatewayChild,
+    GatewayLink,
+    GatewayLost,
+    GatewayRefused,
+)
 from cavvy.server.serving.gateway_route import list_routes, make_route
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import ServiceListener

@@ -10,7 +10,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import cast
 from urllib.parse import quote
 
-from cavvy.api.access_tokens import hash_token
+from cavvy.api.tokens import hash_token
 from cavvy.domain.queued_calls import MOST_BYTES, CallAnswer, QueuedCall
 from cavvy.domain.stored_services import StoredService
 from cavvy.gateway.client_keys import SERVICE_KEY
