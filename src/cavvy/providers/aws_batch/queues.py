@@ -1,15 +1,13 @@
 """Determines the instance types of job queues, and looks up their prices in the catalog."""
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers.base import Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.ec2_prices import Ec2Prices, ListPrices
+from cavvy.providers.managed.ec2_prices import Ec2Prices
 from cavvy.providers.vm.keys import list_setting
 
 _PURCHASES = {"EC2": Purchase.ON_DEMAND, "SPOT": Purchase.SPOT}
@@ -18,15 +16,9 @@ _PURCHASES = {"EC2": Purchase.ON_DEMAND, "SPOT": Purchase.SPOT}
 class BatchQueues:
     """The queues that the settings name. An offer's zone is the name of its queue."""
 
-    def __init__(
-        self,
-        aws: AwsService,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._aws, self._settings = aws, settings
-        self._prices = Ec2Prices(list_prices, now)
+    def __init__(self, aws: AwsService, context: ProviderContext) -> None:
+        self._aws, self._settings = aws, context.settings
+        self._prices = Ec2Prices(context)
         self.left_out: Mapping[str, str] = {}  # the reason by queue
         self.fair_share: frozenset[str] = frozenset()  # the queues with a fair-share policy
 

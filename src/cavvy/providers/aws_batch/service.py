@@ -73,7 +73,7 @@ class BatchService:
             "batch", self._settings, account, gone=frozenset(), provider="aws-batch"
         )
         self._definitions = JobDefinitions(self._aws, "job")
-        self._queues = BatchQueues(self._aws, self._settings, context.list_prices, self._now)
+        self._queues = BatchQueues(self._aws, context)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that cannot change any more
 
     def identity(self) -> Sequence[tuple[str, str]]:

@@ -6,23 +6,22 @@ separate prices in Azure's public list.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json
 
-ListPrices = Callable[[str], Sequence[Offer]]
 # seconds after which the catalog is read again, since it may have been refreshed
 _AGE = timedelta(minutes=10)
 _LOW_AGE = timedelta(hours=1)  # seconds for which a price of machines with low priority is cached
@@ -51,15 +50,10 @@ class Clusters:
     name of its cluster.
     """
 
-    def __init__(
-        self,
-        api: WorkspaceApi,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._api, self._settings, self._list_prices, self._now = api, settings, list_prices, now
-        prices = str(settings.get("prices_endpoint") or "").rstrip("/")
+    def __init__(self, api: WorkspaceApi, context: ProviderContext) -> None:
+        self._api, self._settings, self._now = api, context.settings, context.now
+        self._list_prices = context.list_prices
+        prices = str(context.settings.get("prices_endpoint") or "").rstrip("/")
         self._price_list = AzurePrices(base=prices, tries=1, timeout_s=10)
         self._catalog: tuple[datetime, Mapping[tuple[str, str], Offer]] | None = None
         # (region, size) -> when the price was read, and the price; None if the list has none

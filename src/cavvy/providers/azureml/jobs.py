@@ -76,7 +76,7 @@ class AzureMlService:
         mark = make_mark(context.installation)
         self._tag, self._prefix = f"{NAME_PREFIX}{mark}", f"{NAME_PREFIX}{mark}-"
         self._api = WorkspaceApi(self._settings, make_credential, "azureml")
-        self._clusters = Clusters(self._api, self._settings, context.list_prices, self._now)
+        self._clusters = Clusters(self._api, context)
         self._ended: dict[str, ServiceJob] = {}  # by name: jobs that cannot change any more
         # by name: running jobs with their starts, and jobs that Azure would start again
         self._running: dict[str, ServiceJob] = {}

@@ -84,7 +84,7 @@ class EcsCapacity:
     def __init__(self, aws: AwsService, context: ProviderContext) -> None:
         self._aws, self._settings = aws, context.settings
         self._find_instance = context.find_instance
-        self._prices = Ec2Prices(context.list_prices, context.now)
+        self._prices = Ec2Prices(context)
         self.left_out: Mapping[str, str] = {}  # the reason by capacity provider
 
     @property

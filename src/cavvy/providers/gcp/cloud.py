@@ -84,7 +84,7 @@ class GcpCloud:
             credentials=self._credentials,
         )
         self._now = now
-        self._market = GcpMarket(self._api, settings, context.list_prices, now, self._read_live)
+        self._market = GcpMarket(self._api, context, self._read_live)
         self._quotas = GcpQuotas(self._api, list_setting(settings, "regions"), now)
         self._operations: dict[str, Json] = {}  # machine -> its insertion that has not ended
         # machine -> the number of its insertions that failed with an error that a repetition may

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers.base import Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.gcp.api import GcpApi, last_part
 from cavvy.providers.gcp.extras import LivePrices
 from cavvy.providers.gcp.shapes import MachineShape, find_shape
@@ -22,7 +21,6 @@ from cavvy.providers.prices import PriceError
 from cavvy.providers.vm.cloud import UNREADABLE
 from cavvy.providers.vm.rest import Json
 
-ListPrices = Callable[[str], Sequence[Offer]]
 ReadLive = Callable[[], LivePrices]
 # the errors that a list of prices in another form raises
 # (region, machine type) -> pairs of a zone and the machine type's description in that zone
@@ -40,16 +38,9 @@ class GcpMarket:
     provider.
     """
 
-    def __init__(
-        self,
-        api: GcpApi,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-        read_live: ReadLive,
-    ) -> None:
-        self._api, self._settings, self._now = api, settings, now
-        self._list_prices, self._read_live = list_prices, read_live
+    def __init__(self, api: GcpApi, context: ProviderContext, read_live: ReadLive) -> None:
+        self._api, self._settings, self._now = api, context.settings, context.now
+        self._list_prices, self._read_live = context.list_prices, read_live
         self.silent = ""  # why Google's list of prices could not be read; "" if it was read
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._reading: asyncio.Task[None] | None = None  # the last read, maybe unfinished

@@ -68,7 +68,7 @@ class IbmCloud:
     def __init__(self, context: ProviderContext) -> None:
         self._settings = settings = context.settings
         self._api = IbmApi(settings, IamTokens(settings, context.now))
-        self._market = IbmMarket(self._api, settings, context.list_prices, context.now)
+        self._market = IbmMarket(self._api, context)
         self._places = IbmPlaces(self._api, settings, context.now)
         self._silent: Sequence[str] = ()  # the regions that did not list their subnets
 

@@ -3,22 +3,20 @@ only prices for the parts of a profile, the catalog's price is used.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import product
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.ibm import bare_metal
 from cavvy.providers.ibm.api import IbmApi
 from cavvy.providers.ibm.price_list import IbmPrices, ProfilePrices
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
-
-ListPrices = Callable[[str], Sequence[Offer]]
 
 _PROFILES_AGE = timedelta(hours=1)
 _PROFILES_AGAIN = timedelta(minutes=1)  # time until the next read after some regions did not answer
@@ -30,15 +28,10 @@ _ARCHITECTURES = {"amd64": "x86_64"}
 class IbmMarket:
     """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
 
-    def __init__(
-        self,
-        api: IbmApi,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._api, self._settings, self._now = api, settings, now
-        self._list_prices, self._list = list_prices, IbmPrices(settings)
+    def __init__(self, api: IbmApi, context: ProviderContext) -> None:
+        self._api, self._settings, self._now = api, context.settings, context.now
+        settings = context.settings
+        self._list_prices, self._list = context.list_prices, IbmPrices(settings)
         self.close = self._list.close
         self.regions = list_setting(settings, "regions")
         self.bare_metal = list_setting(settings, "bare_metal_profiles")

@@ -1,12 +1,12 @@
 """Looks up the catalog's prices of EC2 for services that run containers on EC2 instances."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.providers.base import ProviderContext
 
-ListPrices = Callable[[str], Sequence[Offer]]
 # time after which the prices are read again, since the catalog may be newer
 _AGE = timedelta(minutes=10)
 
@@ -14,8 +14,8 @@ _AGE = timedelta(minutes=10)
 class Ec2Prices:
     """The catalog's offers of EC2. The caller must call `refresh` before it calls `find`."""
 
-    def __init__(self, list_prices: ListPrices, now: Callable[[], datetime]) -> None:
-        self._list_prices, self._now = list_prices, now
+    def __init__(self, context: ProviderContext) -> None:
+        self._list_prices, self._now = context.list_prices, context.now
         self._prices: Sequence[Offer] = ()
         self._read_at: datetime | None = None
 

@@ -69,7 +69,7 @@ class NebiusCloud:
     def __init__(self, context: ProviderContext) -> None:
         self._settings = settings = context.settings
         self._api = NebiusApi(settings)
-        self._market = NebiusMarket(self._api, settings, context.list_prices, context.now)
+        self._market = NebiusMarket(self._api, context)
         self._places = NebiusPlaces(self._api, settings)
         self._leftovers = LeftoverScripts(self._loose_disks, self._delete_disks, context.now)
         self.close, self.object_to = self._api.close, object_to

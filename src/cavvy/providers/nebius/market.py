@@ -1,23 +1,20 @@
 """Combines the presets that Nebius lists for each project with the catalog's prices."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_usd
 from cavvy.domain.values import replace
-from cavvy.providers.base import Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.nebius.api import NebiusApi
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
-
-ListPrices = Callable[[str], Sequence[Offer]]
 
 USUAL_DISK = "network_ssd"  # the type of a boot disk, unless the task requests another
 LEAST_GIB = 50  # the smallest boot disk that Cavvy requests
@@ -30,15 +27,9 @@ class NebiusMarket:
     raise CloudFault and Refused.
     """
 
-    def __init__(
-        self,
-        api: NebiusApi,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._api, self._settings, self._now = api, settings, now
-        self._list_prices = list_prices
+    def __init__(self, api: NebiusApi, context: ProviderContext) -> None:
+        self._api, self._settings, self._now = api, context.settings, context.now
+        self._list_prices = context.list_prices
         # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         # the projects that did not answer the last read, with the reason

@@ -74,7 +74,7 @@ class OciCloud:
         settings = self._settings
         self._credentials = OciCredentials(settings)
         self._api = OciApi(settings, self._credentials)
-        self._market = OciMarket(self._api, settings, self._credentials, context.list_prices, now)
+        self._market = OciMarket(self._api, self._credentials, context)
         self._places = OciPlaces(self._api, settings, self._market, now)
         self._addresses = OciAddresses(self._api)
         self._quotas = OciQuotas(

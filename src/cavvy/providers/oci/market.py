@@ -5,19 +5,17 @@ OCI charges the same prices in all of OCI's commercial regions
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.oci.api import IDENTITY, OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
-
-ListPrices = Callable[[str], Sequence[Offer]]
 
 _SHAPES_AGE = timedelta(hours=1)
 _SHAPES_AGAIN = timedelta(minutes=1)  # time until the next read after some regions did not answer
@@ -30,16 +28,9 @@ _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 class OciMarket:
     """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
 
-    def __init__(
-        self,
-        api: OciApi,
-        settings: Mapping[str, Scalar],
-        credentials: OciCredentials,
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._api, self._settings, self._now = api, settings, now
-        self._credentials, self._list_prices = credentials, list_prices
+    def __init__(self, api: OciApi, credentials: OciCredentials, context: ProviderContext) -> None:
+        self._api, self._settings, self._now = api, context.settings, context.now
+        self._credentials, self._list_prices = credentials, context.list_prices
         # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         # the regions that did not answer the last read, with the reason

@@ -77,7 +77,7 @@ class TpuCloud:
         self._settings, self._now = settings, now
         self._credentials = GoogleCredentials(settings, "tpu")
         self._api = TpuApi(settings, self._credentials)
-        self._market = TpuMarket(self._api, settings, context.list_prices, now)
+        self._market = TpuMarket(self._api, context)
         self._deleted: dict[str, datetime] = {}  # slice -> when its deletion was accepted
         self.close = self._api.close
         self._quotas = TpuQuotas(self._api, now)

@@ -3,18 +3,16 @@ lists for each zone. An offer is one host of a slice.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.catalog.tpu_slices import find_slice
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.tpu.api import TpuApi
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import ask_regions
-
-ListPrices = Callable[[str], Sequence[Offer]]
 
 _TYPES_AGE = timedelta(hours=12)
 _TYPES_AGAIN = timedelta(minutes=5)  # time until the next read after some zones did not answer
@@ -29,15 +27,9 @@ _DISK_GIB = 100
 class TpuMarket:
     """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
 
-    def __init__(
-        self,
-        api: TpuApi,
-        settings: Mapping[str, Scalar],
-        list_prices: ListPrices,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._api, self._settings, self._now = api, settings, now
-        self._list_prices = list_prices
+    def __init__(self, api: TpuApi, context: ProviderContext) -> None:
+        self._api, self._settings, self._now = api, context.settings, context.now
+        self._list_prices = context.list_prices
         # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         # the zones that did not answer the last read, with the reason
