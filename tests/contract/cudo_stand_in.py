@@ -85,6 +85,7 @@ class CudoStandIn(RestStandIn):
     4x48x480.sapphire-rapids-h100  gb-bournemouth-1,no-luster-1  4xH100/80GiB   48    480GiB  100GiB  11.3429  -
     8x96x960.sapphire-rapids-h100  gb-bournemouth-1,no-luster-1  8xH100/80GiB   96    960GiB  100GiB  22.6709  -
     """
+    unknown = "A100 PCIe, Z9000"
 
     root = "/v1"
     key = "CUDO-TEST-KEY"

@@ -74,6 +74,7 @@ class DigitalOceanStandIn(RestStandIn):
     gpu-mi300x1-192gb  nyc2,tor1  1xMI300X/192GiB  20    240GiB   720GiB   1.99     -
     s-4vcpu-8gb        nyc2,tor1  -                4     8GiB     160GiB   0.07143  -
     """
+    unknown = "nvidia_z9000"
     minimum_charges = MappingProxyType({"s-": timedelta(seconds=504), "": timedelta(minutes=1)})
 
     root = "/v2"

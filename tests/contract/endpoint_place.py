@@ -3,10 +3,9 @@ the endpoints of all clouds.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
 from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.registry import check_settings, make_from
@@ -73,7 +71,6 @@ class EndpointPlace(RestPlace):
 class EndpointContract(RestContract):
     """One cloud's endpoints; each object of a replica is made by a call that takes a while."""
 
-    make_place: Callable[[RestServer, Path], EndpointPlace]
     creates: timedelta  # how long the cloud takes for what a replica needs, in the tests of this
     pause: timedelta  # until the launch is repeated: the second time it is made too early
     made_once: Sequence[str]  # the calls that make the objects of a replica
@@ -81,12 +78,6 @@ class EndpointContract(RestContract):
     pages: str  # the start of the addresses of the cloud's pages
     task: TaskSpec  # which the cloud can serve
     bad: Mapping[str, object]  # fields that it cannot serve, besides a command and a low port
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = type(self).make_place(rest_server, tmp_path)
-        yield account
-        account.close()
 
     def left(self, account: Any) -> list[object]:
         """The objects in the account."""

@@ -89,6 +89,7 @@ class HyperstackStandIn(RestStandIn):
     n3-RTX-A6000x1-spot  CANADA-1  1xA6000/48GiB      28    58GiB    100GiB  -      0.4
     n1-RTX-A4000x1       NORWAY-1  1xA4000/16GiB      6     24GiB    100GiB  0.15   -
     """
+    unknown = "Z9000-999G"
 
     root = "/v1"
     key = "f1e2d3c4-test"

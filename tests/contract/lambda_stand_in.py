@@ -59,6 +59,8 @@ class LambdaStandIn(RestStandIn):
     gpu_8x_a100_80gb_sxm4  us-east-1,us-west-1  8xA100/80GiB       240   1800GiB  19456GiB  22.32  -
     gpu_8x_h100_sxm5       us-east-1,us-west-1  8xH100/80GiB       208   1800GiB  22528GiB  31.92  -
     """
+    unknown = "Z9000 (999 GB SXM9)"
+    arm = ("gpu_1x_gh200",)
     minimum_charges = MappingProxyType({"": timedelta(minutes=1)})
 
     root = "/api/v1"

@@ -127,6 +127,7 @@ class PrimeIntellectStandIn(RestStandIn):
     hyperstack.n3-H100x8     CANADA-1  8xH100/80GiB  180   180GiB  100GiB  15.2    -
     runpod.NVIDIA_H100_PCIe  US-KS-2   1xH100/80GiB  180   180GiB  80GiB   2.7012  -
     """
+    unknown = "Z9000_999GB"
 
     root = "/api/v1"
     key = "pit_TEST"

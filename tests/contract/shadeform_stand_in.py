@@ -76,6 +76,8 @@ class ShadeformStandIn(RestStandIn):
     lambdalabs.GH200          us-central-1  1xGH200/96GiB  64    432GiB   4096GiB  1.49   -
     massedcompute.A6000_plus  us-central-1  1xA6000/48GiB  12    64GiB    256GiB   0.57   0.3
     """
+    unknown = "Z9000"
+    arm = ("lambdalabs.GH200",)
 
     root = "/v1"
     key = "SHADEFORM-TEST-KEY"

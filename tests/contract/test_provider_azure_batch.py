@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -103,12 +103,7 @@ class AzureBatchPlace(RestPlace):
 
 class TestAzureBatch(RestContract):
     package, traits, stand_in = azure_batch, TRAITS, AzureBatchStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[AzureBatchPlace]:
-        account = AzureBatchPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = AzureBatchPlace
 
     def launch(self, account: AzureBatchPlace, **changes: Any) -> BatchJob:
         """Launch a gang with these fields, and remove it; its job."""

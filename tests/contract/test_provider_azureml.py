@@ -5,7 +5,7 @@ and every reply against Azure's published API.
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -107,12 +107,7 @@ class AzureMlPlace(RestPlace):
 
 class TestAzureMl(RestContract):
     package, traits, stand_in = azureml, TRAITS, AzureMlStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = AzureMlPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = AzureMlPlace
 
     def launch(self, account: AzureMlPlace, **changes: Any) -> dict[str, Any]:
         """Launch a gang with these fields, and remove it; the properties of its job."""

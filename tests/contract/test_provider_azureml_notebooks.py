@@ -3,7 +3,7 @@ checks every request and every reply against Azure's published API.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -80,13 +80,8 @@ class ComputeInstancesPlace(RestPlace):
 
 class TestComputeInstances(RestContract):
     package, traits, stand_in = azureml_notebooks, TRAITS, ComputeInstancesStandIn
+    make_place = ComputeInstancesPlace
     has_others = False
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = ComputeInstancesPlace(rest_server, tmp_path)
-        yield account
-        account.close()
 
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("the names of compute instances are unique in a region")

@@ -13,16 +13,13 @@ from cavvy.domain.values import replace
 from cavvy.providers import crusoe
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.crusoe import MANIFEST
 from cavvy.providers.crusoe.cloud import CrusoeCloud, _read
 from cavvy.providers.crusoe.signature import sign
-from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
-    read_fault,
 )
 
 PROOF = Proof("crusoe", False, "a strict stand-in for Crusoe's API")
@@ -30,6 +27,12 @@ PROOF = Proof("crusoe", False, "a strict stand-in for Crusoe's API")
 
 class TestCrusoe(RestContract):
     package, traits, stand_in = crusoe, CrusoeCloud.traits, CrusoeStandIn
+    launch_faults = (
+        (CloudFault(400, "out_of_stock", "none left"), NoCapacity),
+        (CloudFault(400, "bad_request", "invalid name"), Refused),
+        (CloudFault(403, "forbidden", "no capacity for you"), Refused),
+        (CloudFault(500, "internal", "no capacity"), TryAgain),
+    )
 
     def test_offers_have_the_prices_of_the_setting_and_the_free_machines(
         self, account: RestPlace
@@ -163,22 +166,6 @@ class TestCrusoe(RestContract):
         with pytest.raises(Refused, match="project: the account has 2 projects; set the id"):
             asyncio.run(account.provider("ours").gangs())
         assert asyncio.run(account.provider("ours", project=project).gangs()) == []
-
-    @pytest.mark.parametrize(
-        ("fault", "error"),
-        [
-            (CloudFault(400, "out_of_stock", "none left"), NoCapacity),
-            (CloudFault(400, "bad_request", "invalid name"), Refused),
-            (CloudFault(403, "forbidden", "no capacity for you"), Refused),
-            (CloudFault(500, "internal", "no capacity"), TryAgain),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_types(
-        self, account: RestPlace, fault: CloudFault, error: type[Exception]
-    ) -> None:
-        cloud = CrusoeCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.account.close()
 
 
 def test_a_signature_covers_the_sorted_query_and_the_time() -> None:

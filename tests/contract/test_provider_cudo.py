@@ -12,15 +12,12 @@ from tests.proofs import Proof
 from cavvy.providers import cudo
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.cudo import MANIFEST
 from cavvy.providers.cudo.cloud import CudoCloud, _read
-from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
-    read_fault,
 )
 
 PROOF = Proof("cudo", False, "a strict stand-in for CUDO Compute's API")
@@ -28,36 +25,16 @@ PROOF = Proof("cudo", False, "a strict stand-in for CUDO Compute's API")
 
 class TestCudo(RestContract):
     package, traits, stand_in = cudo, CudoCloud.traits, CudoStandIn
+    launch_faults = (
+        (CloudFault(400, "9", "no host available"), NoCapacity),
+        (CloudFault(400, "3", "invalid vmId"), Refused),
+        (CloudFault(409, "6", "the id is taken"), TryAgain),
+        (CloudFault(403, "7", "not available to this user"), Refused),
+        (CloudFault(503, "14", "not available"), TryAgain),
+    )
 
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("CUDO has no second machine of one id")
-
-    def test_offers_have_the_price_of_the_whole_machine_and_fit_the_host(
-        self, account: RestPlace
-    ) -> None:
-        provider = account.provider("ours", regions="no-luster-1")
-        offers = {offer.instance_type: offer for offer in asyncio.run(provider.offers())}
-        found = {
-            name: (each.accelerator, each.accelerator_count, each.accelerator_memory_mib // 1024)
-            for name, each in offers.items()
-        }
-        assert found == {
-            "1x8x32.epyc-milan-rtx-a6000": ("A6000", 1, 48),
-            "2x16x64.epyc-milan-rtx-a6000": ("A6000", 2, 48),
-            "4x32x128.epyc-milan-rtx-a6000": ("A6000", 4, 48),
-            "1x8x32.cascade-lake-v100": ("V100", 1, 16),  # others have 32 GiB
-            "2x16x64.cascade-lake-v100": ("V100", 2, 16),
-            "4x32x128.cascade-lake-v100": ("V100", 4, 16),
-            "1x12x120.sapphire-rapids-h100": ("H100", 1, 80),
-            "2x24x240.sapphire-rapids-h100": ("H100", 2, 80),
-            "4x48x480.sapphire-rapids-h100": ("H100", 4, 80),
-            "8x96x960.sapphire-rapids-h100": ("H100", 8, 80),
-        }
-        one = offers["1x8x32.epyc-milan-rtx-a6000"]
-        # 0.45 + 8 * 0.0025 + 32 * 0.0036 + 100 * 0.0001 + 0.0049 USD
-        assert one.rate.micros_per_hour == 600_100
-        assert (one.vcpus, one.memory_mib, one.disk_gib) == (8, 32 * 1024, 100)
-        assert dict(asyncio.run(provider.whoami()))["unknown accelerators"] == "A100 PCIe, Z9000"
 
     def test_machines_boot_the_newest_image_with_a_driver_or_that_of_the_setting(
         self, account: RestPlace
@@ -79,23 +56,6 @@ class TestCudo(RestContract):
         with pytest.raises(Refused, match="project: the account has 2 projects; set the id"):
             asyncio.run(account.provider("ours").gangs())
         assert asyncio.run(account.provider("ours", project="my-project").gangs()) == []
-
-    @pytest.mark.parametrize(
-        ("fault", "error"),
-        [
-            (CloudFault(400, "9", "no host available"), NoCapacity),
-            (CloudFault(400, "3", "invalid vmId"), Refused),
-            (CloudFault(409, "6", "the id is taken"), TryAgain),
-            (CloudFault(403, "7", "not available to this user"), Refused),
-            (CloudFault(503, "14", "not available"), TryAgain),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_types(
-        self, account: RestPlace, fault: CloudFault, error: type[Exception]
-    ) -> None:
-        cloud = CudoCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.account.close()
 
 
 def test_a_machine_in_the_form_of_cudos_reference_is_read() -> None:

@@ -5,7 +5,7 @@ and every reply against Google's discovery document.
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -62,12 +62,7 @@ class GcpPlace(RestPlace):
 
 class TestGcp(RestContract):
     package, traits, stand_in = gcp, GcpCloud.traits, GcpStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = GcpPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = GcpPlace
 
     def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
         told = json.loads(account.file.read_text())

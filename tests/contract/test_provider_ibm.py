@@ -61,6 +61,14 @@ class IbmPlace(RestPlace):
 
 class TestIbm(RestContract):
     package, traits, stand_in = ibm, IbmCloud.traits, IbmStandIn
+    launch_faults = (
+        (CloudFault(409, "insufficient_capacity", "in the zone"), NoCapacity),
+        (CloudFault(403, "over_quota", "vCPUs"), QuotaTooSmall),
+        (CloudFault(400, "instance_quota_exceeded", "instances"), QuotaTooSmall),
+        (CloudFault(400, "validation_unique_failed", "Provided Name is not unique"), TryAgain),
+        (CloudFault(400, "bad_field", "image"), Refused),
+        (CloudFault(403, "not_authorized", "not authorized"), Refused),
+    )
 
     @pytest.fixture
     def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
@@ -270,26 +278,6 @@ class TestIbm(RestContract):
             assert account.billed() == 0
 
         asyncio.run(scenario())
-
-    @pytest.mark.parametrize(
-        ("fault", "error"),
-        [
-            (CloudFault(409, "insufficient_capacity", "in the zone"), NoCapacity),
-            (CloudFault(403, "over_quota", "vCPUs"), QuotaTooSmall),
-            (CloudFault(400, "instance_quota_exceeded", "instances"), QuotaTooSmall),
-            (CloudFault(400, "validation_unique_failed", "Provided Name is not unique"), TryAgain),
-            (CloudFault(400, "bad_field", "image"), Refused),
-            (CloudFault(403, "not_authorized", "not authorized"), Refused),
-        ],
-    )
-    def test_faults_of_a_creation_are_sorted(
-        self, account: IbmPlace, fault: CloudFault, error: type[Exception]
-    ) -> None:
-        account.api.faults = {**account.api.faults, "insufficient-capacity": fault}
-        account.cloud.left = 0
-        with pytest.raises(error) as caught:
-            account.launch()
-        assert type(caught.value) is error
 
 
 def test_the_documented_example_is_read() -> None:

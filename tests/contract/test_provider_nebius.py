@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -74,12 +74,7 @@ class NebiusPlace(RestPlace):
 
 class TestNebius(RestContract):
     package, traits, stand_in = nebius, NebiusCloud.traits, NebiusStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = NebiusPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = NebiusPlace
 
     def test_offers_are_the_catalogs_prices_of_listed_presets(self, account: NebiusPlace) -> None:
         provider = account.provider("ours")

@@ -5,7 +5,7 @@ signature of every request and checks the request against OCI's published descri
 import asyncio
 import base64
 import email.utils
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -89,12 +89,21 @@ class OciPlace(RestPlace):
 
 class TestOci(RestContract):
     package, traits, stand_in = oci, OciCloud.traits, OciStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = OciPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = OciPlace
+    launch_faults = (
+        (CloudFault(500, "InternalError", "Out of host capacity."), NoCapacity),
+        (
+            CloudFault(500, "InternalError", "Out of capacity for shape VM.GPU.A10.1"),
+            NoCapacity,
+        ),
+        (CloudFault(500, "OutOfHostCapacity", "Please try later"), NoCapacity),
+        (CloudFault(500, "InternalError", "Internal error"), TryAgain),
+        (CloudFault(400, "LimitExceeded", "gpu-a10-count"), QuotaTooSmall),
+        (CloudFault(400, "QuotaExceeded", "the compartment's quota"), QuotaTooSmall),
+        (CloudFault(409, "IncorrectState", "The subnet is being changed"), TryAgain),
+        (CloudFault(409, "InvalidatedRetryToken", "It was terminated"), Refused),
+        (CloudFault(400, "InvalidParameter", "imageId"), Refused),
+    )
 
     def test_a_wrong_key_is_refused(self, account: OciPlace) -> None:
         account.write_key(make_other_key())
@@ -410,32 +419,6 @@ class TestOci(RestContract):
             assert cloud._addresses.known == {}
 
         asyncio.run(scenario())
-
-    @pytest.mark.parametrize(
-        ("fault", "error"),
-        [
-            (CloudFault(500, "InternalError", "Out of host capacity."), NoCapacity),
-            (
-                CloudFault(500, "InternalError", "Out of capacity for shape VM.GPU.A10.1"),
-                NoCapacity,
-            ),
-            (CloudFault(500, "OutOfHostCapacity", "Please try later"), NoCapacity),
-            (CloudFault(500, "InternalError", "Internal error"), TryAgain),
-            (CloudFault(400, "LimitExceeded", "gpu-a10-count"), QuotaTooSmall),
-            (CloudFault(400, "QuotaExceeded", "the compartment's quota"), QuotaTooSmall),
-            (CloudFault(409, "IncorrectState", "The subnet is being changed"), TryAgain),
-            (CloudFault(409, "InvalidatedRetryToken", "It was terminated"), Refused),
-            (CloudFault(400, "InvalidParameter", "imageId"), Refused),
-        ],
-    )
-    def test_faults_of_a_launch_are_sorted(
-        self, account: OciPlace, fault: CloudFault, error: type[Exception]
-    ) -> None:
-        account.api.faults = {**account.api.faults, "insufficient-capacity": fault}
-        account.cloud.left = 0
-        with pytest.raises(error) as caught:
-            account.launch()
-        assert type(caught.value) is error
 
 
 def test_the_documented_example_is_read() -> None:

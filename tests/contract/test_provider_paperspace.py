@@ -1,7 +1,7 @@
 """The Paperspace provider keeps the contract, on a stand-in that checks every request."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -13,19 +13,16 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers import paperspace
-from cavvy.providers.base import NoCapacity, ProviderContext, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.paperspace import MANIFEST
 from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
-from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
-    read_fault,
 )
 from cavvy.store.snapshot.prices import list_prices
 
@@ -50,12 +47,16 @@ class PaperspacePlace(RestPlace):
 
 class TestPaperspace(RestContract):
     package, traits, stand_in = paperspace, PaperspaceCloud.traits, PaperspaceStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = PaperspacePlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = PaperspacePlace
+    launch_faults = (
+        (CloudFault(400, "BAD_REQUEST", "We are currently out of capacity"), NoCapacity),
+        (CloudFault(400, "BAD_REQUEST", "This type is not available"), NoCapacity),
+        (CloudFault(400, "BAD_REQUEST", "This type requires approval"), QuotaTooSmall),
+        (CloudFault(400, "BAD_REQUEST", "diskSize is invalid"), Refused),
+        (CloudFault(403, "FORBIDDEN", "Not available to this team"), Refused),
+        (CloudFault(429, "TOO_MANY_REQUESTS", "The rate limit is reached"), TryAgain),
+        (CloudFault(503, "SERVICE_UNAVAILABLE", "Not available"), TryAgain),
+    )
 
     def test_offers_are_the_catalogs_types_that_a_template_runs_on(
         self, account: PaperspacePlace
@@ -219,30 +220,6 @@ class TestPaperspace(RestContract):
             assert account.billed() == 0
 
         asyncio.run(scenario())
-
-    @pytest.mark.parametrize(
-        ("fault", "error"),
-        [
-            (CloudFault(400, "BAD_REQUEST", "We are currently out of capacity"), NoCapacity),
-            (CloudFault(400, "BAD_REQUEST", "This type is not available"), NoCapacity),
-            (CloudFault(400, "BAD_REQUEST", "This type requires approval"), QuotaTooSmall),
-            (CloudFault(400, "BAD_REQUEST", "diskSize is invalid"), Refused),
-            (CloudFault(403, "FORBIDDEN", "Not available to this team"), Refused),
-            (CloudFault(429, "TOO_MANY_REQUESTS", "The rate limit is reached"), TryAgain),
-            (CloudFault(503, "SERVICE_UNAVAILABLE", "Not available"), TryAgain),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_types(
-        self, account: PaperspacePlace, fault: CloudFault, error: type[Exception]
-    ) -> None:
-        cloud = PaperspaceCloud(
-            ProviderContext(
-                installation="ours", home=account.home, settings=check_settings(MANIFEST, {})
-            )
-        )
-        told = read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)
-        assert type(told) is error
-        cloud.account.close()
 
 
 def test_the_region_of_every_price_of_the_catalog_is_known() -> None:

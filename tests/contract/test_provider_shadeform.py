@@ -5,7 +5,6 @@ Shadeform's documentation.
 import asyncio
 from datetime import UTC, datetime
 
-import pytest
 from tests.contract.shadeform_stand_in import ShadeformStandIn
 from tests.proofs import Proof
 
@@ -13,15 +12,12 @@ from cavvy.domain.offers import Purchase
 from cavvy.providers import shadeform
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.registry import check_settings
-from cavvy.providers.shadeform import MANIFEST
 from cavvy.providers.shadeform.cloud import ShadeformCloud, _read
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
-    read_fault,
 )
 
 PROOF = Proof("shadeform", False, "a strict stand-in for Shadeform's API")
@@ -59,29 +55,13 @@ EXAMPLE = {
 
 class TestShadeform(RestContract):
     package, traits, stand_in = shadeform, ShadeformCloud.traits, ShadeformStandIn
-
-    def test_offers_have_live_prices_and_unknown_gpus_are_reported(
-        self, account: RestPlace
-    ) -> None:
-        provider = account.provider("ours", regions="us-central-1")
-        found = {
-            (each.instance_type, each.purchase): (
-                each.accelerator,
-                each.accelerator_count,
-                each.accelerator_memory_mib // 1024,
-                each.rate.micros_per_hour,
-                each.architecture,
-            )
-            for each in asyncio.run(provider.offers())
-        }
-        assert found == {
-            ("massedcompute.A6000_plus", Purchase.ON_DEMAND): ("A6000", 1, 48, 570_000, "x86_64"),
-            ("massedcompute.A6000_plus", Purchase.SPOT): ("A6000", 1, 48, 300_000, "x86_64"),
-            ("hyperstack.A100_80Gx8", Purchase.ON_DEMAND): ("A100", 8, 80, 10_800_000, "x86_64"),
-            ("lambdalabs.GH200", Purchase.ON_DEMAND): ("GH200", 1, 96, 1_490_000, "arm64"),
-        }
-        facts = dict(asyncio.run(provider.whoami()))
-        assert facts["unknown accelerators"] == "Z9000"
+    launch_faults = (
+        (CloudFault(409, "conflict", "The instance is out of capacity."), NoCapacity),
+        (CloudFault(400, "bad_request", "This type does not offer spot here"), NoCapacity),
+        (CloudFault(400, "bad_request", "name is invalid"), Refused),
+        (CloudFault(401, "unauthorized", "The API key is not available"), Refused),
+        (CloudFault(500, "internal", "Out of capacity"), TryAgain),
+    )
 
     def test_the_setting_selects_clouds_and_only_free_places_are_offered(
         self, account: RestPlace
@@ -121,23 +101,6 @@ class TestShadeform(RestContract):
 
         asyncio.run(scenario())
         assert account.api.asked[0]["os"] == "ubuntu20.04_cuda12.0_shade_os"
-
-    @pytest.mark.parametrize(
-        ("fault", "error"),
-        [
-            (CloudFault(409, "conflict", "The instance is out of capacity."), NoCapacity),
-            (CloudFault(400, "bad_request", "This type does not offer spot here"), NoCapacity),
-            (CloudFault(400, "bad_request", "name is invalid"), Refused),
-            (CloudFault(401, "unauthorized", "The API key is not available"), Refused),
-            (CloudFault(500, "internal", "Out of capacity"), TryAgain),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_types(
-        self, account: RestPlace, fault: CloudFault, error: type[Exception]
-    ) -> None:
-        cloud = ShadeformCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.account.close()
 
 
 def test_the_documented_example_is_read() -> None:

@@ -4,7 +4,7 @@ every reply against Google's discovery document.
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -55,12 +55,7 @@ class TpuPlace(RestPlace):
 
 class TestTpu(RestContract):
     package, traits, stand_in = tpu, TpuCloud.traits, TpuStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = TpuPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = TpuPlace
 
     def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
         told = json.loads(account.file.read_text())

@@ -5,7 +5,7 @@ against Google's discovery document.
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
@@ -88,12 +88,7 @@ class VertexPlace(RestPlace):
 
 class TestVertex(RestContract):
     package, traits, stand_in = vertex, TRAITS, VertexStandIn
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = VertexPlace(rest_server, tmp_path)
-        yield account
-        account.close()
+    make_place = VertexPlace
 
     def launch(self, account: VertexPlace, **changes: Any) -> dict[str, Any]:
         """Launch a gang with these fields, and remove it; the request of its job."""

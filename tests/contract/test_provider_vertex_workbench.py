@@ -4,7 +4,7 @@ every request and every reply against Google's discovery document.
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -55,13 +55,8 @@ class WorkbenchPlace(RestPlace):
 
 class TestVertexWorkbench(RestContract):
     package, traits, stand_in = vertex_workbench, TRAITS, WorkbenchStandIn
+    make_place = WorkbenchPlace
     has_others = False
-
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = WorkbenchPlace(rest_server, tmp_path)
-        yield account
-        account.close()
 
     def launch(self, account: WorkbenchPlace, gpu: str = "", **table: Scalar) -> dict[str, Any]:
         """Launch a notebook with these settings and remove it; the request for it."""

@@ -69,6 +69,7 @@ class VerdaStandIn(RestStandIn):
     8H100.80S.176V  ICE-01         8xH100/80GiB   176   1480GiB  100GiB  18.32   -
     CPU.4V.16G      ICE-01         -              4     16GiB    100GiB  0.0279  -
     """
+    unknown = "Z9000 SXM9 999GB"
 
     root = "/v1"
     key = "secret-of-verda"

@@ -85,6 +85,7 @@ class VultrStandIn(RestStandIn):
     vcg-l40s-128c-1500g-384vram  ams,ewr,sao  8xL40S/48GiB  128   1500GiB  5600GiB  13.37  -
     vc2-2c-4gb                   sao          -             2     4GiB     80GiB    0.045  -
     """
+    unknown = "NVIDIA_Z9000"
     minimum_charges = MappingProxyType({"": timedelta(hours=1)})
 
     root = "/v2"

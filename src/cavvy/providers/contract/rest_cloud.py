@@ -137,6 +137,8 @@ class RestContract(VmContract):
     # the errors of this API's launches that differ from those of other APIs, by status
     errors: Mapping[int, type[ProviderError]] = {}
     replays = False  # False if a recording lacks calls, such as an earlier login
+    # replies of the cloud to a launch, and the error that the provider raises for each of them
+    launch_faults: Sequence[tuple[CloudFault, type[ProviderError]]] = ()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -145,9 +147,13 @@ class RestContract(VmContract):
         yield server
         server.close()
 
+    def make_place(self, server: RestServer, home: Path) -> RestPlace:
+        """Return the account of one test. A class of accounts may replace this method."""
+        return RestPlace(self.package, self.traits, self.stand_in, server, home)
+
     @pytest.fixture
     def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = RestPlace(self.package, self.traits, self.stand_in, rest_server, tmp_path)
+        account = self.make_place(rest_server, tmp_path)
         yield account
         account.close()
 
@@ -174,6 +180,27 @@ class RestContract(VmContract):
         offers = asyncio.run(account.provider("ours").offers())
         differences = compare(read_table(self.stand_in.sells), offers)
         assert not differences, "\n" + "\n".join(differences)
+
+    def test_machines_with_other_cpus_and_unknown_accelerators_are_reported(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours")
+        offers = asyncio.run(provider.offers())
+        arm = {each.instance_type for each in offers if each.architecture == "arm64"}
+        assert arm == set(self.stand_in.arm)
+        if self.stand_in.unknown:
+            facts = dict(asyncio.run(provider.whoami()))
+            assert facts["unknown accelerators"] == self.stand_in.unknown
+
+    def test_replies_to_a_launch_raise_the_errors_of_their_meaning(
+        self, account: RestPlace
+    ) -> None:
+        for fault, error in self.launch_faults:
+            account.api.faults = {**account.api.faults, "insufficient-capacity": fault}
+            account.cloud.left = 0
+            with pytest.raises(error) as caught:
+                account.launch()
+            assert type(caught.value) is error, fault
 
     def test_other_charges_are_those_of_the_cloud(self, account: RestPlace) -> None:
         """Disks, addresses and the shortest time that is billed cost what the stand-in states."""

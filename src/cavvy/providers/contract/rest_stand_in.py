@@ -132,6 +132,8 @@ class RestStandIn(ABC):
     faults: Mapping[str, CloudFault] = {}
     states: Mapping[MachineState, str]  # the API's names of states
     sells = ""  # what the cloud sells, as a table in the form of `contract.sold`
+    arm: Collection[str] = ()  # the types whose CPUs are arm64
+    unknown = ""  # the accelerators that the catalog does not know, as `check` shows them
     # what is billed in addition to machines: "disk NAME USD" per GiB and month, or per month of a
     # disk of up to N GiB with "<=N" after the name; "address USD" per hour
     extras: Collection[str] = ()
