@@ -15,42 +15,27 @@ from cavvy.providers.ibm import bare_metal
 from cavvy.providers.ibm.api import IbmApi
 from cavvy.providers.ibm.price_list import IbmPrices, ProfilePrices
 from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.regions import RegionalMarket, ask_regions
 from cavvy.providers.vm.rest import Json
 
-_PROFILES_AGE = timedelta(hours=1)
-_PROFILES_AGAIN = timedelta(minutes=1)  # time until the next read after some regions did not answer
 _PRICES_AGE = timedelta(days=1)
 _CLASSES = {Purchase.ON_DEMAND: "standard", Purchase.SPOT: "spot"}
 _ARCHITECTURES = {"amd64": "x86_64"}
 
 
-class IbmMarket:
-    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+class IbmMarket(RegionalMarket):
+    """Reads and caches offers."""
 
     def __init__(self, api: IbmApi, context: ProviderContext) -> None:
-        self._api, self._settings, self._now = api, context.settings, context.now
-        settings = context.settings
-        self._list_prices, self._list = context.list_prices, IbmPrices(settings)
+        super().__init__(context)
+        self._api = api
+        self._list = IbmPrices(context.settings)
         self.close = self._list.close
-        self.regions = list_setting(settings, "regions")
-        self.bare_metal = list_setting(settings, "bare_metal_profiles")
-        # the offers, and the time until which they are not read again
-        self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        # the regions that did not answer the last read, with the reason
-        self.silent: Sequence[str] = ()
+        self.regions = list_setting(context.settings, "regions")
+        self.bare_metal = list_setting(context.settings, "bare_metal_profiles")
         self._prices: tuple[datetime, Sequence[str], ProfilePrices] | None = None
         self.unpriced: Sequence[str] = ()  # profiles that have no price in some region
         self.unknown: Sequence[str] = ()  # models of GPUs that are not in the catalog
-
-    async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all regions that answer. Raises CloudFault or Refused if no region
-        answers."""
-        now = self._now()
-        if self._offers is None or now >= self._offers[0]:
-            found = await self._join()
-            self._offers = now + (_PROFILES_AGAIN if self.silent else _PROFILES_AGE), found
-        return self._offers[1]
 
     async def _join(self) -> Sequence[Offer]:
         told, self.silent = await ask_regions(self.regions, self._list_profiles)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from decimal import Decimal
 
 from cavvy.domain.events import ChargeKind
@@ -13,27 +12,21 @@ from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.nebius.api import NebiusApi
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.regions import RegionalMarket, ask_regions
 from cavvy.providers.vm.rest import Json
 
 USUAL_DISK = "network_ssd"  # the type of a boot disk, unless the task requests another
 LEAST_GIB = 50  # the smallest boot disk that Cavvy requests
-_AGE = timedelta(hours=1)
-_AGAIN = timedelta(minutes=1)  # time until the next read after some projects did not answer
 
 
-class NebiusMarket:
+class NebiusMarket(RegionalMarket):
     """Reads and caches offers. `list_prices` returns the catalog's offers of a provider. Methods
     raise CloudFault and Refused.
     """
 
     def __init__(self, api: NebiusApi, context: ProviderContext) -> None:
-        self._api, self._settings, self._now = api, context.settings, context.now
-        self._list_prices = context.list_prices
-        # the offers, and the time until which they are not read again
-        self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        # the projects that did not answer the last read, with the reason
-        self.silent: Sequence[str] = ()
+        super().__init__(context)
+        self._api = api
         self._regions: dict[str, str] = {}  # by project
         self.unpriced: Sequence[str] = ()  # GPU presets without a price in the catalog
 
@@ -63,15 +56,6 @@ class NebiusMarket:
     def region_of(self, project: str) -> str:
         """Return the region of a project, or "" if the region was not read yet."""
         return self._regions.get(project, "")
-
-    async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all projects that answer. Raises CloudFault or Refused if no project
-        answers."""
-        now = self._now()
-        if self._offers is None or now >= self._offers[0]:
-            found = await self._join()
-            self._offers = now + (_AGAIN if self.silent else _AGE), found
-        return self._offers[1]
 
     async def _read_region(self, project: str) -> str:
         if project not in self._regions:

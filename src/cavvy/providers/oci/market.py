@@ -6,7 +6,7 @@ OCI charges the same prices in all of OCI's commercial regions
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
@@ -14,27 +14,22 @@ from cavvy.providers.base import ProviderContext
 from cavvy.providers.oci.api import IDENTITY, OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.regions import RegionalMarket, ask_regions
 from cavvy.providers.vm.rest import Json
 
-_SHAPES_AGE = timedelta(hours=1)
-_SHAPES_AGAIN = timedelta(minutes=1)  # time until the next read after some regions did not answer
 # "Announcing per-second billing for Compute and Autonomous Database", Oracle's blog
 _MINIMUM = timedelta(minutes=1)
 _MINIMUM_BARE_METAL = timedelta(hours=1)
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 
 
-class OciMarket:
-    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+class OciMarket(RegionalMarket):
+    """Reads and caches offers."""
 
     def __init__(self, api: OciApi, credentials: OciCredentials, context: ProviderContext) -> None:
-        self._api, self._settings, self._now = api, context.settings, context.now
-        self._credentials, self._list_prices = credentials, context.list_prices
-        # the offers, and the time until which they are not read again
-        self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        # the regions that did not answer the last read, with the reason
-        self.silent: Sequence[str] = ()
+        super().__init__(context)
+        self._api = api
+        self._credentials = credentials
         # the offered shapes as OCI describes them, by region, availability domain and name
         self.shapes: Mapping[tuple[str, str, str], Json] = {}
         # GPU shapes without a price in the catalog, or with another number of GPUs there
@@ -49,15 +44,6 @@ class OciMarket:
         """Return the compartment in which instances are created. Raises Refused."""
         named = str(self._settings.get("compartment") or "")
         return named or (await asyncio.to_thread(self._credentials.profile)).tenancy
-
-    async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all regions that answer. Raises CloudFault or Refused if no region
-        answers."""
-        now = self._now()
-        if self._offers is None or now >= self._offers[0]:
-            found = await self._join()
-            self._offers = now + (_SHAPES_AGAIN if self.silent else _SHAPES_AGE), found
-        return self._offers[1]
 
     async def _join(self) -> Sequence[Offer]:
         prices: dict[str, dict[tuple[str, Purchase], Offer]] = {}

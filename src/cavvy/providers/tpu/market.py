@@ -4,7 +4,7 @@ lists for each zone. An offer is one host of a slice.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from cavvy.catalog.tpu_slices import find_slice
 from cavvy.domain.offers import Offer, Purchase
@@ -12,10 +12,8 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.tpu.api import TpuApi
 from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.regions import RegionalMarket, ask_regions
 
-_TYPES_AGE = timedelta(hours=12)
-_TYPES_AGAIN = timedelta(minutes=5)  # time until the next read after some zones did not answer
 # Slices that Compute Engine rents too are in the catalog as offers of `gcp`.
 _CATALOGS = ("gcp", "tpu")
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
@@ -24,25 +22,14 @@ _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 _DISK_GIB = 100
 
 
-class TpuMarket:
-    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+class TpuMarket(RegionalMarket):
+    """Reads and caches offers."""
+
+    age, again = timedelta(hours=12), timedelta(minutes=5)
 
     def __init__(self, api: TpuApi, context: ProviderContext) -> None:
-        self._api, self._settings, self._now = api, context.settings, context.now
-        self._list_prices = context.list_prices
-        # the offers, and the time until which they are not read again
-        self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        # the zones that did not answer the last read, with the reason
-        self.silent: Sequence[str] = ()
-
-    async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all zones that answer. Raises CloudFault or Refused if no zone
-        answers."""
-        now = self._now()
-        if self._offers is None or now >= self._offers[0]:
-            found = await self._join()
-            self._offers = now + (_TYPES_AGAIN if self.silent else _TYPES_AGE), found
-        return self._offers[1]
+        super().__init__(context)
+        self._api = api
 
     async def _join(self) -> Sequence[Offer]:
         listed = [await asyncio.to_thread(self._list_prices, each) for each in _CATALOGS]

@@ -3,14 +3,48 @@ regions.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from datetime import datetime, timedelta
+from typing import ClassVar, TypeVar
 
-from cavvy.providers.base import Refused
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.vm.cloud import UNREADABLE, CloudFault, CloudMachine, SilentRegions, unreadable
 
 _PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plane waits for `offers`
 _T = TypeVar("_T")
+
+
+class RegionalMarket(ABC):
+    """Reads the offers of a cloud's regions, and caches them for `age`. If some regions did not
+    answer, the offers are read again after `again`.
+    """
+
+    age: ClassVar[timedelta] = timedelta(hours=1)
+    again: ClassVar[timedelta] = timedelta(minutes=1)
+
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._list_prices = context.list_prices  # returns the catalog's offers of a provider
+        # the offers, and the time until which they are not read again
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        # the regions, zones or projects that did not answer the last read, with the reason
+        self.silent: Sequence[str] = ()
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return the offers of all regions that answer. Raises CloudFault or Refused if no region
+        answers.
+        """
+        now = self._now()
+        if self._offers is None or now >= self._offers[0]:
+            found = await self._join()
+            self._offers = now + (self.again if self.silent else self.age), found
+        return self._offers[1]
+
+    @abstractmethod
+    async def _join(self) -> Sequence[Offer]:
+        """Read the offers, and set `silent`."""
 
 
 async def ask_regions(
