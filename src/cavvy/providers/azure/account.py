@@ -50,6 +50,10 @@ class Credential(Protocol):
         """Return a valid access token."""
 
 
+# makes the credential; if None, azure-identity's default credential is used
+MakeCredential = Callable[[], Credential] | None
+
+
 class AzureAccount:
     """Calls Azure Resource Manager for one subscription and one resource group. Methods raise
     CloudFault, and Refused if a person must change the setup.
@@ -58,7 +62,7 @@ class AzureAccount:
     def __init__(
         self,
         settings: Mapping[str, Scalar],
-        make_credential: Callable[[], Credential] | None,
+        make_credential: MakeCredential,
         *,
         provider: str = "azure",
         namespaces: Sequence[str] = ("Microsoft.Compute", "Microsoft.Network"),

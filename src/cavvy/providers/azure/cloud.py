@@ -4,7 +4,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date, datetime, timedelta
@@ -14,7 +14,7 @@ from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.quotas import Quota
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
+from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, MakeCredential
 from cavvy.providers.azure.extras import make_filter, read_extras
 from cavvy.providers.azure.images import choose_image, find_default
 from cavvy.providers.azure.leftovers import AzureLeftovers
@@ -97,11 +97,7 @@ class AzureCloud:
         quota_codes=frozenset({_QUOTA}),
     )
 
-    def __init__(
-        self,
-        context: ProviderContext,
-        make_credential: Callable[[], Credential] | None = None,
-    ) -> None:
+    def __init__(self, context: ProviderContext, make_credential: MakeCredential = None) -> None:
         settings, now = context.settings, context.now
         mark = MachineNames(context.installation, self.traits.name_limit).mark
         self._prefix = f"{NAME_PREFIX}{mark}-"

@@ -1,10 +1,10 @@
 """Calls the API of one Azure Batch account: https://learn.microsoft.com/rest/api/batchservice"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlencode
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.account import AzureAccount, MakeCredential
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
@@ -29,9 +29,8 @@ class BatchApi:
     def __init__(
         self,
         settings: Mapping[str, Scalar],
-        make_credential: Callable[[], Credential] | None,
+        make_credential: MakeCredential,
     ) -> None:
-        """If `make_credential` is None, use azure-identity's default credential."""
         self._settings = settings
         self._credentials = AzureAccount(
             {"endpoint": _RESOURCE, "key_file": str(settings.get("key_file") or "")},

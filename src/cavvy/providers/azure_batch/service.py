@@ -1,7 +1,7 @@
 """Runs gangs as jobs of Azure Batch. Each job has its own pool with an autoscale formula."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import Credential
+from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure_batch.api import BatchApi
 from cavvy.providers.azure_batch.prices import SpotPrices
 from cavvy.providers.azure_batch.states import (
@@ -69,12 +69,7 @@ class AzureBatchService:
         quota_codes=frozenset({"ActiveJobAndScheduleQuotaReached"}),
     )
 
-    def __init__(
-        self,
-        context: ProviderContext,
-        make_credential: Callable[[], Credential] | None = None,
-    ) -> None:
-        """If `make_credential` is None, use azure-identity's default credential."""
+    def __init__(self, context: ProviderContext, make_credential: MakeCredential = None) -> None:
         self._settings, self._now = context.settings, context.now
         self._list_prices = context.list_prices
         self._spot = SpotPrices(self._settings, self._now) if self._settings.get("spot") else None

@@ -4,13 +4,13 @@ history. Only the run history contains a job's start time and the reason for its
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.account import AzureAccount, MakeCredential
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
@@ -32,7 +32,7 @@ class WorkspaceApi:
     def __init__(
         self,
         settings: Mapping[str, Scalar],
-        make_credential: Callable[[], Credential] | None,
+        make_credential: MakeCredential,
         provider: str,
     ) -> None:
         """`provider` is the name of the provider that has the settings; error messages contain the

@@ -2,11 +2,9 @@
 outside of Azure: https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online-auth
 """
 
-from collections.abc import Callable
-
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.azure.account import Credential
+from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azureml.endpoints import DEPLOYMENT, REQUEST_S, AzureMlEndpoints
 from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.managed.endpoint_http import TOO_MANY, EndpointHttp, keep_content_type
@@ -19,7 +17,7 @@ _OWN = "ms-azureml-model-error-statuscode"  # the status of a container that did
 
 
 def make_endpoints(
-    context: ProviderContext, make_credential: Callable[[], Credential] | None = None
+    context: ProviderContext, make_credential: MakeCredential = None
 ) -> tuple[AzureMlEndpoints, "AzureMlRuntime"]:
     """Return the service and the calls of its endpoints."""
     service = AzureMlEndpoints(context, make_credential)

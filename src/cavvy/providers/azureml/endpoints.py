@@ -8,7 +8,7 @@ with the same image share the environment version, which costs nothing.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import Credential
+from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi
 from cavvy.providers.azureml.names import NAME_TAG, make_short_name
@@ -73,11 +73,7 @@ class AzureMlEndpoints:
 
     traits = replace(ENDPOINT_TRAITS, bill_ends=BillEnd.DELETION, quota_codes=frozenset({_QUOTA}))
 
-    def __init__(
-        self,
-        context: ProviderContext,
-        make_credential: Callable[[], Credential] | None = None,
-    ) -> None:
+    def __init__(self, context: ProviderContext, make_credential: MakeCredential = None) -> None:
         self._settings, self._now = context.settings, context.now
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         self._api = WorkspaceApi(self._settings, make_credential, MANIFEST.name)

@@ -2,14 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import Credential
+from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi, read_time
 from cavvy.providers.azureml.clusters import Cluster, Clusters
@@ -67,11 +67,7 @@ class AzureMlService:
         quota_codes=frozenset({_QUOTA, "QuotaExceeded"}),
     )
 
-    def __init__(
-        self,
-        context: ProviderContext,
-        make_credential: Callable[[], Credential] | None = None,
-    ) -> None:
+    def __init__(self, context: ProviderContext, make_credential: MakeCredential = None) -> None:
         self._settings, self._now = context.settings, context.now
         mark = make_mark(context.installation)
         self._tag, self._prefix = f"{NAME_PREFIX}{mark}", f"{NAME_PREFIX}{mark}-"

@@ -3,13 +3,13 @@ https://learn.microsoft.com/azure/machine-learning/concept-compute-instance
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.azure.account import Credential
+from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi, read_time
 from cavvy.providers.azureml.names import NAME_TAG, make_short_name
@@ -47,11 +47,7 @@ class ComputeInstances:
         quota_codes=frozenset({"QuotaExceeded", "ClusterCoreQuotaReached", "OperationNotAllowed"}),
     )
 
-    def __init__(
-        self,
-        context: ProviderContext,
-        make_credential: Callable[[], Credential] | None = None,
-    ) -> None:
+    def __init__(self, context: ProviderContext, make_credential: MakeCredential = None) -> None:
         self._settings = context.settings
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         self._api = WorkspaceApi(self._settings, make_credential, "azureml-notebooks")
