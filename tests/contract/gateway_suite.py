@@ -688,6 +688,9 @@ class GatewaySuite:
         sent = {name.lower(): value for name, value in result.json["headers"]}
         assert (sent["x-forwarded-proto"], sent["x-forwarded-for"][-9:]) == ("http", "127.0.0.1")
         assert ask(plane.port, "GET", where + "0").status == 404
+        with Talk(plane.port) as talk:  # a body after a response to HEAD would be the next response
+            head = talk.ask("HEAD", "/echo", prefer="respond-async")
+            assert (head.status, talk.ask("GET", "/echo").status) == (202, 200)
 
     # replicas that fail
 
