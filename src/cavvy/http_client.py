@@ -45,6 +45,8 @@ MOST_BYTES = 1 << 26  # default for the maximum bytes of a body, which is kept i
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READS = ("GET", "HEAD")
+_LATER = (408, 425, 429)
+_NEVER = (501, 505)  # the server does not support the method or the version
 _PART = 1 << 16
 _TRUST_S = 600  # certificates of authorities are read again after this time
 
@@ -76,6 +78,13 @@ class HttpReply(Struct, frozen=True, kw_only=True):
     reason: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a later attempt may have another result. The caller may repeat a request that
+        only reads.
+        """
+        return self.status in _LATER or (self.status >= 500 and self.status not in _NEVER)
 
     def parse_json(self) -> Any:
         """Return the parsed body. Raises NoReply."""

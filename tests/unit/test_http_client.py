@@ -24,7 +24,14 @@ from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_ima
 from cavvy.control.webhooks import post_json
 from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.targets import EVERY
-from cavvy.http_client import HttpClient, InvalidRequest, NoReply, ReplyTooLong, TargetDenied
+from cavvy.http_client import (
+    HttpClient,
+    HttpReply,
+    InvalidRequest,
+    NoReply,
+    ReplyTooLong,
+    TargetDenied,
+)
 from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.base import TryAgain
 from cavvy.providers.ibm.iam import IamTokens
@@ -495,3 +502,9 @@ def test_the_environment_names_the_proxy(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(NoReply):  # the proxy's program does not go on in TLS
             HttpClient(targets="").send("GET", "https://outside.test/x")
         assert proxy.asked[1:] == ["outside.test:443"]
+
+
+def test_some_errors_pass() -> None:
+    statuses = (200, 302, 400, 404, 408, 425, 429, 500, 501, 503, 505, 599)
+    passing = [each for each in statuses if HttpReply(status=each).is_passing]
+    assert passing == [408, 425, 429, 500, 503, 599]

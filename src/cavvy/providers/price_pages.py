@@ -6,8 +6,6 @@ from types import MappingProxyType
 from cavvy.http_client import HttpClient, NoReply, ReplyTooLong
 from cavvy.providers.prices import PriceError
 
-_PASSING = (408, 429, 500, 502, 503, 504)
-
 
 class PageRefused(PriceError):
     """Raised for a status that another attempt would not change."""
@@ -44,7 +42,7 @@ def read_page(
         if isinstance(told, dict):
             return told
         fault = f"HTTP {reply.status}" if told is None else "the response is not a JSON object"
-        if told is None and reply.status not in _PASSING:
+        if told is None and not reply.is_passing:
             raise PageRefused(f"{name} cannot be read: {fault}; {_UNCHANGED}", reply.status)
     raise PriceError(f"{name} cannot be read: {fault}; {_UNCHANGED}; try again later")
 

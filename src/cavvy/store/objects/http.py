@@ -65,7 +65,7 @@ def check(answer: HttpReply, what: str) -> HttpReply:
     reason = f"{what}: {reason_of(answer)}"
     if answer.status in (404, 410):
         raise ObjectMissing(reason)
-    if answer.status in (408, 425, 429) or answer.status >= 500:
+    if answer.is_passing:
         raise ObjectTryAgain(reason)
     raise ObjectDenied(reason)
 
