@@ -137,8 +137,7 @@ class CrusoeCloud:
         self._operations.pop(machine, None)
 
     def is_full(self, fault: CloudFault) -> bool:
-        full = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
-        return fault.code == _OUT_OF_STOCK or full
+        return fault.code == _OUT_OF_STOCK or fault.refuses(_FULL)
 
     def _sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
         """Return the headers that sign a request. The signature does not cover the body."""

@@ -105,7 +105,7 @@ class CudoCloud:
         await self._api.send("POST", f"{await self._root()}/vms/{machine}/terminate")
 
     def is_full(self, fault: CloudFault) -> bool:
-        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.refuses(_FULL)
 
     async def _root(self) -> str:
         """Return the path of the project. Raises Refused if the project is not known."""

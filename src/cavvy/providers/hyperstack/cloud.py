@@ -116,7 +116,7 @@ class HyperstackCloud:
         await self._api.send("DELETE", f"/core/virtual-machines/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.refuses(_FULL)
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
         """Return the fault, with the code `_LIMIT` if a quota is exceeded."""

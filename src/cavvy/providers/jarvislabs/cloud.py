@@ -155,7 +155,7 @@ class JarvislabsCloud:
         raise fault
 
     def is_full(self, fault: CloudFault) -> bool:
-        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.refuses(_FULL)
 
     def _template(self) -> str:
         """Return the template that instances are created from. Raises Refused if the template

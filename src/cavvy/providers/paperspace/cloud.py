@@ -143,14 +143,14 @@ class PaperspaceCloud:
         try:
             await self._api.send("DELETE", f"/machines/{machine}")
         except CloudFault as fault:
-            busy = 400 <= fault.status < 500 and _BUSY.search(fault.message)
+            busy = fault.refuses(_BUSY)
             # deleting the machine later will succeed
             raise (CloudFault(409, fault.code, fault.message) if busy else fault) from fault
         await self._drop_scripts(scripts)
         self._scripts[machine] = ()
 
     def is_full(self, fault: CloudFault) -> bool:
-        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.refuses(_FULL)
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
         """Return the fault, with the code `_LIMIT` if a limit of the team prevents the creation of

@@ -104,9 +104,7 @@ class PrimeIntellectCloud:
         await self._api.send("DELETE", f"/pods/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        # after a status of 500 or above, the pod may exist
-        wrong = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
-        return fault.code == _GONE or wrong
+        return fault.code == _GONE or fault.refuses(_FULL)
 
     async def _all(self, path: str) -> Sequence[Json]:
         def read_next(page: Json) -> str | None:

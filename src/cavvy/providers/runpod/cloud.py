@@ -119,9 +119,7 @@ class RunpodCloud:
         await self._api.send("DELETE", f"/pods/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        # after a status of 500 or above, the pod may exist
-        wrong = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
-        return fault.code == _NO_NETWORK or wrong
+        return fault.code == _NO_NETWORK or fault.refuses(_FULL)
 
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
         """Return the GPUs that can be rented. Only NVIDIA's GPUs are returned, because the default

@@ -102,7 +102,7 @@ class ShadeformCloud:
         await self._api.send("POST", f"/instances/{machine}/delete")
 
     def is_full(self, fault: CloudFault) -> bool:
-        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.refuses(_FULL)
 
     def _list_offers(self, kind: Json, known: KnownAccelerator) -> Iterator[Offer]:
         """Yield the offers of one instance type, one for each region and kind of rental."""

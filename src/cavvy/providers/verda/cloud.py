@@ -142,7 +142,7 @@ class VerdaCloud:
         await self._drop_scripts([str(told.get("startup_script_id") or mine)])
 
     def is_full(self, fault: CloudFault) -> bool:
-        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.refuses(_FULL)
 
     async def _get(self, path: str) -> Json:
         return await self._signed_in(lambda: self._api.get(path))

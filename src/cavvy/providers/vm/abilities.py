@@ -88,10 +88,10 @@ def make_manifest(
         rights=rights,
         unsupported={
             **{
-                feature: _REASONS[feature].format(machine=machine, title=title, page=reason)
-                if reason.startswith("https://") and feature in _REASONS
-                else reason
-                for feature, reason in unsupported.items()
+                feature: _REASONS[feature].format(machine=machine, title=title, page=page)
+                if page.startswith("https://") and feature in _REASONS
+                else page
+                for feature, page in unsupported.items()
             },
             Feature.RESULTS: results,
         },

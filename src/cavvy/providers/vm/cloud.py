@@ -5,6 +5,7 @@ The six calls raise `CloudFault`, or Refused if a person must change the setup. 
 fault into an error of the provider interface.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -158,6 +159,13 @@ class CloudFault(Exception):
     def uncertain(self) -> bool:
         """Whether the request has possibly taken effect despite the fault."""
         return self.status in _NO_REPLY or (self.status >= 500 and self.status not in _NEVER)
+
+    def refuses(self, words: re.Pattern[str]) -> bool:
+        """Return whether the API refused the request with one of these words. After a status of
+        500 or above, the machine may exist.
+        """
+        # at many APIs, only the message tells missing capacity from a wrong value
+        return 400 <= self.status < 500 and words.search(self.message) is not None
 
 
 # the errors of code that reads a reply whose form differs from the documentation
