@@ -12,6 +12,7 @@ from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_networks import Own
 from tests.contract.test_aws_requests import REGION, ProviderRig, play
 from tests.ec2.bills import price_extras
+from tests.records import make_attempt_record
 
 from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import Charge, ChargeKind
@@ -27,17 +28,7 @@ MINUTE = timedelta(minutes=1)
 
 def attempt_of(here: ProviderRig, gang: GangSpec) -> Attempt:
     now = here.cloud.hours.now()
-    return Attempt(
-        id="j-1",
-        job_id="j",
-        project="p",
-        number=1,
-        gang=gang.name,
-        offer=gang.offer,
-        nodes=gang.nodes,
-        created_at=now,
-        since=now,
-    )
+    return make_attempt_record(now, gang.offer, gang=gang.name, nodes=gang.nodes)
 
 
 async def run_and_end(here: ProviderRig, gang: GangSpec, seconds: float) -> GangSeen:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.contract.azure_stand_in import EXTRAS, AzureStandIn
 from tests.contract.test_provider_azure import CPU, AzurePlace, find_offer
+from tests.records import make_attempt_record
 
 from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.jobs import Attempt
 from cavvy.domain.units import parse_usd
 from cavvy.domain.values import replace
 from cavvy.providers import azure
@@ -60,17 +60,7 @@ def test_a_disk_is_billed_at_the_size_that_azure_sells(
         (seen,) = await harness.ours.gangs(gang.name)
         assert seen.state is GangState.ENDED
         now = account.cloud.time
-        attempt = Attempt(
-            id="j-1",
-            job_id="j",
-            project="p",
-            number=1,
-            gang=gang.name,
-            offer=offer,
-            nodes=2,
-            created_at=now,
-            since=now,
-        )
+        attempt = make_attempt_record(now, offer, gang=gang.name, nodes=2)
         charges = bill_gang(attempt, seen, now, final=True)
         assert audit_bill(attempt, seen, charges).verdict is BillVerdict.AGREES
         for rank, node in enumerate(seen.nodes):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.contract.gcp_stand_in import A2_PRICES
 from tests.contract.test_provider_gcp import GcpPlace
+from tests.records import make_attempt_record
 
 from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangState
@@ -69,17 +69,7 @@ def test_disks_and_addresses_are_billed(
         (seen,) = await harness.ours.gangs(gang.name)
         assert seen.state is GangState.ENDED
         now = account.cloud.time
-        attempt = Attempt(
-            id="j-1",
-            job_id="j",
-            project="p",
-            number=1,
-            gang=gang.name,
-            offer=offer,
-            nodes=2,
-            created_at=now,
-            since=now,
-        )
+        attempt = make_attempt_record(now, offer, gang=gang.name, nodes=2)
         charges = bill_gang(attempt, seen, now, final=True)
         assert audit_bill(attempt, seen, charges).verdict is BillVerdict.AGREES
         for rank, node in enumerate(seen.nodes):

@@ -11,10 +11,10 @@ from tests.contract.ibm_metal_stand_in import IbmMetalStandIn
 from tests.contract.ibm_stand_in import HOME, image_id
 from tests.contract.test_provider_ibm import IbmPlace
 from tests.proofs import Proof
+from tests.records import make_attempt_record
 
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
@@ -180,17 +180,7 @@ async def remove_all(account: MetalPlace, provider: Any) -> None:
 
 def charge(gang: GangSpec, began: datetime, ended: datetime) -> Money:
     """The final bill of a gang of one node, as the control plane makes it."""
-    attempt = Attempt(
-        id="job-1",
-        job_id="job",
-        project="p",
-        number=1,
-        gang=gang.name,
-        offer=gang.offer,
-        nodes=1,
-        created_at=began,
-        since=began,
-    )
+    attempt = make_attempt_record(began, gang.offer, id="job-1", job_id="job", gang=gang.name)
     charges = bill(attempt=attempt, rank=0, started=began, until=ended, final=True)
     kinds = {each.kind for each in charges}
     assert (ChargeKind.MINIMUM in kinds) is (ended - began < HOUR)

@@ -5,8 +5,10 @@ task asks for.
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from tests.records import make_attempt_record, make_job_record
+
 from cavvy.control.agents.work import make_assignment
-from cavvy.domain.jobs import Attempt, JobRecord, Node
+from cavvy.domain.jobs import Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, NodeCheck, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
@@ -25,25 +27,8 @@ OFFER = Offer(
 
 def wanted(offer: Offer, resources: ResourceSpec) -> dict[str, str | float] | None:
     """Without the fields that are not known."""
-    job = JobRecord(
-        id="j",
-        project="p",
-        name="n",
-        task=TaskSpec(name="n", run="x", resources=resources),
-        submitted_at=T0,
-        since=T0,
-    )
-    attempt = Attempt(
-        id="j-1",
-        job_id="j",
-        project="p",
-        number=1,
-        gang="g",
-        offer=offer,
-        nodes=1,
-        created_at=T0,
-        since=T0,
-    )
+    job = make_job_record(T0, task=TaskSpec(name="n", run="x", resources=resources))
+    attempt = make_attempt_record(T0, offer)
     node = Node(attempt_id="j-1", project="p", rank=0)
     check = make_assignment(job, attempt, [node], accelerators=1, secrets={}).check
     if check is None:

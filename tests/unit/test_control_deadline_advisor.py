@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.contract.store_suite import make_charge
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.deadline import StoredFacts, make_facts, usable_now
@@ -81,15 +82,13 @@ class Here:
 
 
 def make_job(task: TaskSpec, **changes: object) -> JobRecord:
-    made = JobRecord(
-        id="j",
-        project="p",
+    made = make_job_record(
+        NOW - 5 * HOUR,
         name="digits",
         task=task,
         origin=RunOrigin(),
         phase=JobPhase.RUNNING,
         consented=True,
-        submitted_at=NOW - 5 * HOUR,
         since=NOW,
         attempt=2,
         numbered=2,
@@ -97,32 +96,24 @@ def make_job(task: TaskSpec, **changes: object) -> JobRecord:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-LOST = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
+LOST = make_attempt_record(
+    NOW - 5 * HOUR,
+    spot("z", 250_000),
     gang="g1",
-    offer=spot("z", 250_000),
-    nodes=1,
     phase=AttemptPhase.ENDED,
-    created_at=NOW - 5 * HOUR,
     since=NOW,
     running_at=NOW - 5 * HOUR,
     finished_at=NOW - 3 * HOUR,
     checkpoint_at=NOW - 4 * HOUR,
     checkpoint_bytes=300,
 )
-OWN = Attempt(
+OWN = make_attempt_record(
+    NOW - 3 * HOUR,
+    SPOT,
     id="j-2",
-    job_id="j",
-    project="p",
     number=2,
     gang="g2",
-    offer=SPOT,
-    nodes=1,
     phase=AttemptPhase.RUNNING,
-    created_at=NOW - 3 * HOUR,
     since=NOW,
     running_at=NOW - 2 * HOUR,
     checkpoint_at=NOW - 30 * MINUTE,

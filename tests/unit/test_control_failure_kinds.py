@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_attempt_record
 
 from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
@@ -12,17 +13,7 @@ from cavvy.domain.values import replace
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g",
-    offer=OFFER,
-    nodes=1,
-    created_at=T0,
-    since=T0,
-)
+ATTEMPT = make_attempt_record(T0, OFFER)
 
 
 def ended(outcome: AttemptOutcome) -> Attempt:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
+from tests.records import make_attempt_record
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.market import observations_of
@@ -24,17 +25,12 @@ SECOND = timedelta(seconds=1)
 SPOT = Offer(
     provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(300)
 )
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g",
-    offer=SPOT,
+ATTEMPT = make_attempt_record(
+    NOW - 100 * SECOND,
+    SPOT,
     nodes=2,
     phase=AttemptPhase.RUNNING,
     reason="because",
-    created_at=NOW - 100 * SECOND,
     since=NOW,
     launched_at=NOW - 90 * SECOND,
 )

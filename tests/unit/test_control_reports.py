@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.agent.documents import TransferConfig
 from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
@@ -20,7 +21,6 @@ from cavvy.domain.jobs import (
     AttemptPhase,
     FailureKind,
     JobPhase,
-    JobRecord,
     Node,
     NodePhase,
     SentData,
@@ -36,29 +36,8 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
 TASK = TaskSpec(name="n", run="x", grace=10 * SECOND, limits=JobLimits(unattended=10 * HOUR))
-JOB = JobRecord(
-    id="j",
-    project="p",
-    name="n",
-    task=TASK,
-    phase=JobPhase.RUNNING,
-    submitted_at=NOW,
-    since=NOW,
-    attempt=1,
-)
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g",
-    offer=OFFER,
-    nodes=1,
-    phase=AttemptPhase.RUNNING,
-    reason="because",
-    created_at=NOW,
-    since=NOW,
-)
+JOB = make_job_record(NOW, task=TASK, phase=JobPhase.RUNNING, attempt=1)
+ATTEMPT = make_attempt_record(NOW, OFFER, phase=AttemptPhase.RUNNING, reason="because")
 NODE = Node(
     attempt_id="j-1",
     project="p",

@@ -5,6 +5,7 @@ meanwhile.
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.decide.job import AdvanceJob, JobSnapshot, RequeueJob, TakeOver, decide_job
 from cavvy.control.decide.rows import NEVER, RowChanges, Step
@@ -22,7 +23,6 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     JobPhase,
-    JobRecord,
     Node,
     NodePhase,
     PlanState,
@@ -57,32 +57,26 @@ TASK = TaskSpec(
     resources=ResourceSpec(spot=SpotPolicy.AUTO),
     limits=JobLimits(deadline_after=timedelta(hours=8), budget=Money(2_000_000)),
 )
-JOB = JobRecord(
-    id="j",
-    project="p",
+JOB = make_job_record(
+    NOW,
     name="digits",
     task=TASK,
     origin=RunOrigin(),
     phase=JobPhase.STARTING,
-    submitted_at=NOW,
-    since=NOW,
     attempt=1,
     numbered=1,
 )
 
 
 def attempt(number: int, phase: AttemptPhase = AttemptPhase.BOOTING) -> Attempt:
-    return Attempt(
+    return make_attempt_record(
+        NOW,
+        SPOT if number == 1 else FIXED,
         id=f"j-{number}",
-        job_id="j",
-        project="p",
         number=number,
         gang=f"g{number}",
-        offer=SPOT if number == 1 else FIXED,
         nodes=2,
         phase=phase,
-        created_at=NOW,
-        since=NOW,
     )
 
 

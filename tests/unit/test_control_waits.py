@@ -5,6 +5,7 @@ it looks again.
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
@@ -33,7 +34,6 @@ from cavvy.domain.jobs import (
     StopCause,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
@@ -41,17 +41,7 @@ from cavvy.providers.base import GangSeen, GangState, NodeSeen
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
-JOB = JobRecord(
-    id="j",
-    project="p",
-    name="n",
-    task=TaskSpec(name="n", run="x"),
-    phase=JobPhase.STARTING,
-    reason="starts on p/r/t",
-    submitted_at=NOW,
-    since=NOW,
-    attempt=1,
-)
+JOB = make_job_record(NOW, phase=JobPhase.STARTING, reason="starts on p/r/t", attempt=1)
 QUEUED = GangSeen(name="g1", state=GangState.QUEUED, reason="Resources")
 STARTING = GangSeen(name="g1", state=GangState.STARTING, reason="pulls the image")
 
@@ -59,18 +49,14 @@ STARTING = GangSeen(name="g1", state=GangState.STARTING, reason="pulls the image
 def make_attempt(
     number: int = 1, phase: AttemptPhase = AttemptPhase.BOOTING, **changes: object
 ) -> Attempt:
-    made = Attempt(
+    made = make_attempt_record(
+        NOW,
+        OFFER,
         id=f"j-{number}",
-        job_id="j",
-        project="p",
         number=number,
         gang=f"g{number}",
-        offer=OFFER,
-        nodes=1,
         phase=phase,
         reason="the provider accepted the launch",
-        created_at=NOW,
-        since=NOW,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 

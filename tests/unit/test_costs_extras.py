@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
+from tests.records import make_attempt_record
+
 from cavvy.costs.extras import bill_extras, expect_extras, rate_extras
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
@@ -22,17 +24,7 @@ OFFER = Offer(
     rate=HourlyRate(1_000_000),
     extras=(GP3, SC1, ADDRESS),
 )
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g",
-    offer=OFFER,
-    nodes=1,
-    created_at=START,
-    since=START,
-)
+ATTEMPT = make_attempt_record(START, OFFER)
 NODE = NodeSeen(
     rank=0,
     engine_id="e",

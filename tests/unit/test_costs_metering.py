@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.records import make_attempt_record
 
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import Charge, ChargeKind
@@ -24,17 +25,7 @@ def make_attempt(usd_per_hour: float = 3.6, minimum: timedelta = timedelta(0)) -
         rate=HourlyRate(round(usd_per_hour * 1e6)),
         minimum_charge=minimum,
     )
-    return Attempt(
-        id="job-1",
-        job_id="job",
-        project="p",
-        number=1,
-        gang="g",
-        offer=offer,
-        nodes=1,
-        created_at=START,
-        since=START,
-    )
+    return make_attempt_record(START, offer, id="job-1", job_id="job")
 
 
 def test_one_price_is_one_stretch() -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord
@@ -21,14 +22,8 @@ def at(minutes: float) -> datetime:
 
 
 def make_job(ended: float | None = None) -> JobRecord:
-    return JobRecord(
-        id="j",
-        project="p",
-        name="n",
-        task=TaskSpec(name="n", run="true"),
-        submitted_at=START,
-        since=START,
-        ended_at=None if ended is None else at(ended),
+    return make_job_record(
+        START, task=TaskSpec(name="n", run="true"), ended_at=None if ended is None else at(ended)
     )
 
 
@@ -39,17 +34,7 @@ def make_attempt(number: int, created: float, **times: float | AttemptOutcome) -
         if not isinstance(value, AttemptOutcome)
     }
     return replace(
-        Attempt(
-            id=f"j-{number}",
-            job_id="j",
-            project="p",
-            number=number,
-            gang="g",
-            offer=OFFER,
-            nodes=1,
-            created_at=at(created),
-            since=at(created),
-        ),
+        make_attempt_record(at(created), OFFER, id=f"j-{number}", number=number),
         outcome=next(
             (value for value in times.values() if isinstance(value, AttemptOutcome)), None
         ),

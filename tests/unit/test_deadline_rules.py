@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import pytest
+from tests.records import make_attempt_record
 
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.markets import Observation, ObservationKind
@@ -429,18 +430,7 @@ class TestInputs:
 
 def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now() -> None:
     def ran(number: int, **changes: object) -> Attempt:
-        made = Attempt(
-            id=f"j-{number}",
-            job_id="j",
-            project="p",
-            number=number,
-            gang="g",
-            offer=SPOT,
-            nodes=1,
-            created_at=NOW,
-            since=NOW,
-            running_at=NOW,
-        )
+        made = make_attempt_record(NOW, SPOT, id=f"j-{number}", number=number, running_at=NOW)
         return replace(made, **changes)  # type: ignore[arg-type]
 
     lost = ran(1, checkpoint_at=NOW + 2 * HOUR, finished_at=NOW + 3 * HOUR)

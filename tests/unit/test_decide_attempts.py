@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.decide import attempt as a
 from cavvy.control.decide.attempt import decide_attempt
@@ -70,17 +71,11 @@ def view(
         )
         for rank in range(ranks)
     ]
-    attempt = Attempt(
-        id="j-1",
-        job_id="j",
-        project="p",
-        number=1,
-        gang="g",
-        offer=OFFER,
+    attempt = make_attempt_record(
+        T0,
+        OFFER,
         nodes=ranks,
         phase=phase,
-        created_at=T0,
-        since=T0,
         launched_at=None if phase is AttemptPhase.LAUNCHING else T0,
     )
     given_job = job or make_job()
@@ -96,16 +91,7 @@ def view(
 
 
 def make_job(phase: JobPhase = JobPhase.RUNNING, **changes: object) -> JobRecord:
-    job = JobRecord(
-        id="j",
-        project="p",
-        name="n",
-        task=TaskSpec(name="n", run="x"),
-        phase=phase,
-        submitted_at=T0,
-        since=T0,
-        attempt=1,
-    )
+    job = make_job_record(T0, phase=phase, attempt=1)
     return replace(job, **changes)  # type: ignore[arg-type]
 
 

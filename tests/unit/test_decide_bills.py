@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.decide.attempt import PRICE_RISE, watch_price
 from cavvy.control.decide.bills import (
@@ -40,19 +41,7 @@ from cavvy.domain.values import replace
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))  # 1000 a s
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g",
-    offer=OFFER,
-    nodes=2,
-    phase=AttemptPhase.ENDING,
-    created_at=T0,
-    since=T0,
-    launched_at=T0,
-)
+ATTEMPT = make_attempt_record(T0, OFFER, nodes=2, phase=AttemptPhase.ENDING, launched_at=T0)
 NEW = GangLook()
 
 
@@ -357,14 +346,7 @@ def test_the_uploads_of_a_running_node_count_and_stay_when_its_gang_is_taken_ove
     running = replace(ATTEMPT, phase=AttemptPhase.RUNNING)
     charges, _ = accrue(running, look, (), nodes)
     assert kinds(charges)[ChargeKind.TRAFFIC] == 90
-    job = JobRecord(
-        id="j",
-        project="p",
-        name="j",
-        task=TaskSpec(name="j", run="true"),
-        submitted_at=T0,
-        since=T0,
-    )
+    job = make_job_record(T0, name="j", task=TaskSpec(name="j", run="true"))
     rows = JobRows(job=job, attempts={1: running}, nodes={running.id: nodes})
     spent, _ = spending(rows, charges, {running.gang: look}, at(35))
     assert spent == Money(2 * 30_000 + 90_000)
@@ -376,14 +358,7 @@ def test_the_uploads_of_a_running_node_count_and_stay_when_its_gang_is_taken_ove
 def test_disks_and_addresses_count_for_the_budget() -> None:
     look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
     running = replace(WITH_EXTRAS, phase=AttemptPhase.RUNNING)
-    job = JobRecord(
-        id="j",
-        project="p",
-        name="j",
-        task=TaskSpec(name="j", run="true"),
-        submitted_at=T0,
-        since=T0,
-    )
+    job = make_job_record(T0, name="j", task=TaskSpec(name="j", run="true"))
     rows = JobRows(job=job, attempts={1: running}, nodes={})
     spent, rate = spending(rows, (), {running.gang: look}, at(35))
     assert (spent, rate) == (Money(3 * 30_000), HourlyRate(3 * 3_600_000))

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.records import make_attempt_record
 
 from cavvy.control.decide import job as j
 from cavvy.control.decide.job import JobSnapshot, decide_job
 from cavvy.domain.jobs import (
     JOB_ENDS,
     JOB_MOVES,
-    Attempt,
     AttemptOutcome,
     AttemptPhase,
     JobPhase,
@@ -49,20 +49,13 @@ def view(
     job = JobRecord(
         id="j", project="p", name="n", task=task, phase=phase, submitted_at=T0, since=T0, attempt=1
     )
-    tried = attempt and Attempt(
-        id="j-1",
-        job_id="j",
-        project="p",
-        number=1,
-        gang="g",
-        offer=replace(OFFER, shared=shared),
-        nodes=1,
+    tried = attempt and make_attempt_record(
+        T0,
+        replace(OFFER, shared=shared),
         phase=attempt,
         reason="because",
         outcome=outcome,
         exit_code=exit_code,
-        created_at=T0,
-        since=T0,
     )
     return JobSnapshot(
         job=replace(job, **changes),  # type: ignore[arg-type]

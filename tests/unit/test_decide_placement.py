@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 import pytest
+from tests.records import make_attempt_record
 
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.placement import (
@@ -32,7 +33,7 @@ from cavvy.control.decide.queue import (
 )
 from cavvy.domain.accounts import Project
 from cavvy.domain.credentials import CredentialBook
-from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, PlanState
+from cavvy.domain.jobs import JobPhase, JobRecord, PlanState
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
@@ -166,18 +167,7 @@ def test_a_deadline_with_automatic_spot_is_steered_and_any_limit_is_a_limit() ->
 
 
 def test_only_a_checkpoint_makes_work_of_the_current_attempt_count() -> None:
-    ran = Attempt(
-        id="j-1",
-        job_id="j",
-        project="p",
-        number=1,
-        gang="g",
-        offer=NEAR,
-        nodes=1,
-        created_at=NOW,
-        since=NOW,
-        running_at=NOW - HOUR,
-    )
+    ran = make_attempt_record(NOW, NEAR, running_at=NOW - HOUR)
     task = replace(TASK, limits=JobLimits(duration=4 * HOUR))
     job = replace(JOB, attempt=1, task=task)
     context = make_situation(job, [ran], Money(5), {"x"}, NOW)

@@ -7,6 +7,7 @@ start at once.
 from datetime import timedelta
 
 import pytest
+from tests.records import make_job_record
 from tests.unit.test_decide_service import NOW, SPEC, TASK
 
 from cavvy.control.decide.placement import MarketSnapshot, list_usable
@@ -20,7 +21,7 @@ from cavvy.control.decide.service import (
     order_replica,
 )
 from cavvy.control.decide.traffic import ServiceTraffic, scale
-from cavvy.domain.jobs import JobPhase, JobRecord
+from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaCount, ReplicaLoss, ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
@@ -107,15 +108,7 @@ def test_replicas_are_placed_only_where_the_service_may_be(
     offers.append(replace(offers[0], region="mars", zone=None))  # its location is unknown
     snapshot = MarketSnapshot(market=OfferedMarket(offers=offers), as_of=NOW)
     task = replace(TASK, resources=needs, service=replace(SPEC, **spec))
-    job = JobRecord(
-        id="j",
-        project="p",
-        name="n",
-        task=make_replica_task(task, "chat-1", 80),
-        submitted_at=NOW,
-        since=NOW,
-        consented=True,
-    )
+    job = make_job_record(NOW, task=make_replica_task(task, "chat-1", 80), consented=True)
     found = [list_usable(wish, snapshot, lambda task, provider: ()) for wish in jobs_of(job)]
     assert {offer.region for usable in found for offer in usable} == allowed
     assert all({offer.region for offer in usable} == allowed for usable in found)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import cast
 
 import pytest
+from tests.records import make_attempt_record
 from tests.unit.test_decide_service import NOW, RUNS, SPEC, TASK, decide, make, states, traffic
 
 from cavvy.control.decide.replica_markets import (
@@ -22,7 +23,7 @@ from cavvy.control.decide.service import ReplicaSeen
 from cavvy.control.decide.traffic import observe, scale
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.serving.markets import ServiceMarkets
-from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase
+from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaLoss
 from cavvy.domain.stored_services import StoredService
@@ -157,17 +158,8 @@ def test_a_market_without_capacity_is_left_and_pauses() -> None:
 def test_a_loss_is_what_a_spot_market_did(
     purchase: Purchase, outcome: AttemptOutcome, loss: ReplicaLoss | None
 ) -> None:
-    attempt = Attempt(
-        id="r1-1",
-        job_id="r1",
-        project="p",
-        number=1,
-        gang="g",
-        offer=offer("us-east-1a", purchase, 1),
-        nodes=1,
-        outcome=outcome,
-        created_at=NOW,
-        since=NOW,
+    attempt = make_attempt_record(
+        NOW, offer("us-east-1a", purchase, 1), id="r1-1", job_id="r1", outcome=outcome
     )
     assert find_loss(attempt) is loss
 

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.clock import WallClock
 from cavvy.control.decide.deadline import (
@@ -37,7 +38,7 @@ from cavvy.control.decide.schedule import (
 )
 from cavvy.control.job_service import JobIds
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
-from cavvy.domain.jobs import FAR, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
+from cavvy.domain.jobs import FAR, AttemptPhase, JobPhase, JobRecord, StopCause
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
@@ -63,29 +64,8 @@ SPOT = Offer(
 FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND)
 TASK = TaskSpec(name="n", run="x")
 HOURLY = JobSchedule(cron="0 * * * *", time_zone="UTC")
-JOB = JobRecord(
-    id="j",
-    project="p",
-    name="n",
-    task=TASK,
-    phase=JobPhase.RUNNING,
-    submitted_at=NOW,
-    since=NOW,
-    attempt=1,
-)
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g1",
-    offer=SPOT,
-    nodes=1,
-    phase=AttemptPhase.RUNNING,
-    created_at=NOW,
-    since=NOW,
-    running_at=NOW,
-)
+JOB = make_job_record(NOW, task=TASK, phase=JobPhase.RUNNING, attempt=1)
+ATTEMPT = make_attempt_record(NOW, SPOT, gang="g1", phase=AttemptPhase.RUNNING, running_at=NOW)
 
 
 def asking(**changes: object) -> JobRecord:

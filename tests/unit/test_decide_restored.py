@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_attempt_record
 
 from cavvy.control.decide.restored import (
     QUIET,
@@ -24,17 +25,15 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 def attempt(number: int, phase: AttemptPhase = AttemptPhase.RUNNING) -> tuple[Attempt, str]:
     offer = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))
-    made = Attempt(
+    made = make_attempt_record(
+        NOW,
+        offer,
         id=f"j-{number}",
-        job_id="j",
         project="default",
         number=number,
         gang=f"g-j-{number}",
-        offer=offer,
         nodes=2,
         phase=phase,
-        created_at=NOW,
-        since=NOW,
     )
     return made, "train"
 

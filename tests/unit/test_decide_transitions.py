@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.attempt_snapshot import GangAbsence
@@ -41,35 +42,21 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Delivery, JobLimits, TaskSpec, WebhookTarget
+from cavvy.domain.tasks import Delivery, JobLimits, WebhookTarget
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
-JOB = JobRecord(
-    id="j",
-    project="p",
-    name="n",
-    task=TaskSpec(name="n", run="x"),
-    phase=JobPhase.RUNNING,
-    submitted_at=NOW,
-    since=NOW - MINUTE,
-    attempt=1,
-)
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
+JOB = make_job_record(NOW, phase=JobPhase.RUNNING, since=NOW - MINUTE, attempt=1)
+ATTEMPT = make_attempt_record(
+    NOW - 9 * MINUTE,
+    OFFER,
     gang="g1",
-    offer=OFFER,
     nodes=2,
     phase=AttemptPhase.RUNNING,
     reason="the work runs",
-    created_at=NOW - 9 * MINUTE,
-    since=NOW - 9 * MINUTE,
     launched_at=NOW - 9 * MINUTE,
     expected_at=NOW,
     wait=AttemptWait(kind=WaitKind.AT_RISK),

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_job_record
 
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import JobRecord, PlanState
@@ -61,15 +62,7 @@ def look(
 
 def make_job(task: TaskSpec | None = None, consented: bool = True) -> JobRecord:
     the_task = task or TaskSpec(name="t", run="true")
-    return JobRecord(
-        id="j",
-        project="p",
-        name="n",
-        task=the_task,
-        submitted_at=NOW,
-        since=NOW,
-        consented=consented,
-    )
+    return make_job_record(NOW, task=the_task, consented=consented)
 
 
 def test_the_cheapest_comes_first_and_paid_offers_need_consent() -> None:

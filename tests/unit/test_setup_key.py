@@ -4,8 +4,10 @@ import json
 from datetime import UTC, datetime
 from hashlib import sha256
 
+from tests.records import make_job_record
+
 from cavvy.control.agents.work import setup_key
-from cavvy.domain.jobs import JobRecord, RunOrigin
+from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec, Workdir
 from cavvy.domain.values import replace
 from cavvy.spec.uses import explain_unused, is_used
@@ -37,14 +39,8 @@ def key(content: bytes, project: str = "p", **changes: object) -> str | None:
     )
     task = replace(task, **changes)  # type: ignore[arg-type]  # any field
     snapshot = sha256(content).hexdigest()
-    job = JobRecord(
-        id="j",
-        project=project,
-        name="t",
-        task=task,
-        origin=RunOrigin(snapshot=snapshot),
-        submitted_at=NOW,
-        since=NOW,
+    job = make_job_record(
+        NOW, project=project, name="t", task=task, origin=RunOrigin(snapshot=snapshot)
     )
     return setup_key(job, content)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
+from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import AdvanceAttempt
@@ -47,28 +48,8 @@ from cavvy.store.memory import MemoryStore
 LATER = NOW + timedelta(minutes=5)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
 TASK = TaskSpec(name="n", run="x", keep=timedelta(minutes=10))
-JOB = JobRecord(
-    id="j",
-    project="p",
-    name="n",
-    task=TASK,
-    phase=JobPhase.RUNNING,
-    submitted_at=NOW,
-    since=NOW,
-    attempt=1,
-)
-ATTEMPT = Attempt(
-    id="j-1",
-    job_id="j",
-    project="p",
-    number=1,
-    gang="g",
-    offer=OFFER,
-    nodes=1,
-    phase=AttemptPhase.RUNNING,
-    created_at=NOW,
-    since=NOW,
-)
+JOB = make_job_record(NOW, task=TASK, phase=JobPhase.RUNNING, attempt=1)
+ATTEMPT = make_attempt_record(NOW, OFFER, phase=AttemptPhase.RUNNING)
 NODE = Node(
     attempt_id="j-1",
     project="p",
