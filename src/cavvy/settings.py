@@ -190,7 +190,7 @@ def _hint_flat(key: str, value: object) -> str:
     """Return a hint for a value that is a list or a table but must be a string."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return f'write one string: {key} = "{", ".join(value)}"'
-    return "docs/reference/providers.md lists the settings of each provider"
+    return "the pages in docs/reference/providers list the settings of each provider"
 
 
 def _checked(name: str, value: object, where: str) -> Scalar:

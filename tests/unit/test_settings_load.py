@@ -55,7 +55,7 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
         ("[providers]\nlocal = 3\n", "must be a table"),
         ("[providers.local]\nx = [1]\n", "must be a string, number or boolean"),
         ("[providers.ssh]\nhosts = ['a', 'b']\n", 'write one string: hosts = "a, b"'),
-        ("[providers.ssh.hosts.a]\nport = 22\n", "docs/reference/providers.md"),
+        ("[providers.ssh.hosts.a]\nport = 22\n", "docs/reference/providers list the settings"),
     ],
 )
 def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str, said: str) -> None:
