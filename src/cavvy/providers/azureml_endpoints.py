@@ -3,7 +3,8 @@ with one deployment on one machine.
 """
 
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
-from cavvy.providers.managed.manifest import make_endpoint_manifest
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.settings import number, text
 
 _LEARN = "https://learn.microsoft.com"
@@ -11,10 +12,9 @@ DOCS = f"{_LEARN}/azure/machine-learning"
 CONTRACT = f"{DOCS}/how-to-deploy-custom-container"
 _API = f"{_LEARN}/rest/api/azureml/online-deployments/create-or-update"
 
-MANIFEST = make_endpoint_manifest(
-    "azureml-endpoints",
-    "Azure ML endpoints",
-    service="Azure",
+MANIFEST = EndpointManifest(
+    name="azureml-endpoints",
+    title="Azure ML endpoints",
     cloud="cavvy.providers.azureml.endpoint_calls:make_endpoints",
     project_settings=(
         "key_file",
@@ -33,11 +33,12 @@ MANIFEST = make_endpoint_manifest(
     "workspaces/read; workspaces/computes/read; workspaces/environments/versions/read and "
     "write; workspaces/onlineEndpoints/read, write, delete and score/action; "
     "workspaces/onlineEndpoints/deployments/read and write",
-    container=CONTRACT,
-    api=_API,
-    spot=f"endpoints cannot use low-priority machines ({_API})",
-    login="Azure pulls images with the rights of the endpoint's identity, and accepts "
-    f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
+    unsupported={
+        **list_unsupported_by_endpoints("Azure", container=CONTRACT, api=_API),
+        Feature.SPOT: f"endpoints cannot use low-priority machines ({_API})",
+        Feature.LOGIN: "Azure pulls images with the rights of the endpoint's identity, and accepts "
+        f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
+    },
     settings=(
         *WORKSPACE,
         text(

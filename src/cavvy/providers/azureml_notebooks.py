@@ -4,18 +4,16 @@ agent when it is created.
 
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature
-from cavvy.providers.managed.manifest import make_notebook_manifest
+from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.settings import number, text
 
 _DOCS = "https://learn.microsoft.com/azure"
 _INSTANCE = f"{_DOCS}/machine-learning/concept-compute-instance"
 _API = f"{_DOCS}/templates/microsoft.machinelearningservices/workspaces/computes"
 
-MANIFEST = make_notebook_manifest(
-    "azureml-notebooks",
-    "Azure ML compute instances",
-    service="Azure",
-    notebook="a compute instance",
+MANIFEST = NotebookManifest(
+    name="azureml-notebooks",
+    title="Azure ML compute instances",
     cloud="cavvy.providers.azureml.notebooks:ComputeInstances",
     project_settings=(
         "key_file",
@@ -32,10 +30,10 @@ MANIFEST = make_notebook_manifest(
     rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write "
     "and delete, and locations/vmSizes/read (the role AzureML Compute Operator contains the "
     "permissions for computes)",
-    images=_INSTANCE,
-    api=_API,
-    deletion=_INSTANCE,
     unsupported={
+        **list_unsupported_by_notebooks(
+            "Azure", "a compute instance", images=_INSTANCE, api=_API, deletion=_INSTANCE
+        ),
         Feature.VOLUMES: "a compute instance attaches no disks, but has the workspace's own files "
         f"below ~/cloudfiles ({_INSTANCE})",
         Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; the instance has the "

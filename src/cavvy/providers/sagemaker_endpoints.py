@@ -3,7 +3,8 @@ instance.
 """
 
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
-from cavvy.providers.managed.manifest import make_endpoint_manifest
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.settings import number, text
 
@@ -12,10 +13,9 @@ CONTRACT = f"{_DOCS}/dg/your-algorithms-inference-code.html"
 _CONFIG = f"{_DOCS}/APIReference/API_ProductionVariant.html"
 _MODEL = f"{_DOCS}/APIReference/API_ContainerDefinition.html"
 
-MANIFEST = make_endpoint_manifest(
-    "sagemaker-endpoints",
-    "Amazon SageMaker endpoints",
-    service="SageMaker",
+MANIFEST = EndpointManifest(
+    name="sagemaker-endpoints",
+    title="Amazon SageMaker endpoints",
     cloud="cavvy.providers.sagemaker.endpoint_calls:make_endpoints",
     project_settings=(
         "key_file",
@@ -33,11 +33,12 @@ MANIFEST = make_endpoint_manifest(
     "ListEndpoints, ListEndpointConfigs, ListModels, DeleteEndpoint, DeleteEndpointConfig, "
     "DeleteModel, AddTags and InvokeEndpoint, pricing:GetProducts, and iam:PassRole for the role "
     "of the setting `role`",
-    container=CONTRACT,
-    api=_CONFIG,
-    spot=f"endpoints have no spot instances ({_CONFIG})",
-    login="SageMaker pulls images from Amazon ECR with the rights of the setting "
-    f"`role` ({_MODEL})",
+    unsupported={
+        **list_unsupported_by_endpoints("SageMaker", container=CONTRACT, api=_CONFIG),
+        Feature.SPOT: f"endpoints have no spot instances ({_CONFIG})",
+        Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
+        f"`role` ({_MODEL})",
+    },
     settings=(
         REGIONS,
         *ACCOUNT,

@@ -4,18 +4,16 @@ agent.
 
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
-from cavvy.providers.managed.manifest import make_notebook_manifest
+from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.settings import number, text
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 _API = f"{_DOCS}/APIReference/API_CreateNotebookInstance.html"
 
-MANIFEST = make_notebook_manifest(
-    "sagemaker-notebooks",
-    "Amazon SageMaker notebook instances",
-    service="SageMaker",
-    notebook="a notebook instance",
+MANIFEST = NotebookManifest(
+    name="sagemaker-notebooks",
+    title="Amazon SageMaker notebook instances",
     cloud="cavvy.providers.sagemaker.notebooks:NotebookInstances",
     project_settings=(
         "key_file",
@@ -32,10 +30,14 @@ MANIFEST = make_notebook_manifest(
     "ListNotebookInstanceLifecycleConfigs, "
     "DeleteNotebookInstanceLifecycleConfig and AddTags, pricing:GetProducts, and iam:PassRole for "
     "the role of the setting `role`",
-    images=f"{_DOCS}/dg/nbi.html",
-    api=_API,
-    deletion=f"{_DOCS}/dg/API_DeleteNotebookInstance.html",
     unsupported={
+        **list_unsupported_by_notebooks(
+            "SageMaker",
+            "a notebook instance",
+            images=f"{_DOCS}/dg/nbi.html",
+            api=_API,
+            deletion=f"{_DOCS}/dg/API_DeleteNotebookInstance.html",
+        ),
         Feature.VOLUMES: "a notebook instance attaches no other disks; copy data from and to a "
         f"bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a notebook instance; copy data from and to a "

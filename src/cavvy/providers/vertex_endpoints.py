@@ -2,18 +2,18 @@
 on one machine.
 """
 
+from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.managed.manifest import make_endpoint_manifest
+from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.settings import number, text
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 CONTRACT = f"{_DOCS}/predictions/custom-container-requirements"
 _API = f"{_DOCS}/reference/rest/v1/projects.locations.endpoints"
 
-MANIFEST = make_endpoint_manifest(
-    "vertex-endpoints",
-    "Vertex AI endpoints",
-    service="Vertex AI",
+MANIFEST = EndpointManifest(
+    name="vertex-endpoints",
+    title="Vertex AI endpoints",
     cloud="cavvy.providers.vertex.endpoint_calls:make_endpoints",
     project_settings=(
         "key_file",
@@ -30,11 +30,13 @@ MANIFEST = make_endpoint_manifest(
     "aiplatform.models.upload, get, list and delete; aiplatform.endpoints.create, get, list, "
     "deploy, undeploy, delete and predict. If the setting `service_account` is set: also "
     "iam.serviceAccounts.actAs for this account",
-    container=CONTRACT,
-    api=_API,
-    spot=f"Cavvy starts no endpoints on spot machines yet ({_DOCS}/predictions/use-spot-vms)",
-    login="Vertex AI pulls images from Artifact Registry with the rights of its "
-    f"service agent ({CONTRACT})",
+    unsupported={
+        **list_unsupported_by_endpoints("Vertex AI", container=CONTRACT, api=_API),
+        Feature.SPOT: "Cavvy starts no endpoints on spot machines yet "
+        f"({_DOCS}/predictions/use-spot-vms)",
+        Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
+        f"service agent ({CONTRACT})",
+    },
     settings=(
         project("endpoints"),
         KEY_FILE,

@@ -2,18 +2,16 @@
 
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.managed.manifest import make_notebook_manifest
+from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.settings import number, text
 
 PRICING = "https://cloud.google.com/vertex-ai/pricing#notebooks"
 _DOCS = "https://cloud.google.com/vertex-ai/docs/workbench"
 _API = f"{_DOCS}/reference/rest/v2/projects.locations.instances"
 
-MANIFEST = make_notebook_manifest(
-    "vertex-workbench",
-    "Vertex AI Workbench",
-    service="Google",
-    notebook="a Workbench instance",
+MANIFEST = NotebookManifest(
+    name="vertex-workbench",
+    title="Vertex AI Workbench",
     cloud="cavvy.providers.vertex.workbench:WorkbenchInstances",
     project_settings=(
         "key_file",
@@ -33,10 +31,14 @@ MANIFEST = make_notebook_manifest(
     rights="notebooks.instances.create, get, list and delete, and notebooks.operations.get (the "
     "role Notebooks Admin, roles/notebooks.admin, contains them), and iam.serviceAccounts.actAs "
     "for the account of the notebooks",
-    images=f"{_DOCS}/instances/introduction",
-    api=_API,
-    deletion=_API,
     unsupported={
+        **list_unsupported_by_notebooks(
+            "Google",
+            "a Workbench instance",
+            images=f"{_DOCS}/instances/introduction",
+            api=_API,
+            deletion=_API,
+        ),
         Feature.VOLUMES: "a Workbench instance gets only new disks, no existing ones; copy data "
         f"from and to a bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a Workbench instance; copy data from and to a "

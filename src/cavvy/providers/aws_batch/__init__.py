@@ -3,21 +3,18 @@
 from datetime import timedelta
 
 from cavvy.providers.aws.settings import ACCOUNT
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide"
 _JOBS = f"{_GUIDE}/job_definition_parameters.html"
 
-MANIFEST = Manifest(
+MANIFEST = JobManifest(
     name="aws-batch",
     title="AWS Batch",
     cloud="cavvy.providers.aws_batch.service:BatchService",
-    layer=JOB_LAYER,
     docs="docs/guides/aws-batch.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "regions",
@@ -28,7 +25,6 @@ MANIFEST = Manifest(
         "execution_role",
         "memory_percent",
     ),
-    visibility_delay=timedelta(minutes=1),
     # the instance's metadata announce the end of a spot instance 120 seconds in advance
     notice=timedelta(minutes=2),
     rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "

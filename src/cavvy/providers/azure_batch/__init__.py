@@ -2,25 +2,20 @@
 agent.
 """
 
-from datetime import timedelta
-
 from cavvy.providers.azure.settings import KEY_FILE
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import flag, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://learn.microsoft.com/azure/batch"
 _CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
 _POOL = "https://learn.microsoft.com/rest/api/batchservice/pool/add"
 
-MANIFEST = Manifest(
+MANIFEST = JobManifest(
     name="azure-batch",
     title="Azure Batch",
     cloud="cavvy.providers.azure_batch.service:AzureBatchService",
-    layer=JOB_LAYER,
     docs="docs/guides/azure-batch.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "account",
@@ -30,7 +25,6 @@ MANIFEST = Manifest(
         "subnet",
     ),
     project_key="cavvy.providers.azure.project_key",
-    visibility_delay=timedelta(minutes=1),
     rights="the role Azure Batch Data Contributor on the Batch account, or a role with the actions "
     "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
     "Microsoft.Batch/batchAccounts/jobs/read, write and delete",

@@ -4,22 +4,19 @@ from datetime import timedelta
 
 from cavvy.providers.azure import NOTICES
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://learn.microsoft.com/azure/machine-learning"
 _JOB = f"{_DOCS}/reference-yaml-job-command"
 _CLUSTER = f"{_DOCS}/reference-yaml-compute-aml"
 
-MANIFEST = Manifest(
+MANIFEST = JobManifest(
     name="azureml",
     title="Azure Machine Learning",
     cloud="cavvy.providers.azureml.jobs:AzureMlService",
-    layer=JOB_LAYER,
     docs="docs/guides/azureml.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "subscription",
@@ -31,7 +28,6 @@ MANIFEST = Manifest(
         "max_run_s",
     ),
     project_key="cavvy.providers.azure.project_key",
-    visibility_delay=timedelta(minutes=1),
     notices=NOTICES,
     notice=timedelta(seconds=30),
     rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "

@@ -5,22 +5,19 @@ agent.
 from datetime import timedelta
 
 from cavvy.providers.aws.settings import ACCOUNT
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import flag, number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _GUIDE = "https://docs.aws.amazon.com/AmazonECS/latest/developerguide"
 _TASKS = f"{_GUIDE}/task_definition_parameters.html"
 _STORAGE = f"{_GUIDE}/fargate-task-storage.html"
 
-MANIFEST = Manifest(
+MANIFEST = JobManifest(
     name="ecs",
     title="Amazon ECS",
     cloud="cavvy.providers.ecs.service:EcsService",
-    layer=JOB_LAYER,
     docs="docs/guides/ecs.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "regions",
@@ -35,7 +32,6 @@ MANIFEST = Manifest(
         "log_group",
         "memory_percent",
     ),
-    visibility_delay=timedelta(minutes=1),
     # Fargate: SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last
     # report. EC2: the instance's metadata announce the end of a spot instance 120 seconds in
     # advance.

@@ -50,7 +50,7 @@ def make_provider(
 
 
 class EndpointProvider:
-    """Implements `Provider` with the abilities of `make_endpoint_manifest`."""
+    """Implements `Provider` with the abilities of `EndpointManifest`."""
 
     def __init__(
         self, inner: VmProvider, calls: EndpointCalls, now: Callable[[], datetime]

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
-from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
+from cavvy.providers.base import Feature
+from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
@@ -20,11 +20,10 @@ INSTANCES = text(
     "Inferentia.",
 )
 
-MANIFEST = Manifest(
+MANIFEST = JobManifest(
     name="sagemaker",
     title="Amazon SageMaker",
     cloud="cavvy.providers.sagemaker.jobs:SageMakerService",
-    layer=JOB_LAYER,
     docs="docs/guides/sagemaker.md",
     abilities=(*ABILITIES, KEEPS_NODES),
     project_settings=(

@@ -2,24 +2,21 @@
 
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.managed.manifest import JOB_LAYER, list_unsupported_by_jobs
+from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 _JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
 _COMPUTE = f"{_DOCS}/training/configure-compute"
 _TRAINING = f"{_DOCS}/training/understanding-training-service"
 
-MANIFEST = Manifest(
+MANIFEST = JobManifest(
     name="vertex",
     title="Google Vertex AI",
     cloud="cavvy.providers.vertex.jobs:VertexService",
-    layer=JOB_LAYER,
     docs="docs/guides/vertex.md",
-    abilities=ABILITIES,
     project_settings=(
         "key_file",
         "project",
@@ -33,7 +30,6 @@ MANIFEST = Manifest(
         "max_run_s",
     ),
     project_key="cavvy.providers.gcp.project_key",
-    visibility_delay=timedelta(minutes=1),
     # SIGKILL follows SIGTERM after 25 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=15),
     rights="aiplatform.customJobs.create, get, list and cancel (the role Vertex AI User, "
