@@ -450,6 +450,21 @@ def test_a_name_with_many_addresses_has_one_time_limit(monkeypatch: pytest.Monke
         HttpClient(targets="127.0.0.0/8", limit_s=30).send("GET", "http://many.test:9/")
 
 
+def test_no_wait_is_longer_than_the_rest_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    set_timeout = socket.socket.settimeout
+
+    def note(sock: socket.socket, seconds: float) -> None:
+        waits.append(seconds)
+        set_timeout(sock, seconds)
+
+    monkeypatch.setattr(http_client, "monotonic", itertools.count(0, 3).__next__)
+    with serving(reply) as server:
+        monkeypatch.setattr(socket.socket, "settimeout", note)
+        HttpClient(idle_s=100, limit_s=30).send("GET", server.url)
+    assert waits[:2] == [27, 24]  # to connect, and for the first bytes
+
+
 def test_a_cut_body_is_no_body() -> None:
     with (
         serving(lambda request: reply(request, b"12345", Content_Length="10")) as server,
