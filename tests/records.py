@@ -1,13 +1,25 @@
-"""A job and an attempt of it, for tests that care for some of their fields."""
+"""A job, an attempt of it and offers, for tests that care for some of their fields."""
 
 from datetime import datetime
 from typing import Any
 
 from cavvy.domain.jobs import Attempt, JobRecord
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 
 TASK = TaskSpec(name="n", run="x")
+FIXED = Offer(
+    provider="fake",
+    region="r",
+    zone="a",
+    instance_type="m",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
+)
+SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 
 
 def make_job_record(now: datetime, **changes: Any) -> JobRecord:

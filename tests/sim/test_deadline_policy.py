@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
+from tests.records import FIXED
 
 import cavvy
 from cavvy.domain.markets import Observation, ObservationKind
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
     JobLimits,
@@ -51,15 +52,6 @@ from cavvy.sim.traces.world import TraceWorld
 SOURCE = Path(cavvy.__file__).parent
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ZONES = ("a", "b", "c")
-FIXED = Offer(
-    provider="fake",
-    region="r",
-    zone="a",
-    instance_type="m",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-)
 OFFERS = [
     replace(FIXED, zone=zone, purchase=purchase, rate=HourlyRate(micros))
     for zone, spot, fixed in (("a", 300_000, 10**6), ("b", 320_000, 980_000), ("c", 700_000, 10**6))

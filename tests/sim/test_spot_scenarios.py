@@ -5,6 +5,7 @@ virtual time.
 from datetime import timedelta
 from itertools import pairwise
 
+from tests.records import FIXED, SPOT
 from tests.sim.scenario_checks import check_all, tell
 
 from cavvy.domain.budgets import SpendingBudget
@@ -26,16 +27,6 @@ from cavvy.providers.fake.script import CallOutcome, CloudScript, FaultScript, P
 from cavvy.sim.harness import START, play
 from cavvy.sim.scenario import JobTrace, ScenarioResult, SimScenario, SimSubmission
 
-FIXED = Offer(
-    provider="fake",
-    region="r",
-    zone="a",
-    instance_type="m",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-)
-SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 SPOT_B = replace(SPOT, zone="b", rate=HourlyRate(310_000))
 FIXED_B = replace(FIXED, zone="b")
 HOUR = timedelta(hours=1)

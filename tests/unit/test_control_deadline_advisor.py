@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.contract.store_suite import make_charge
-from tests.records import make_attempt_record, make_job_record
+from tests.records import FIXED, SPOT, make_attempt_record, make_job_record
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.deadline import StoredFacts, make_facts, usable_now
@@ -18,7 +18,7 @@ from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.markets.history import MarketHistory
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node, NodePhase, RunOrigin
 from cavvy.domain.markets import Observation, ObservationKind
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import (
     CheckpointPolicy,
     JobLimits,
@@ -41,16 +41,6 @@ from cavvy.store.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-FIXED = Offer(
-    provider="fake",
-    region="r",
-    zone="a",
-    instance_type="m",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-)
-SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 TASK = TaskSpec(
     name="digits",
     run="train",

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import FIXED, SPOT
 
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
@@ -25,16 +26,6 @@ from cavvy.planner.work import MACHINE_START
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-FIXED = Offer(
-    provider="fake",
-    region="r",
-    zone="a",
-    instance_type="m",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-)
-SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 OFFERS = (SPOT, FIXED)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import pytest
-from tests.records import make_attempt_record
+from tests.records import FIXED, SPOT, make_attempt_record
 
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.markets import Observation, ObservationKind
@@ -46,16 +46,6 @@ from cavvy.planner.spot.view import (
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
-FIXED = Offer(
-    provider="fake",
-    region="r",
-    zone="a",
-    instance_type="m",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-)
-SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 HOME = (SPOT, FIXED)
 TASK = TaskSpec(
     name="digits",
