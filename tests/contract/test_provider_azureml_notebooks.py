@@ -20,7 +20,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
-from cavvy.providers.azureml.names import make_short_name
+from cavvy.providers.azureml.api import make_short_name
 from cavvy.providers.azureml.notebooks import (
     ComputeInstances,
     read_instance,

@@ -15,6 +15,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
+NAME_TAG = "cavvy-name"  # the tag with the name from `providers.vm`
 _KIND = "Microsoft.MachineLearningServices/workspaces"
 _VERSION = "2024-04-01"
 # No stable version has the field `idleTimeBeforeShutdown`:
@@ -213,3 +214,10 @@ def read_time(text: str | None) -> datetime | None:
         return None
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def make_short_name(name: str) -> str:
+    """Return a short resource name, unique in a region, for a name from `providers.vm`: Azure
+    allows at most 24 characters for compute instances, and 32 for online endpoints.
+    """
+    return f"cv{hashlib.sha256(name.encode()).hexdigest()[:20]}"

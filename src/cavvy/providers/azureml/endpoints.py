@@ -18,8 +18,7 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azureml.api import WorkspaceApi
-from cavvy.providers.azureml.names import NAME_TAG, make_short_name
+from cavvy.providers.azureml.api import NAME_TAG, WorkspaceApi, make_short_name
 from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.azureml_endpoints import CONTRACT, DOCS, MANIFEST
 from cavvy.providers.base import ProviderContext

@@ -11,8 +11,7 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azureml.api import WorkspaceApi, read_time
-from cavvy.providers.azureml.names import NAME_TAG, make_short_name
+from cavvy.providers.azureml.api import NAME_TAG, WorkspaceApi, make_short_name, read_time
 from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
