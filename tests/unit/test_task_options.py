@@ -32,12 +32,12 @@ def sent(
         found.append({"text": text, **how})
         return wire.Submitted(id="1", project="default", name="a", phase="queued")
 
-    def upload(project: str, blobs: Mapping[str, bytes | Path]) -> int:
+    def upload(client: object, project: str, blobs: Mapping[str, bytes | Path]) -> int:
         uploaded.update(blobs)
         return 1
 
     monkeypatch.setattr(client, "submit", submit, raising=False)
-    monkeypatch.setattr(client, "upload", upload, raising=False)
+    monkeypatch.setattr("cavvy.cli.task.submission.upload", upload)
     monkeypatch.setattr(cavvy.cli.run, "session", lambda: client)
     monkeypatch.chdir(tmp_path)
     return found
