@@ -1,21 +1,39 @@
 """A refresh of all price lists: one that fails, or whose format has changed, stops no other."""
 
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
 from cavvy.providers import prices
 from cavvy.providers.prices import PriceError, PriceQuery, ProviderPrices
-from cavvy.store.snapshot import CatalogSnapshot
-from cavvy.store.snapshot.choose import SHIPPED
+from cavvy.store.snapshot import choose
+from cavvy.store.snapshot.writer import write_snapshot
+
+TODAY = date(2026, 11, 20)
+OFFERS = [
+    Offer(
+        provider=provider,
+        region="r",
+        instance_type="t",
+        vcpus=8,
+        memory_mib=32768,
+        rate=HourlyRate(1_000_000),
+        source="a test",
+        as_of=TODAY,
+    )
+    for provider in ("azure", "vultr")
+]
 
 
 @dataclass
 class Source:
-    """A price list that answers with the shipped prices, or raises an error."""
+    """A price list that answers with the prices of the old catalog, or raises an error."""
 
     provider: str
     error: Exception | None = None
@@ -24,12 +42,12 @@ class Source:
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         if self.error is not None:
             raise self.error
-        with CatalogSnapshot.open(SHIPPED) as shipped:
-            mine = [each for each in shipped.all_offers() if each.provider == self.provider]
-        return ProviderPrices(offers=mine)
+        return ProviderPrices(offers=[each for each in OFFERS if each.provider == self.provider])
 
 
 def refresh(monkeypatch: pytest.MonkeyPatch, home: Path, *sources: Source) -> Result:
+    write_snapshot(home / "old.db", OFFERS, [], as_of=TODAY)
+    monkeypatch.setattr(choose, "SHIPPED", home / "old.db")
     monkeypatch.setenv("CAVVY_HOME", str(home))
     monkeypatch.setattr(prices, "list_sources", lambda: {each.provider: each for each in sources})
     monkeypatch.setattr(prices, "list_unavailable", dict)
