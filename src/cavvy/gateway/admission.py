@@ -30,8 +30,13 @@ class Admission:
     def open(self, request: ClientRequest, service: ServiceQueue) -> OpenRequest | Answer:
         """Return the open request, or the answer to a request that is not admitted."""
         head, route = request.head, service.route
-        if answer := self._refuse(request, service):
+        is_of_page = head.origin or head.fetch_site
+        if is_of_page and (answer := self._refuse_page(request, service)):
             return answer
+        if service.guarded and (answer := _refuse_client(request, service)):
+            return answer
+        if head.length > route.body_max:
+            return _refuse_size(service)
         if request.below.startswith(RESULTS) and head.length == 0:
             call_id = request.below[len(RESULTS) :].decode()
             return ResultRequest(self._calls, request, service, call_id)
@@ -59,8 +64,6 @@ class Admission:
             about,
         )
         exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
-        if head.expect:
-            exchange.tells = True
         if key_id:
             exchange.key_id = key_id
             exchange.places = places
@@ -68,29 +71,12 @@ class Admission:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         return exchange
 
-    def _refuse(self, request: ClientRequest, service: ServiceQueue) -> Answer | None:
-        """Return the answer that the page, the key, the rate or the size of a request gets, or
-        None.
-        """
-        head, route = request.head, service.route
-        if head.origin or head.fetch_site:
-            request.shares = False
-            if answer := self._refuse_page(request, service):
-                return answer
-            request.shares = bool(head.origin and (service.keys or route.origins))
-        if service.guarded and (answer := _refuse_client(request, service)):
-            return answer
-        if head.length > route.body_max:
-            service.refuse()
-            text = f"the request's body is too large; the limit is {route.body_max} bytes"
-            return OwnAnswer(413, AnswerCode.TOO_LARGE, text)
-        return None
-
     def _refuse_page(self, request: ClientRequest, service: ServiceQueue) -> Answer | None:
         """Return the answer to the page of a browser that may not call the service, or that only
         asks for this permission. Otherwise, return None.
         """
         head, keyed = request.head, bool(service.keys)
+        request.shares = False
         if not may_call(head, service.route, keyed, self.names):
             service.refuse()
             origin = head.origin.decode("latin-1") or "another site"
@@ -101,6 +87,7 @@ class Admission:
             return OwnAnswer(403, AnswerCode.OTHER_ORIGIN, text)
         if service.route.origins and not keyed and is_preflight(head):
             return write_permission(head)
+        request.shares = bool(head.origin and (keyed or service.route.origins))
         return None
 
     def _describe_client(self, request: ClientRequest, service: ServiceQueue) -> bytes:
@@ -160,6 +147,12 @@ def _describe_limit(limit: RateLimit) -> str:
     }[limit.each]
     below = f" for paths below {limit.prefix}" if limit.prefix else ""
     return f"{whose} {limit.per_s:g} requests a second{below}"
+
+
+def _refuse_size(service: ServiceQueue) -> OwnAnswer:
+    service.refuse()
+    text = f"the request's body is too large; the limit is {service.route.body_max} bytes"
+    return OwnAnswer(413, AnswerCode.TOO_LARGE, text)
 
 
 def _refuse_residency(service: ServiceQueue, places: frozenset[str]) -> OwnAnswer:

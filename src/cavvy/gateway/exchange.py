@@ -99,6 +99,8 @@ class Exchange:
         self.held: list[bytes] = []  # the body that a replica has yet to get, or may get again
         self.keep_bytes = entry.replay_bytes if head.idempotent else 0
         self.body_done = head.length == 0
+        if head.expect:
+            self.tells = True
         if head.places:
             self.places = head.places
 

@@ -212,7 +212,9 @@ class ServiceQueue:
     def _free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """Free a slot of the replica, and give the slot to the first waiting request."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
-        for each in exchange.members or (exchange,):
+        if not exchange.members:
+            pool.work.end(exchange.key_id, now, exchange.weight)
+        for each in exchange.members:
             pool.work.end(each.key_id, now, each.weight)
         pool.in_flight -= 1
         if pool.draining:
