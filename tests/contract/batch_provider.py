@@ -3,26 +3,30 @@ for the agent.
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Generic, TypeVar
+from types import ModuleType
 
 from tests.contract.stand_in import pack_stand_in
 from tests.waits import patience
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import GangState, Provider, ProviderContext
+from cavvy.providers.base import GangSpec, GangState, Provider, ProviderContext
+from cavvy.providers.batch.provider import BatchProvider
+from cavvy.providers.batch.rows import SubmissionUnsure
+from cavvy.providers.registry import make_from
 
-P = TypeVar("P", bound=Provider)
 
-
-class BatchPlace(Generic[P]):
+class BatchPlace:
     """A batch system; `later` shifts the providers' clock."""
+
+    package: ModuleType
 
     def __init__(self, folder: Path, settings: dict[str, Scalar]) -> None:
         self.folder = folder
         self.later = timedelta(0)
-        self.providers: list[P] = []
+        self.providers: list[BatchProvider] = []
         self.settings = settings
 
     def context(self, installation: str) -> ProviderContext:
@@ -34,6 +38,12 @@ class BatchPlace(Generic[P]):
             agent_archive=pack_stand_in,
             now=lambda: datetime.now(UTC) + self.later,
         )
+
+    def provider(self, installation: str) -> BatchProvider:
+        provider = make_from(self.package, self.context(installation))
+        assert isinstance(provider, BatchProvider)
+        self.providers.append(provider)
+        return provider
 
     async def settle(self) -> None:
         async with patience():
@@ -66,3 +76,19 @@ class BatchPlace(Generic[P]):
 
     async def wait(self, length: timedelta) -> None:
         self.later += length
+
+
+async def lose_submission(provider: Provider, gang: GangSpec) -> None:
+    """Launch a gang whose job the batch system accepts, and whose number it does not tell."""
+    assert isinstance(provider, BatchProvider)
+    submit = provider.system.commands.submit
+
+    async def lost(options: Sequence[str], script: str) -> str:
+        await submit(options, script)
+        raise SubmissionUnsure("the answer was lost")
+
+    provider.system.commands.submit = lost  # type: ignore[method-assign]
+    try:
+        await provider.launch(gang)
+    finally:
+        provider.system.commands.submit = submit  # type: ignore[method-assign]

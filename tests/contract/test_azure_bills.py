@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 from tests.contract.azure_stand_in import EXTRAS, AzureStandIn
+from tests.contract.bills import bill_each_node, run_for_an_hour
 from tests.contract.test_provider_azure import CPU, AzurePlace, find_offer
-from tests.records import make_attempt_record
 
-from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import parse_usd
 from cavvy.domain.values import replace
 from cavvy.providers import azure
 from cavvy.providers.azure.cloud import AzureCloud
-from cavvy.providers.base import GangState, TryAgain
+from cavvy.providers.base import TryAgain
 from cavvy.providers.contract.rest_stand_in import RestServer
 
 PRICES = {meter: parse_usd(usd).micros for meter, _, usd in EXTRAS}
-MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -49,26 +47,12 @@ def test_a_disk_is_billed_at_the_size_that_azure_sells(
         offer = await find_offer(harness, CPU)
         gang = await harness.spec("one", nodes=2)
         gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
-        await harness.launch(gang)
-        for _ in range(60):
-            await account.wait(MINUTE)
-            await harness.ours.gangs()
+        await run_for_an_hour(account, harness, gang)
         for body in account.api.bodies.values():
             disk = body["properties"]["storageProfile"]["osDisk"]
             assert disk["diskSizeGB"] == max(gib or 0, 128)
-        await harness.remove(gang.name)
-        (seen,) = await harness.ours.gangs(gang.name)
-        assert seen.state is GangState.ENDED
-        now = account.cloud.time
-        attempt = make_attempt_record(now, offer, gang=gang.name, nodes=2)
-        charges = bill_gang(attempt, seen, now, final=True)
-        assert audit_bill(attempt, seen, charges).verdict is BillVerdict.AGREES
-        for rank, node in enumerate(seen.nodes):
+        for node, length, found in await bill_each_node(account, harness, gang):
             assert node.started_at is not None
-            assert node.ended_at is not None
-            length = node.ended_at - node.started_at
-            assert length >= 55 * MINUTE
-            found = {each.kind: each for each in charges if each.rank == rank}
             month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
             exact = PRICES["Standard IPv4 Static Public IP"] * (length / timedelta(hours=1))
             assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1

@@ -10,18 +10,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.bills import bill_each_node, run_for_an_hour
 from tests.contract.gcp_stand_in import A2_PRICES
 from tests.contract.test_provider_gcp import GcpPlace
-from tests.records import make_attempt_record
 
-from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
-from cavvy.providers.base import GangState
 from cavvy.providers.contract.rest_stand_in import RestServer
 
-MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+HOUR = timedelta(hours=1)
 ADDRESS = {Purchase.ON_DEMAND: 5_000, Purchase.SPOT: 2_500}
 
 
@@ -61,23 +59,9 @@ def test_disks_and_addresses_are_billed(
         offer = await find(account, "g2-standard-4", purchase)
         gang = await harness.spec("one", nodes=2)
         gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
-        await harness.launch(gang)
-        for _ in range(60):
-            await account.wait(MINUTE)
-            await harness.ours.gangs()
-        await harness.remove(gang.name)
-        (seen,) = await harness.ours.gangs(gang.name)
-        assert seen.state is GangState.ENDED
-        now = account.cloud.time
-        attempt = make_attempt_record(now, offer, gang=gang.name, nodes=2)
-        charges = bill_gang(attempt, seen, now, final=True)
-        assert audit_bill(attempt, seen, charges).verdict is BillVerdict.AGREES
-        for rank, node in enumerate(seen.nodes):
+        await run_for_an_hour(account, harness, gang)
+        for node, length, found in await bill_each_node(account, harness, gang):
             assert node.started_at is not None
-            assert node.ended_at is not None
-            length = node.ended_at - node.started_at
-            assert length >= 55 * MINUTE
-            found = {each.kind: each for each in charges if each.rank == rank}
             month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
             exact = ADDRESS[purchase] * (length / HOUR)
             assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1

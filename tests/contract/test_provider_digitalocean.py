@@ -17,8 +17,7 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.digitalocean import MANIFEST, SCOPES
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
 from cavvy.providers.recording import FOLDER, TAG
-from cavvy.providers.registry import check_settings
-from cavvy.providers.vm.cloud import CloudFault, read_fault
+from cavvy.providers.vm.cloud import CloudFault
 
 # https://docs.digitalocean.com/reference/api/reference names the scope of each endpoint, and
 # https://docs.digitalocean.com/reference/api/scopes/droplet/create those that it requires.
@@ -34,6 +33,39 @@ PROOF = Proof("digitalocean", False, "a strict stand-in for DigitalOcean's API")
 
 class TestDigitalOcean(RestContract):
     package, traits, stand_in = digitalocean, DigitalOceanCloud.traits, DigitalOceanStandIn
+    launch_faults = (
+        (
+            CloudFault(422, "unprocessable_entity", "Size is not available in this region."),
+            NoCapacity,
+        ),
+        (CloudFault(422, "unprocessable_entity", "Region is not available"), NoCapacity),
+        (CloudFault(422, "unprocessable_entity", "size is unavailable"), NoCapacity),
+        (CloudFault(422, "unprocessable_entity", "This size is currently restricted"), NoCapacity),
+        (
+            CloudFault(
+                422,
+                "unprocessable_entity",
+                "creating this/these droplet(s) will exceed your droplet limit",
+            ),
+            QuotaTooSmall,
+        ),
+        (
+            CloudFault(
+                422,
+                "unprocessable_entity",
+                "The image you specified is not available in the selected region",
+            ),
+            Refused,
+        ),
+        (
+            CloudFault(
+                422,
+                "unprocessable_entity",
+                "1 is an invalid SSH key identifier for Droplet creation.",
+            ),
+            Refused,
+        ),
+    )
     replays = True
 
     @pytest.mark.parametrize(
@@ -61,25 +93,6 @@ class TestDigitalOcean(RestContract):
 
         asyncio.run(scenario())
         assert account.api.images == [image] * 3
-
-    @pytest.mark.parametrize(
-        ("message", "error"),
-        [
-            ("Size is not available in this region.", NoCapacity),
-            ("Region is not available", NoCapacity),
-            ("size is unavailable", NoCapacity),
-            ("This size is currently restricted", NoCapacity),
-            ("creating this/these droplet(s) will exceed your droplet limit", QuotaTooSmall),
-            ("The image you specified is not available in the selected region", Refused),
-            ("1 is an invalid SSH key identifier for Droplet creation.", Refused),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_sizes(
-        self, account: RestPlace, message: str, error: type[Exception]
-    ) -> None:
-        cloud = DigitalOceanCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        fault = CloudFault(422, "unprocessable_entity", message)
-        assert type(read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)) is error
 
     def test_droplets_get_no_tags_and_their_nodes_use_the_private_address(
         self,

@@ -15,16 +15,25 @@ from cavvy.domain.values import replace
 from cavvy.providers import jarvislabs
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.jarvislabs import MANIFEST
-from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target, name_balance
-from cavvy.providers.registry import check_settings
-from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget, read_fault
+from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target
+from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget
 
 PROOF = Proof("jarvislabs", False, "a strict stand-in for JarvisLabs's API")
 
 
 class TestJarvislabs(RestContract):
     package, traits, stand_in = jarvislabs, JarvislabsCloud.traits, JarvislabsStandIn
+    launch_faults = (
+        (
+            CloudFault(400, "error", "No free L4 GPUs in IN2 right now. Try again later."),
+            NoCapacity,
+        ),
+        (CloudFault(400, "error", "wrong value"), Refused),
+        (CloudFault(403, "error", "Your balance is too low for an available GPU"), Refused),
+        (CloudFault(401, "error", "the key is not available"), Refused),
+        (CloudFault(429, "error", "over capacity"), TryAgain),
+        (CloudFault(503, "error", "unavailable"), TryAgain),
+    )
 
     def test_offers_have_live_prices_and_unknown_gpus_are_reported(
         self, account: RestPlace
@@ -165,25 +174,6 @@ class TestJarvislabs(RestContract):
             assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
         asyncio.run(scenario())
-
-    @pytest.mark.parametrize(
-        ("status", "message", "error"),
-        [
-            (400, "No free L4 GPUs in IN2 right now. Try again later.", NoCapacity),
-            (400, "wrong value", Refused),
-            (403, "Your balance is too low for an available GPU", Refused),
-            (401, "the key is not available", Refused),
-            (429, "over capacity", TryAgain),
-            (503, "unavailable", TryAgain),
-        ],
-    )
-    def test_only_missing_gpus_let_the_job_try_others(
-        self, account: RestPlace, status: int, message: str, error: type[Exception]
-    ) -> None:
-        cloud = JarvislabsCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        fault = name_balance(CloudFault(status, "error", message))
-        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.account.close()
 
 
 def _offers(provider: Provider) -> Sequence[Offer]:

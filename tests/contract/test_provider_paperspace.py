@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.contract.leftovers import check_crashed_script, check_early_removal
 from tests.contract.paperspace_stand_in import GPU, H100, NETWORK, OWN, PLAIN, PaperspaceStandIn
 from tests.proofs import Proof
 
@@ -14,7 +15,6 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers import paperspace
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
-from cavvy.providers.contract import LaunchFault
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
@@ -182,44 +182,13 @@ class TestPaperspace(RestContract):
     def test_the_script_of_a_machine_that_was_never_made_is_deleted(
         self, account: PaperspacePlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("crashed")
-            account.fail(0, LaunchFault.DROPPED)
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
-            theirs = {"id": "theirs", "name": "cv-web", "assignedMachineIds": []}
-            account.api.scripts["theirs"] = theirs
-            await account.settle()
-            other = await harness.running("other")
-            harness.restart()
-            for _ in range(12):
-                await harness.ours.gangs()
-                assert len(account.api.scripts) == 3
-                await account.wait(timedelta(minutes=5))
-            await harness.ours.gangs()
-            assert len(account.api.scripts) == 2
-            await harness.remove(other.name)
-
-        asyncio.run(scenario())
-        assert list(account.api.scripts) == ["theirs"]
+        theirs = {"id": "theirs", "name": "cv-web", "assignedMachineIds": []}
+        check_crashed_script(account, lambda: account.api.scripts.update(theirs=theirs))
 
     def test_a_machine_that_is_provisioned_is_deleted_once_it_runs(
         self, account: PaperspacePlace
     ) -> None:
-        async def scenario() -> None:
-            account.api.holds_early = True
-            harness = account.harness()
-            gang = await harness.spec("early")
-            await harness.launch(gang)
-            await account.wait(timedelta(seconds=30))
-            with pytest.raises(TryAgain, match="provisioning"):
-                await harness.ours.remove(gang.name)
-            await account.settle()
-            await harness.ours.gangs()
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+        check_early_removal(account)
 
 
 def test_the_region_of_every_price_of_the_catalog_is_known() -> None:

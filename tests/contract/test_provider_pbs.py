@@ -4,12 +4,12 @@ the jobs.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.contract import pbs_stand_in
-from tests.contract.batch_provider import BatchPlace
+from tests.contract.batch_provider import BatchPlace, lose_submission
 from tests.proofs import Proof
 from tests.waits import PATIENCE_S
 
@@ -17,29 +17,22 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import pbs
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
-from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
-from cavvy.providers.registry import make_from
 
 PROOF = Proof("pbs", False, "a strict stand-in for PBS's commands that runs the jobs")
 
 OURS = "contract-installation-ours"
 
 
-class PbsPlace(BatchPlace[BatchProvider]):
+class PbsPlace(BatchPlace):
     """A stand-in cluster."""
+
+    package = pbs
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
             folder, {"price_usd_gpu_hr": 1, "gpu_resource": "gpu_type", "kill_delay_s": 2}
         )
-
-    def provider(self, installation: str) -> BatchProvider:
-        provider = make_from(pbs, self.context(installation))
-        assert isinstance(provider, BatchProvider)
-        self.providers.append(provider)
-        return provider
 
     def change(self, **facts: object) -> None:
         with pbs_stand_in.cluster(self.folder / "pbs") as state:
@@ -65,18 +58,7 @@ class TestPbs(ProviderContract):
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        assert isinstance(provider, BatchProvider)
-        submit = provider.system.commands.submit
-
-        async def lost(options: Sequence[str], script: str) -> str:
-            await submit(options, script)
-            raise SubmissionUnsure("the answer was lost")
-
-        provider.system.commands.submit = lost  # type: ignore[method-assign]
-        try:
-            await provider.launch(gang)
-        finally:
-            provider.system.commands.submit = submit  # type: ignore[method-assign]
+        await lose_submission(provider, gang)
 
     def test_offers_are_the_queues_and_their_shapes(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
         place.settings["spot_queues"] = "short"

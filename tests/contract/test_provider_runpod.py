@@ -13,15 +13,12 @@ from cavvy.domain.values import replace
 from cavvy.providers import runpod
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.registry import check_settings
-from cavvy.providers.runpod import MANIFEST
 from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
-    read_fault,
 )
 
 PROOF = Proof("runpod", False, "a strict stand-in for Runpod's API")
@@ -58,6 +55,15 @@ EXAMPLE = {
 
 class TestRunpod(RestContract):
     package, traits, stand_in = runpod, RunpodCloud.traits, RunpodStandIn
+    launch_faults = (
+        (CloudFault(400, "title", "There are no longer any instances available."), NoCapacity),
+        (CloudFault(401, "title", "this key has no capacity for the call"), Refused),
+        (CloudFault(429, "title", "over capacity, try again later"), TryAgain),
+        (
+            CloudFault(500, "title", "create pod: There are no instances currently available"),
+            TryAgain,
+        ),
+    )
 
     def test_offers_have_live_prices_and_unknown_gpus_are_reported(
         self, account: RestPlace
@@ -139,20 +145,3 @@ class TestRunpod(RestContract):
         self, pagination: dict[str, object], path: str | None
     ) -> None:
         assert _read_next({"pods": [], **pagination}) == path
-
-    @pytest.mark.parametrize(
-        ("status", "message", "error"),
-        [
-            (400, "There are no longer any instances available.", NoCapacity),
-            (401, "this key has no capacity for the call", Refused),
-            (429, "over capacity, try again later", TryAgain),
-            (500, "create pod: There are no instances currently available", TryAgain),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_gpus(
-        self, account: RestPlace, status: int, message: str, error: type[Exception]
-    ) -> None:
-        cloud = RunpodCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        fault = CloudFault(status, "title", message)
-        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.account.close()

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.batch_provider import BatchPlace
+from tests.contract.batch_provider import BatchPlace, lose_submission
 from tests.proofs import Proof
 from tests.system.slurm import Cluster, cluster_at, why_not
 
@@ -20,7 +20,6 @@ from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.objections import list_objections
-from cavvy.providers.registry import make_from
 
 PROOF = Proof("slurm", True, "Slurm with four nodes of eight simulated GPUs each")
 
@@ -48,18 +47,14 @@ def slurm_environment(cluster: Cluster) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-class SlurmPlace(BatchPlace[BatchProvider]):
+class SlurmPlace(BatchPlace):
     """A cluster with a stand-in for the agent."""
+
+    package = slurm
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         super().__init__(folder, {"price_usd_gpu_hr": 2, "price_usd_node_hr": 6.4})
         self.cluster = cluster
-
-    def provider(self, installation: str) -> BatchProvider:
-        provider = make_from(slurm, self.context(installation))
-        assert isinstance(provider, BatchProvider)
-        self.providers.append(provider)
-        return provider
 
 
 class TestSlurm(ProviderContract):
@@ -71,18 +66,7 @@ class TestSlurm(ProviderContract):
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        assert isinstance(provider, BatchProvider)
-        submit = provider.system.commands.submit
-
-        async def lost(options: Sequence[str], script: str) -> str:
-            await submit(options, script)
-            raise SubmissionUnsure("the answer was lost")
-
-        provider.system.commands.submit = lost  # type: ignore[method-assign]
-        try:
-            await provider.launch(gang)
-        finally:
-            provider.system.commands.submit = submit  # type: ignore[method-assign]
+        await lose_submission(provider, gang)
 
     def test_a_second_job_of_a_gang_does_nothing(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
         async def scenario(harness: ContractHarness) -> None:

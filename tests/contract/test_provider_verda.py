@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.contract.leftovers import check_crashed_script, check_early_removal
 from tests.contract.verda_stand_in import VerdaStandIn
 from tests.proofs import Proof
 
@@ -108,44 +109,16 @@ class TestVerda(RestContract):
         assert account.api.scripts == {}
 
     def test_the_script_of_a_server_that_crashed_is_deleted(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("crashed")
-            account.fail(0, LaunchFault.DROPPED)
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
+        def add_theirs() -> None:
             account.api.scripts["theirs"] = "#!/bin/sh"
             account.api.names["theirs"] = "cv-web"
-            await account.settle()
-            other = await harness.running("other")
-            harness.restart()
-            for _ in range(12):
-                await harness.ours.gangs()
-                assert len(account.api.scripts) == 3
-                await account.wait(timedelta(minutes=5))
-            await harness.ours.gangs()
-            assert len(account.api.scripts) == 2
-            await harness.remove(other.name)
 
-        asyncio.run(scenario())
-        assert list(account.api.scripts) == ["theirs"]
+        check_crashed_script(account, add_theirs)
 
     def test_an_instance_that_is_provisioned_is_deleted_once_it_runs(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            account.api.holds_early = True
-            harness = account.harness()
-            gang = await harness.spec("early")
-            await harness.launch(gang)
-            await account.wait(timedelta(seconds=30))
-            with pytest.raises(TryAgain, match="provisioning"):
-                await harness.ours.remove(gang.name)
-            await account.settle()
-            await harness.ours.gangs()
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+        check_early_removal(account)
 
     def test_an_access_token_is_replaced_before_it_ends(self, account: RestPlace) -> None:
         async def scenario() -> None:

@@ -12,9 +12,7 @@ from tests.proofs import Proof
 from cavvy.providers import vultr
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.registry import check_settings
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
-from cavvy.providers.vultr import MANIFEST
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 from cavvy.providers.vultr.cloud import VultrCloud, _read
 
 PROOF = Proof("vultr", False, "a strict stand-in for Vultr's API")
@@ -41,6 +39,24 @@ EXAMPLE = {
 
 class TestVultr(RestContract):
     package, traits, stand_in = vultr, VultrCloud.traits, VultrStandIn
+    launch_faults = (
+        (CloudFault(400, "400", "Plan is not available in the selected datacenter."), NoCapacity),
+        (
+            CloudFault(
+                400, "400", "the location you have selected does not have any more capacity."
+            ),
+            NoCapacity,
+        ),
+        (
+            CloudFault(
+                400,
+                "400",
+                "You have reached the maximum number of active virtual machines for this account",
+            ),
+            QuotaTooSmall,
+        ),
+        (CloudFault(400, "400", "Invalid os_id."), Refused),
+    )
 
     def test_a_region_may_have_a_price_of_its_own(self, account: RestPlace) -> None:
         offers = asyncio.run(account.provider("ours").offers())
@@ -62,25 +78,6 @@ class TestVultr(RestContract):
 
         asyncio.run(scenario())
         assert account.api.systems == [2136]
-
-    @pytest.mark.parametrize(
-        ("message", "error"),
-        [
-            ("Plan is not available in the selected datacenter.", NoCapacity),
-            ("the location you have selected does not have any more capacity.", NoCapacity),
-            (
-                "You have reached the maximum number of active virtual machines for this account",
-                QuotaTooSmall,
-            ),
-            ("Invalid os_id.", Refused),
-        ],
-    )
-    def test_only_missing_capacity_lets_the_job_try_other_plans(
-        self, account: RestPlace, message: str, error: type[Exception]
-    ) -> None:
-        cloud = VultrCloud(check_settings(MANIFEST, {}), account.cloud.now)
-        fault = CloudFault(400, "400", message)
-        assert type(read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)) is error
 
 
 def test_the_documented_example_is_read() -> None:
