@@ -62,15 +62,9 @@ def test_an_image_without_python_gets_one(user: User, cluster: Cluster) -> None:
 
 
 def test_ranks_of_a_gang_meet(user: User, cluster: Cluster) -> None:
-    from tests.system.test_trust_gangs import MEET
+    from tests.system.test_trust_gangs import check_ranks_meet
 
-    (user.work / "meet.py").write_text(MEET)
-    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
-        "met 1 2\n",
-        "heard 12\n",
-        "heard 12\n",
-    ]
+    check_ranks_meet(user, SMALL)
     check_gone(cluster)
 
 

@@ -8,7 +8,7 @@ from tests.contract import pbs_stand_in
 from tests.contract.test_provider_pbs import PROOF
 from tests.system.pbs import list_jobs, user_on_pbs
 from tests.system.test_slurm_jobs import SMALL
-from tests.system.test_trust_gangs import MEET
+from tests.system.test_trust_gangs import check_ranks_meet
 from tests.system.trust import User, counting, wait_until
 
 pytestmark = pytest.mark.system
@@ -40,13 +40,7 @@ def test_a_job_runs_to_its_end(user: User) -> None:
 
 
 def test_ranks_of_a_gang_meet(user: User) -> None:
-    (user.work / "meet.py").write_text(MEET)
-    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
-        "met 1 2\n",
-        "heard 12\n",
-        "heard 12\n",
-    ]
+    check_ranks_meet(user, SMALL)
     check_gone(user)
 
 

@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from tests.system.trust import User, check_clean, environment, user_at
+from tests.system.trust import User, check_clean, environment, serving_user_at
 from tests.waits import START_S, wait_until
 
 from cavvy.client.service_wire import LevelShares, ServedView, find_service
@@ -23,11 +23,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-hello"
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)  # it ends the gateway too
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def call(url: str) -> int:

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from tests.system.test_deploy import ENV
-from tests.system.trust import User, user_at
+from tests.system.trust import User, serving_user_at
 from tests.unit.test_model_server import WIDTH, write_model
 from tests.waits import START_S, wait_until
 
@@ -38,11 +38,8 @@ service:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)  # it ends the gateway too
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def predict(url: str, *instances: object) -> dict[str, Any]:

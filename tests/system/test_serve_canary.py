@@ -7,7 +7,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from tests.system.trust import User, environment, user_at
+from tests.system.trust import User, environment, serving_user_at
 from tests.waits import START_S, wait_until
 
 from cavvy.client.service_wire import ServedView, find_service
@@ -53,11 +53,8 @@ ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forev
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)  # it ends the gateway too
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def call(url: str) -> int:

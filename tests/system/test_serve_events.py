@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.system.event_calls import check_each_once, count_calls, put_objects, serve_reader
 from tests.system.storages import servers, start_s3
-from tests.system.trust import User, user_at
+from tests.system.trust import User, serving_user_at
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.system
@@ -16,11 +16,8 @@ COUNT = 60
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)  # it ends the gateway too
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def test_each_object_has_one_result_though_the_server_is_killed(user: User, servers: Path) -> None:

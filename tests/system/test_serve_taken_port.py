@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.trust import User, user_at, wait_until
+from tests.system.trust import User, serving_user_at, wait_until
 
 from cavvy.gateway.addresses import find_listener
 
@@ -16,11 +16,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-hello" / "service.yaml
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)  # it ends the gateway too
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def test_commands_name_the_port_that_is_taken(user: User) -> None:

@@ -104,15 +104,9 @@ def test_jobs_share_a_machine(user: User, cluster: Cluster) -> None:
 
 
 def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster) -> None:
-    from tests.system.test_trust_gangs import MEET
+    from tests.system.test_trust_gangs import check_ranks_meet
 
-    (user.work / "meet.py").write_text(MEET)
-    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
-        "met 1 2\n",
-        "heard 12\n",
-        "heard 12\n",
-    ]
+    check_ranks_meet(user, SMALL)
     check_gone(user, cluster)
 
 

@@ -39,6 +39,14 @@ else:
 """
 
 
+def check_ranks_meet(user: User, resources: str) -> None:
+    (user.work / "meet.py").write_text(MEET)
+    task = f"name: meet\nnodes: 3\nworkdir: .\n{resources}\nrun: python3 meet.py"
+    user.cli("run", user.task(task))
+    said = [user.log("meet", "--rank", str(rank)) for rank in range(3)]
+    assert said == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+
+
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
@@ -46,13 +54,7 @@ def user(tmp_path: Path) -> Iterator[User]:
 
 
 def test_ranks_meet_at_the_master_and_each_has_a_log(user: User) -> None:
-    (user.work / "meet.py").write_text(MEET)
-    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
-        "met 1 2\n",
-        "heard 12\n",
-        "heard 12\n",
-    ]
+    check_ranks_meet(user, SMALL)
     assert len(user.ended("meet").attempts[0].nodes) == 3
     check_clean(user)
 

@@ -281,6 +281,16 @@ def user_at(root: Path) -> Iterator[User]:
         user.close()
 
 
+@contextmanager
+def serving_user_at(root: Path) -> Iterator[User]:
+    """A user whose server is stopped at the end, which ends the gateway too."""
+    with user_at(root) as user:
+        try:
+            yield user
+        finally:
+            user.cli("server", "stop", code=None)
+
+
 def check_clean(user: User) -> None:
     """Nothing of any job runs or bills any more, on the machine and in the books."""
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
