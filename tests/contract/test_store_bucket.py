@@ -19,10 +19,10 @@ from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.checkpoints.folders import CheckpointFolders
-from cavvy.store.database_locks import DatabaseLocks
 from cavvy.store.drivers import make_driver
 from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
 from cavvy.store.encrypted_files.key_files import KeyRows
+from cavvy.store.locks import DatabaseLocks
 from cavvy.store.migrate import prepare
 from cavvy.store.objects.base import ObjectBucket, ObjectInfo
 from cavvy.store.objects.http import ask

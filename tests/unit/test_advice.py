@@ -23,8 +23,8 @@ from scripts.drills.advice import (
 from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_job, make_node
 from tests.unit.test_cli_jobs import make_entry
 
+from cavvy.cli.advise import describe_remedy
 from cavvy.cli.main import cli
-from cavvy.cli.view.advice import describe_remedy
 from cavvy.client import ApiError
 from cavvy.client.ledger_wire import LedgerEntryView
 from cavvy.domain.units import HourlyRate, Money

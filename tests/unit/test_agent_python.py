@@ -9,8 +9,7 @@ from tests.unit.test_control_reports import ATTEMPT, NODE
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.documents import WorkConfig
-from cavvy.agent.work.environment import add_python, make_environment
-from cavvy.agent.work.python import own_environment
+from cavvy.agent.work.environment import add_python, make_environment, own_environment
 from cavvy.client.addresses import list_own_path
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.values import replace

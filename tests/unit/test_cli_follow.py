@@ -13,12 +13,11 @@ from rich.console import Console
 from tests.unit.cli_client import FakeClient, make_attempt, make_event, make_job, make_node
 
 from cavvy.cli.reach.session import make_patience
-from cavvy.cli.view.bar import ProgressBar
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_progress
 from cavvy.cli.view.job_story import JobStory
 from cavvy.cli.view.output import TableColumn, rows_out
-from cavvy.cli.view.screen import open_screen
+from cavvy.cli.view.screen import ProgressBar, open_screen
 from cavvy.cli.view.summary import summary_out
 from cavvy.client import wire
 from cavvy.domain.tasks import TaskSpec

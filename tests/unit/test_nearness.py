@@ -4,8 +4,8 @@ import pytest
 from tests.unit.test_decide_service import SPEC, TASK
 
 from cavvy.catalog.regions import list_places_within, places_of
+from cavvy.control.decide.bound_requests import list_possible_places
 from cavvy.control.decide.nearness import FARTHEST, RoundTrips, add_round_trip
-from cavvy.control.decide.residency import list_possible_places
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.values import replace
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from cavvy.catalog.residency import list_unplaced, say_unplaced
 from cavvy.cli.main import cli
-from cavvy.cli.task import sizes
-from cavvy.cli.task.sizes import with_sizes
+from cavvy.cli.task import buckets
+from cavvy.cli.task.buckets import with_sizes
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, Transfer, Workload
@@ -20,7 +20,7 @@ from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
 from cavvy.planner.rank import egress_price, plan
 from cavvy.planner.transfers import estimate_transfers, price_upload
-from cavvy.store.objects import sizes as listings
+from cavvy.store.objects import measures as listings
 from cavvy.store.objects.base import ObjectInfo
 from cavvy.store.objects.locations import ObjectLocation
 
@@ -200,7 +200,7 @@ class SilentBucket(Bucket):
 def test_buckets_that_never_answer_do_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = ObjectLocation(place=SilentBucket(), key="train")  # type: ignore[arg-type] # reads only
     monkeypatch.setattr("cavvy.store.objects.locations.open_place", lambda *_: opened)
-    monkeypatch.setattr(sizes, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(buckets, "_SIZES_S", 0.01)
     before = set(threading.enumerate())
     unsized = [replace(INPUT, source=f"s3://data{n}/", size_mib=None) for n in range(3)]
     local = Transfer(source="/data", target="x")

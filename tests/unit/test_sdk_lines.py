@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.client import LogChunk
-from cavvy.sdk.lines import read_lines
+from cavvy.sdk.job import read_lines
 
 
 def chunk(data: bytes, attempt: int = 1) -> LogChunk:

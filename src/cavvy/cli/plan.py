@@ -84,10 +84,9 @@ def command(
     is asked only if it is running. With --load, the command compares ways to run a
     service on recorded requests.
     """
-    from cavvy.cli.task.bucket_regions import with_regions
+    from cavvy.cli.task.buckets import with_regions, with_sizes
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.task.refusals import find_refusal
-    from cavvy.cli.task.sizes import with_sizes
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     params = read_params(param)

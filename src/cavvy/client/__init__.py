@@ -4,8 +4,7 @@ when it is first used, so that a command that finds no server need not import th
 
 TYPE_CHECKING = False  # set without importing `typing`, because many commands import this module
 if TYPE_CHECKING:
-    from cavvy.client.chunks import ExecChunk, LogChunk
-    from cavvy.client.client import API, REVISION, ApiClient
+    from cavvy.client.client import API, REVISION, ApiClient, ExecChunk, LogChunk
     from cavvy.client.connection import connect
     from cavvy.client.errors import (
         ApiError,
@@ -35,8 +34,7 @@ __all__ = [
 
 # The module that contains each name which is not an error.
 _MODULES = {
-    **dict.fromkeys(("API", "REVISION", "ApiClient"), "client"),
-    **dict.fromkeys(("ExecChunk", "LogChunk"), "chunks"),
+    **dict.fromkeys(("API", "REVISION", "ApiClient", "ExecChunk", "LogChunk"), "client"),
     "Patience": "patience",
     "connect": "connection",
     "make_key": "ids",

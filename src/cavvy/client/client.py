@@ -11,12 +11,11 @@ from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 from msgspec.json import encode
 
 from cavvy.client import wire
 from cavvy.client.answers import find_error, read_answer
-from cavvy.client.chunks import ExecChunk, LogChunk
 from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost
 from cavvy.client.ids import make_key
 from cavvy.client.paths import job_path, machine_path, project_path, query, segment
@@ -33,6 +32,26 @@ _POLL_S = 1.5  # seconds that a long poll asks the server to wait for something 
 _INPUT_S = 20.0  # seconds that the server waits until a node has read earlier input
 _SHORTEST_S = 0.1  # the shortest wait for an answer, in seconds
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
+
+
+class LogChunk(Struct, frozen=True, kw_only=True):
+    """Bytes from the log of one rank. `attempt` is the number of the attempt that wrote them, and
+    `offset` is the start of the next chunk.
+    """
+
+    data: bytes
+    attempt: int
+    offset: int
+    over: bool  # the job has ended and the log is complete
+    # (offset, time): the bytes from this offset on arrived at this time; empty unless requested
+    times: list[tuple[int, float]] = []
+
+
+class ExecChunk(Struct, frozen=True, kw_only=True):
+    """Output of a command in the environment of a job; `exit_code` is set in the last chunk."""
+
+    data: bytes
+    exit_code: int | None
 
 
 class ApiClient:

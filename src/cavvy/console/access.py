@@ -175,7 +175,9 @@ def _equal(given: str, expected: str) -> bool:
 
 def is_other_user(host: str, port: int, tables: tuple[str, ...] = _TABLES) -> bool:
     """Return whether the program with this end of a connection belongs to another user of this
-    machine than us and root. Returns False where only the kernel knows this, as on macOS.
+    machine than us and root. Other users can see the address that opens the browser, because it is
+    an argument of the browser's process. Returns False where only the kernel knows this, as on
+    macOS.
     """
     try:
         ends = _write_ends(host, port)

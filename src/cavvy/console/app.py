@@ -24,7 +24,7 @@ from cavvy.console.headers import LocalNames, OwnPages, SafeHeaders
 from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
-from cavvy.domain.host_names import host_port
+from cavvy.domain.web_addresses import host_port
 
 _T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cavvy.domain.host_names import host_name, is_host, is_loopback_name
+from cavvy.domain.web_addresses import host_name, is_host, is_loopback_name
 
 _HEADERS = {
     # scripts, styles and requests only from this console; no frames around it

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from numbers import Integral
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 from cavvy.client.metrics import last_figures
 from cavvy.sdk.arguments import check_type, read_seconds
 from cavvy.sdk.errors import CavvyError, InvalidArgument, JobFailed, WaitTimeout
-from cavvy.sdk.lines import read_lines
 from cavvy.sdk.status import JobCost, JobEvent, JobStatus, read_cost, read_detail, read_event
 
 if TYPE_CHECKING:
@@ -287,3 +286,25 @@ def _make_timeout(job: Job, status: JobStatus) -> WaitTimeout:
     )
     error.status = status
     return error
+
+
+def read_lines(chunks: "Iterable[LogChunk]") -> Iterator[list[str]]:
+    """For each chunk, yield the lines that the chunk completes, without line ends. Bytes that are
+    not UTF-8 become U+FFFD. The last line of an attempt or of the log is yielded even if it is
+    incomplete.
+    """
+    rest, attempt = b"", None
+    for chunk in chunks:
+        found = []
+        if rest and chunk.attempt != attempt:
+            found, rest = [_text(rest)], b""
+        *lines, rest = (rest + chunk.data).split(b"\n")
+        attempt = chunk.attempt
+        if found := found + [_text(line) for line in lines]:
+            yield found
+    if rest:
+        yield [_text(rest)]
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").removesuffix("\r")

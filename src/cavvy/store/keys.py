@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 from cavvy.store.base import KeyUnusable, StoreFull
-from cavvy.store.file_locks import FileLocks
+from cavvy.store.locks import FileLocks
 
 KEY_BYTES = 32  # AES-256
 # AES-GCM uses a nonce of this length directly, and would hash any other: NIST SP 800-38D 5.2.1.1

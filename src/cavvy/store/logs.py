@@ -23,7 +23,7 @@ from typing import ClassVar
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeys
-from cavvy.store.file_locks import FileLocks
+from cavvy.store.locks import FileLocks
 from cavvy.store.log_segments import LogSegment, SegmentFiles, find_segment_size
 from cavvy.store.log_times import LogTimes, is_due, note_arrival
 

@@ -6,13 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from cavvy.domain.allocations import Allocation
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
-from cavvy.store.allocations import check_allocation
 from cavvy.store.archive import check_open
 from cavvy.store.base import (
     AllocationConflict,
@@ -59,6 +58,7 @@ _NEXT_NUMBER = (
 _CHARGED = f"{CHARGES.select} WHERE attempt_id = ? AND rank = ?"
 _DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
+_CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 
 class WrittenJob(Struct, frozen=True):
@@ -293,3 +293,42 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
                 "already held"
             )
         standing[allocation.host].append(allocation)
+
+
+def check_allocation(
+    host: Host | None, allocation: Allocation, others: Iterable[Allocation]
+) -> None:
+    """Check that the allocation fits on its host in addition to `others`, the current allocations.
+    Allocations on other hosts are ignored.
+
+    Raises RowNotFound if `host` is None. Raises AllocationConflict if a device is in use or
+    unknown, or if the host has too few CPUs or too little memory.
+    """
+    if host is None:
+        raise RowNotFound(f"no host {allocation.host}")
+    if unknown := set(allocation.devices) - set(host.devices):
+        raise AllocationConflict(f"host {host.name} has no device {', '.join(sorted(unknown))}")
+    if len(set(allocation.devices)) != len(allocation.devices):
+        raise AllocationConflict(f"gang {allocation.gang} names a device of host {host.name} twice")
+    cpus, memory_mib = allocation.cpus, allocation.memory_mib
+    for other in others:
+        if (other.gang, other.rank) == (allocation.gang, allocation.rank):
+            raise AllocationConflict(
+                f"rank {allocation.rank} of gang {allocation.gang} already has an allocation"
+            )
+        if other.host != host.name:
+            continue
+        cpus += other.cpus
+        memory_mib += other.memory_mib
+        if taken := set(allocation.devices) & set(other.devices):
+            raise AllocationConflict(
+                f"gang {other.gang} holds {', '.join(sorted(taken))} of host {host.name}"
+            )
+    if cpus > host.cpus + _CPU_SLACK:
+        raise AllocationConflict(
+            f"host {host.name} has {host.cpus:g} CPUs, but {cpus:g} would be used"
+        )
+    if memory_mib > host.memory_mib:
+        raise AllocationConflict(
+            f"host {host.name} has {host.memory_mib} MiB of memory, but {memory_mib} would be used"
+        )

@@ -43,7 +43,7 @@ from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
 from cavvy.store.objects.base import ObjectTryAgain
-from cavvy.store.objects.sizes import BUCKETS
+from cavvy.store.objects.measures import BUCKETS
 
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
 # key could put its job ahead of others in the queue.

@@ -20,8 +20,7 @@ from cavvy.sim.serving.comparison import (
     find_crossings,
 )
 from cavvy.sim.serving.requests import RequestOptions, RequestTrace, read_requests
-from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting
-from cavvy.sim.serving.spot_capacity import read_spot_markets
+from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, read_spot_markets
 from cavvy.sim.traces.readers import TraceError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.view import serving
+from cavvy.cli.view import simulation as serving
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import output_option
@@ -243,7 +243,7 @@ def _make_service(options: _ServeOptions) -> "ServiceSpec":
 
 def _list_markets(options: _ServeOptions, setting: "ServiceSetting") -> "Sequence[ReplicaMarket]":
     from cavvy.sim.serving.run import on_demand_market
-    from cavvy.sim.serving.spot_capacity import read_spot_markets
+    from cavvy.sim.serving.service import read_spot_markets
 
     if options.spot is None:
         return [on_demand_market(setting)]

@@ -29,8 +29,7 @@ from cavvy.store.objects.base import (
 from cavvy.store.objects.base import ObjectInfo as Object
 from cavvy.store.objects.http import SignedStorage, ask, check
 from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open_place
-from cavvy.store.objects.regions import FoundRegions, find_regions
-from cavvy.store.objects.sizes import find_sizes
+from cavvy.store.objects.measures import FoundRegions, find_regions, find_sizes
 from cavvy.store.objects.threads import in_thread
 from cavvy.store.sql import Store
 

@@ -26,8 +26,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.catalog.regions import list_places_around, places_of
+from cavvy.catalog.regions import (
+    list_known_places,
+    list_places_around,
+    list_places_within,
+    places_of,
+)
 from cavvy.control.decide.replica_markets import ANYWHERE, ON_DEMAND, place_in_regions
+from cavvy.domain.offers import Offer
 from cavvy.domain.place_loads import PlaceLoads, read_places, write_places
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -252,3 +258,19 @@ def find_order(service: StoredService, places: Places) -> BoundOrder | None:
 
 def _places_of(market: ServingMarket) -> Places:
     return places_of(market.provider, market.region.partition("/")[2])
+
+
+def find_places(offer: Offer) -> tuple[str, ...]:
+    """Return the names of the known places in which a replica on this offer runs."""
+    return tuple(sorted(places_of(offer.provider, offer.region)))
+
+
+def list_possible_places(task: TaskSpec) -> tuple[str, ...]:
+    """Return the names of the places in which a replica of the service may run. For a service that
+    may run in any region, the result contains all areas and countries.
+    """
+    needs = [each.regions for each in place_in_regions(task).resources.choices]
+    if not all(needs):
+        return tuple(sorted(list_known_places()))
+    found = [list_places_within(region) for regions in needs for region in regions]
+    return tuple(sorted(frozenset().union(*found)))

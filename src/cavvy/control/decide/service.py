@@ -12,6 +12,7 @@ from cavvy.control.decide.bound_requests import (
     PlaceNeed,
     find_order,
     find_orders,
+    find_places,
     keep_replicas,
     list_needs,
     list_possible,
@@ -28,7 +29,6 @@ from cavvy.control.decide.replica_markets import (
     place_in_regions,
     place_of,
 )
-from cavvy.control.decide.residency import find_places
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.place_loads import PlaceLoads

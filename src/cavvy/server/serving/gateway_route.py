@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from cavvy.control.decide.residency import list_possible_places
+from cavvy.control.decide.bound_requests import list_possible_places
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision

@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 class ExecCarrier:
-    """Implements `TunnelCarrier` for a session of `JobExecs`. Create instances in the event loop
-    only.
+    """The server's end of a tunnel to a node, whose agent posts and polls the tunnel's data.
+    Implements `TunnelCarrier` for a session of `JobExecs`. Create instances in the event loop only.
     """
 
     def __init__(

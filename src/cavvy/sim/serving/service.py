@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from pathlib import Path
 from random import Random
 
 from cavvy.domain.values import Struct
 from cavvy.sim.serving.requests import RequestTrace
+from cavvy.sim.traces.readers import list_traces, read_series
 
 
 class ServiceSetting(Struct, frozen=True, kw_only=True):
@@ -294,3 +296,20 @@ class SimulatedService:
 
     def _find_soonest(self) -> None:
         self._soonest_s = min((s[0].ready_s for s in self.starting if s), default=inf)
+
+
+def read_spot_markets(folder: Path, usd_hr: float) -> Sequence[ReplicaMarket]:
+    """Return one market for each recording in the folder; all markets have the same price. Raises
+    TraceError.
+    """
+    return [
+        ReplicaMarket(
+            name=series.market.name,
+            region=series.market.region,
+            spot=True,
+            usd_hr=usd_hr,
+            capacity=tuple(series.counts),
+            step_s=series.gap_s,
+        )
+        for series in map(read_series, list_traces([folder]))
+    ]

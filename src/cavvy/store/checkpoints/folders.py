@@ -26,10 +26,9 @@ from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 from cavvy.store.bucket_folder import BucketFolder
-from cavvy.store.database_locks import NamedLocks
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.encrypted_files.streams import make_blob_files
-from cavvy.store.file_locks import FileLocks
+from cavvy.store.locks import FileLocks, NamedLocks
 
 _CHUNK = 1 << 20
 # maximum bytes of a path and of a name in it; even with the state folder's path in front, paths

@@ -13,6 +13,7 @@ processes.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from threading import Lock
 from typing import Any
@@ -22,7 +23,6 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
-from cavvy.train.data.quiet import load_grain
 from cavvy.train.data.samplers import count_indices, list_indices
 from cavvy.train.data.sources import Source
 from cavvy.train.loss import takes_several
@@ -351,3 +351,18 @@ def cut(values: Any, low: int, high: int, size: int) -> Any:
         return value if isinstance(value, PLAIN) else value[low:high]
 
     return tree_map(one, values, is_leaf=is_column)
+
+
+@cache
+def load_grain() -> Any:
+    """Return the package `grain`, with `grain.experimental`. Raises ModuleNotFoundError."""
+    from absl import logging as absl
+
+    before = absl.get_verbosity()
+    absl.set_verbosity(absl.ERROR)
+    try:
+        import grain
+        import grain.experimental
+    finally:
+        absl.set_verbosity(before)
+    return grain

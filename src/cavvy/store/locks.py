@@ -1,5 +1,5 @@
-"""Locks between the servers that share a folder. The locks need a file system whose locks work for
-all servers, such as a local disk or NFSv4.
+"""Locks between servers: between servers that share a folder, and between servers that share only a
+PostgreSQL database.
 """
 
 import fcntl
@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 from zlib import crc32
 
+from cavvy.store.drivers import DatabaseSession, make_driver, translate
+
 _FILES = 64  # names that share one of these files wait for each other
+_CLASS = 0x43415659  # the first number of our locks; leases use locks with one number
 
 
 class FileLocks:
@@ -51,3 +55,42 @@ class FileLocks:
         except FileNotFoundError:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return os.open(path, flags, 0o600)
+
+
+class HeldLock(Protocol):
+    """A lock that this process holds until `close` is called or the process ends."""
+
+    def close(self) -> None: ...
+
+
+class NamedLocks(Protocol):
+    """Locks between servers. Each lock has a name."""
+
+    def try_hold(self, name: str) -> HeldLock | None:
+        """Acquire and return the lock with this name, or return None if the lock is held already.
+        Blocks on I/O for a short time.
+        """
+
+
+class DatabaseLocks:
+    """Holds each lock with a separate connection, so that PostgreSQL releases the locks of a server
+    that was killed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._driver = make_driver(url, journal="auto")
+
+    def try_hold(self, name: str) -> DatabaseSession | None:
+        """See `NamedLocks`. Raises StoreUnusable."""
+        number = crc32(name.encode()) - (1 << 31)
+        try:
+            session = self._driver.connect()
+            row = session.run(f"SELECT pg_try_advisory_lock({_CLASS}, ?)", (number,)).fetchone()
+        except Exception as error:
+            if (told := translate(error, self._driver)) is error:
+                raise
+            raise told from error
+        if row is not None and row[0]:
+            return session
+        session.close()
+        return None
