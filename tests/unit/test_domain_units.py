@@ -17,6 +17,7 @@ from cavvy.domain.units import (
     Money,
     UnitError,
     count_decimals,
+    format_count,
     format_duration,
     format_measure,
     format_memory,
@@ -218,3 +219,9 @@ def test_dollars_are_formatted_in_one_place() -> None:
         if fixed.search(path.read_text("utf-8"))
     }
     assert found == set()
+
+
+def test_one_thing_is_not_named_in_the_plural() -> None:
+    counts: tuple[float, ...] = (0, 1, 2, 1200, 1.0, 0.5)
+    shown = [format_count(each, "line") for each in counts]
+    assert shown == ["0 lines", "1 line", "2 lines", "1,200 lines", "1 line", "0.5 lines"]

@@ -30,7 +30,7 @@ from cavvy.catalog.accelerators import (
 )
 from cavvy.catalog.tpu_slices import count_chips, find_slice
 from cavvy.domain.tasks import AcceleratorNeed
-from cavvy.domain.units import UnitError, parse_memory_mib
+from cavvy.domain.units import UnitError, is_whole, parse_memory_mib
 from cavvy.domain.values import Struct, replace
 
 MOST = 65_536  # the upper end of an open count such as `2..`
@@ -62,6 +62,8 @@ class _Parts(Struct, frozen=True, kw_only=True):
 
 def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
     """Parse a requirement into alternatives with canonical names. Raises NeedError."""
+    if other := next((each for each in str(text) if each.isdigit() and not is_whole(each)), ""):
+        raise NeedError(f"{str(text)[:40]!r} has the digit {other!r}", "write the digits 0 to 9")
     alternatives = [part.strip() for part in str(text).split("|")]
     if not all(alternatives) or isinstance(text, bool):
         raise NeedError(

@@ -35,10 +35,12 @@ def _read_usd(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 
 def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    from cavvy.domain.units import is_whole
+
     text = value.removesuffix("%")
     if value == _NEVER:
         return None
-    if not text.isdigit():
+    if not is_whole(text):
         raise click.BadParameter(f"expected a percentage such as 90%, or never, not {value!r}")
     return int(text)
 
@@ -92,8 +94,9 @@ def set_budget(
 ) -> None:
     """Set the budget NAME to an amount for each month. Omitted options have their defaults."""
     from cavvy.client.budget_wire import BudgetAsk, put_budget
+    from cavvy.domain.units import is_whole
 
-    if not all(each.removesuffix("%").isdigit() for each in alerts):
+    if not all(is_whole(each.removesuffix("%")) for each in alerts):
         raise click.UsageError("--alert takes percentages, such as 80%")
     ask = BudgetAsk(
         limit_micros=amount,

@@ -158,14 +158,14 @@ def _read_gpu(given: dict[str, Any]) -> None:
     """Split a value of `--gpu`, such as H100:8, A100:80GB or A100:80GB:8, into its parts, and store
     them in `given`.
     """
-    from cavvy.domain.units import UnitError, parse_memory_mib
+    from cavvy.domain.units import UnitError, is_whole, parse_memory_mib
 
     name, *parts = (given["only"] or "").split(":")
-    if parts and parts[-1].isdecimal() and int(parts[-1]):
+    if parts and is_whole(parts[-1]) and int(parts[-1]):
         given["gpus"] = int(parts.pop())
     size = ":".join(parts)
     try:
-        if size.isdecimal():
+        if is_whole(size):
             raise UnitError("a memory size needs a unit, such as GB")
         given["memory_mib"] = parse_memory_mib(size) if parts else None
     except UnitError as error:

@@ -71,9 +71,11 @@ def command(
 
 
 def _read_ports(text: str) -> tuple[int, int]:
+    from cavvy.domain.units import is_whole
+
     here, colon, there = text.partition(":")
     numbers = [here, there] if colon else [here]
-    if not all(each.isdigit() and int(each) <= _LAST_PORT for each in numbers) or not int(
+    if not all(is_whole(each) and int(each) <= _LAST_PORT for each in numbers) or not int(
         there or here
     ):
         expected = f"expected PORT or PORT:REMOTE, each at most {_LAST_PORT}"

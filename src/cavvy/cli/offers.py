@@ -7,11 +7,18 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus, complete_regions, providers_option
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
-from cavvy.domain.units import UnitError, format_memory, format_price, parse_memory_mib, parse_rate
+from cavvy.domain.units import (
+    UnitError,
+    format_memory,
+    format_price,
+    parse_memory_mib,
+    parse_rate,
+    read_number,
+)
 from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cavvy.catalog.query import NearMiss, OfferMatches
     from cavvy.cli.task.market import LiveMarket
@@ -104,6 +111,7 @@ def command(output: str, accelerators: bool, wanted: str | None, **given: object
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
+    _refuse_blank({"GPU": wanted, **given})
     if wanted and given["gpu"]:
         raise click.UsageError(
             f"the accelerators are given twice: {wanted} and --gpu {given['gpu']}; join "
@@ -115,6 +123,17 @@ def command(output: str, accelerators: bool, wanted: str | None, **given: object
             _list_offers(snapshot, need, given, output)
     except SnapshotError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _refuse_blank(given: "Mapping[str, object]") -> None:
+    """Refuse empty values, which scripts pass if a variable is not set. Raises UsageError."""
+    for name, value in given.items():
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(each, str) and not each.strip() for each in texts):
+            option = {"regions": "--region", "providers": "--provider", "GPU": "GPU"}.get(name)
+            raise click.UsageError(
+                f"{option or '--' + name.replace('_', '-')} is empty; omit it to list all offers"
+            )
 
 
 # How rejected offers differ from the request, by constraint. Each text completes a sentence such as
@@ -316,7 +335,7 @@ def _read_need(given: dict[str, object]) -> "ResourceSpec":
     from cavvy.domain.tasks import ResourceSpec
 
     try:
-        cpus = _read_range("--cpus", given["cpus"], float)
+        cpus = _read_range("--cpus", given["cpus"], read_number)
         memory = _read_range("--memory", given["memory"], parse_memory_mib)
         disk = _read_range("--disk", given["disk"], parse_memory_mib)[0]
         rate = parse_rate(str(given["max_price"])) if given["max_price"] else None

@@ -64,11 +64,27 @@ _MOST_MICROS = (1 << 63) - 1
 _THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")
 
 
+def read_number(text: str) -> float:
+    """Parse a number with the digits 0 to 9. Python's numbers may have the digits of any script,
+    which people could not compare with the other numbers of a list. Raises ValueError.
+    """
+    if not text.isascii():
+        raise ValueError(f"{text!r} is not a number in ASCII")
+    return float(text)
+
+
+def is_whole(text: str) -> bool:
+    """Return whether the text consists of the digits 0 to 9."""
+    return text.isascii() and text.isdigit()
+
+
 def parse_usd(text: str | int | float | Decimal) -> Money:
     """Parse dollars ("3.60", "$15" or 2.5) into micro-dollars. Half a micro-dollar is rounded up.
     Raises UnitError."""
     try:
         digits = str(text).strip().removeprefix("$").removesuffix("USD").strip()
+        if not digits.isascii():
+            raise InvalidOperation
         amount = Decimal(digits.replace(",", "") if _THOUSANDS.fullmatch(digits) else digits)
     except InvalidOperation:
         raise UnitError(f"expected an amount of dollars, such as 3.60, not {text!r}") from None
@@ -95,7 +111,7 @@ _LENGTHS: dict[str, float] = {
     **dict.fromkeys(("w", "week", "weeks"), 604800),
 }
 # A match never begins inside a number, so that the search reads a long number only once.
-_LENGTH = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
+_LENGTH = re.compile(r"(?<![\d.])([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", re.IGNORECASE)
 
 
 def parse_duration(text: str | int | float) -> timedelta:
@@ -141,13 +157,19 @@ def parse_memory_mib(text: str | int | float) -> int:
     """Parse an amount of memory into whole MiB, such as "80GB", "512MiB" or "1.5TB". A number
     without a unit is in GiB. Raises UnitError.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(text).strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(text).strip())
     if match is None or match[2].upper() not in _MEMORY or isinstance(text, bool):
         raise UnitError(f"expected memory such as 16GB, 512MB or 1TB, not {text!r}")
     mib = round(Decimal(match[1]) * _MEMORY[match[2].upper()])
     if mib > _MOST_MEMORY_MIB:
         raise UnitError(f"{match[1][:40]} exceeds the maximum amount of memory")
     return mib
+
+
+def format_count(count: float, noun: str) -> str:
+    """Return "1 line", "0 lines" or "1,200 lines"."""
+    text = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
 
 
 def format_usd(money: Money, decimals: int = 2) -> str:

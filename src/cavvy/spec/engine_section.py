@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from cavvy.domain.units import read_number
 from cavvy.domain.values import replace
 from cavvy.spec.engines import (
     ENGINES,
@@ -15,6 +16,7 @@ from cavvy.spec.engines import (
     list_own_flags,
     write_command,
 )
+from cavvy.spec.fields.kinds import advise_point
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
@@ -111,11 +113,15 @@ def _read_model(
 
 def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = read_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1
     if not 0 < share <= 1:
-        notes.add(mark, f"agree: {shown(text)} is not a share", suggestion="write 99% or 0.99")
+        notes.add(
+            mark,
+            f"agree: {shown(text)} is not a share",
+            suggestion=advise_point(text) or "write 99% or 0.99",
+        )
     return share
 
 

@@ -78,11 +78,13 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
 
 def _read_side(text: str) -> tuple[str, str] | None:
     """Return the parts (NAME or NAME:RANK, path) of a path on a node, or None for a local path."""
+    from cavvy.domain.units import is_whole
+
     first, colon, rest = text.partition(":")
     if not colon or "/" in first or first in ("", ".", ".."):
         return None
     rank, colon, path = rest.partition(":")
-    return (f"{first}:{rank}", path or ".") if colon and rank.isdigit() else (first, rest or ".")
+    return (f"{first}:{rank}", path or ".") if colon and is_whole(rank) else (first, rest or ".")
 
 
 class _Bar:

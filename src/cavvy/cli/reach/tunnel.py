@@ -18,8 +18,10 @@ _T = TypeVar("_T")
 
 def read_target(target: str) -> tuple[str, int]:
     """Split NAME or NAME:RANK; the default rank is 0. Raises CommandFailure."""
+    from cavvy.domain.units import is_whole
+
     name, colon, rank = target.partition(":")
-    if not name or (colon and not rank.isdigit()):
+    if not name or (colon and not is_whole(rank)):
         raise CommandFailure(
             f"{target}: expected NAME or NAME:RANK", "for example digits:1", exit_code=2
         )

@@ -16,8 +16,10 @@ class NumberRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        from cavvy.domain.units import read_number
+
         try:
-            number = float(value)
+            number = read_number(str(value))
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
@@ -32,6 +34,8 @@ class WholeRange(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
+            if not str(value).isascii():
+                raise ValueError
             number = int(value)
         except ValueError:
             self.fail(f"expected a whole number, not {value!r}", param, ctx)

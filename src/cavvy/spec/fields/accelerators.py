@@ -64,7 +64,7 @@ def _no_colon(text: str) -> str:
 
 def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     names, count, memory = table.get("name"), table.get("count"), table.get("memory")
-    if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
+    if memory and re.fullmatch(r"[0-9.]+", memory) and ".." not in memory:
         # In the table form, a number without a unit is in GiB, as in other keys; in the one-line
         # form, it is a count.
         memory += "GB"

@@ -5,7 +5,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cavvy.domain.units import UnitError, parse_memory_mib
-from cavvy.spec.fields.kinds import TEXT_OR_NUMBER, ScalarKind, WrongValue, read_text
+from cavvy.spec.fields.kinds import (
+    TEXT_OR_NUMBER,
+    ScalarKind,
+    WrongValue,
+    advise_point,
+    read_text,
+)
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode, describe
 
@@ -45,10 +51,11 @@ def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None
 
 
 def _cpus(text: str) -> float:
-    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text.strip()):
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", text.strip()):
         if re.match(r"-", text.strip()):
             raise WrongValue(f"{shown(text)}: a number of CPUs must be above 0")
-        raise WrongValue(f"{shown(text)} is not a number of CPUs")
+        hint = advise_point(text)
+        raise WrongValue(f"{shown(text)} is not a number of CPUs", suggestion=hint)
     value = float(text)
     if not 0 < value <= _MOST_CPUS:
         raise WrongValue(f"{text} CPUs are too {'few' if value == 0 else 'many'}")
@@ -65,12 +72,13 @@ def _memory(text: str) -> int:
 def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
     """Return the minimum, the maximum and the minimum per CPU of the memory, in MiB."""
     text = read_text(node)
-    if (times := re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)x", text.strip())) is not None:
+    if (times := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x", text.strip())) is not None:
         return None, None, _memory(times[1])
     try:
         return *split_range(text, _memory), None
     except UnitError:
-        hint = "delete the sign; a bare number is in GiB" if text.strip().startswith("-") else ""
+        sign = "delete the sign; a bare number is in GiB" if text.strip().startswith("-") else ""
+        hint = sign or advise_point(text)
         raise WrongValue(f"cannot read {shown(text)} as memory", suggestion=hint) from None
 
 
@@ -82,15 +90,13 @@ def _read_size(node: ScalarNode) -> int:
 def _read_speed(node: ScalarNode) -> int:
     """Read a network speed. Returns megabits per second."""
     match = re.fullmatch(
-        r"(\d{1,9}(?:\.\d{1,6})?)\s*(g|m)(?:bps|bit/s|b/s)\+?",
+        r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(g|m)(?:bps|bit/s|b/s)\+?",
         read_text(node).strip(),
         re.IGNORECASE,
     )
     if match is None:
-        raise WrongValue(
-            f"{describe(node)} is not a network speed",
-            suggestion=("add the unit, for example 100Gbps"),
-        )
+        hint = advise_point(read_text(node)) or "add the unit, for example 100Gbps"
+        raise WrongValue(f"{describe(node)} is not a network speed", suggestion=hint)
     mbps = round(float(match[1]) * (1000 if match[2].lower() == "g" else 1))
     if not 0 < mbps <= 100_000_000:
         raise WrongValue(

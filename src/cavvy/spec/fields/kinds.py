@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar
 
-from cavvy.domain.units import TooMuch, UnitError
+from cavvy.domain.units import TooMuch, UnitError, read_number
 from cavvy.domain.values import Struct, field, replace
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
@@ -523,14 +523,22 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind:
     return ScalarKind(words, parse, {"anyOf": [integer, EXPRESSION]})
 
 
+def advise_point(text: str) -> str:
+    """Return a suggestion for a number with a decimal comma, such as `99,9 %`, or ""."""
+    if not re.fullmatch(r"[0-9]+,[0-9]+ *[A-Za-z%]*", text.strip()):
+        return ""
+    return f"write {text.strip().replace(',', '.').replace(' ', '')}"
+
+
 def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind:
     """Return a kind for numbers from `low` to `high`. With `above`, `low` itself is not allowed."""
 
     def parse(node: ScalarNode) -> float:
         try:
-            value = float(node.text)
+            value = read_number(node.text)
         except ValueError:
-            raise WrongValue(f"{describe(node)} is not a number") from None
+            hint = advise_point(node.text)
+            raise WrongValue(f"{describe(node)} is not a number", suggestion=hint) from None
         if not low <= value <= high or (above and value <= low):
             raise WrongValue(f"{node.text} is out of bounds")
         return value

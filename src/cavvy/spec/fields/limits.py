@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.tasks import JobLimits, RetryPolicy
-from cavvy.domain.units import Money, UnitError, format_duration, parse_usd
+from cavvy.domain.units import Money, UnitError, format_duration, parse_usd, read_number
 from cavvy.spec.fields.kinds import (
     EXPRESSION,
     TEXT_OR_NUMBER,
@@ -14,6 +14,7 @@ from cavvy.spec.fields.kinds import (
     ScalarKind,
     SectionReader,
     WrongValue,
+    advise_point,
     either,
     read_text,
     section,
@@ -32,7 +33,7 @@ def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]
     try:
         length = read_length(node)
     except (UnitError, WrongValue):
-        if re.search(r"\d{4}-|\d:\d", text):
+        if re.search(r"[0-9]{4}-|[0-9]:[0-9]", text):
             return read_time(text), None
         raise
     if length <= timedelta(0):
@@ -64,9 +65,10 @@ def _build_limits(table: SectionReader) -> JobLimits:
 def _read_percent(node: ScalarNode) -> float:
     text = read_text(node).strip()
     try:
-        value = float(text.removesuffix("%"))
+        value = read_number(text.removesuffix("%"))
     except ValueError:
-        raise WrongValue(f"{shown(text)} is not a percentage") from None
+        hint = advise_point(text)
+        raise WrongValue(f"{shown(text)} is not a percentage", suggestion=hint) from None
     if not 0 < value < 100:
         raise WrongValue(f"{shown(text)} is not between 0 % and 100 %", suggestion="write 5%")
     return value

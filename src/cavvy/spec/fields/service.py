@@ -28,7 +28,7 @@ from cavvy.domain.services import (
     WebhookSignature,
     WebhookTrigger,
 )
-from cavvy.domain.units import parse_rate
+from cavvy.domain.units import parse_rate, read_number
 from cavvy.domain.values import replace
 from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.http_requests import (
@@ -46,6 +46,7 @@ from cavvy.spec.fields.kinds import (
     ScalarKind,
     SectionReader,
     WrongValue,
+    advise_point,
     choice,
     either,
     filled,
@@ -77,9 +78,10 @@ def _read_share(node: ScalarNode) -> float:
     """Return a share between 0 and 1, which the file can also state as a percentage."""
     text = read_text(node).strip()
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        value = read_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise WrongValue(f"{shown(text)} is not a share") from None
+        hint = advise_point(text)
+        raise WrongValue(f"{shown(text)} is not a share", suggestion=hint) from None
     if not 0 < value < 1:
         likely = f"{text}%" if 1 < value < 100 and not text.endswith("%") else "99.9% or 0.999"
         raise WrongValue(f"{shown(text)} is not between 0 and 1", suggestion=f"write {likely}")
@@ -259,7 +261,7 @@ def _read_weight(node: ScalarNode) -> int:
         percent = round(100 * _read_share(node), 6)
         if percent == int(percent):
             return int(percent)
-    if re.fullmatch(r"\d{1,2}", text) and int(text):
+    if re.fullmatch(r"[0-9]{1,2}", text) and int(text):
         likely = f"{int(text)}%"
     raise WrongValue(f"{shown(text)} is not a whole percentage", suggestion=f"write {likely}")
 

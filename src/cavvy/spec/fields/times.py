@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import JobSchedule
-from cavvy.domain.units import format_duration, parse_duration
+from cavvy.domain.units import format_duration, is_whole, parse_duration
 from cavvy.planner.calendar import next_time, parse_cron
 from cavvy.spec.fields.kinds import (
     TEXT_OR_NUMBER,
@@ -33,7 +33,7 @@ _LONGEST = timedelta(days=3660)
 
 def read_length(node: ScalarNode) -> timedelta:
     value = node.value
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and is_whole(value.strip()):
         number = value.strip()
         raise WrongValue(
             f"{shown(value)} has no unit", suggestion=f"write {number}s, {number}m or {number}h"
@@ -129,7 +129,7 @@ _CRON_RANGES = (
     ("weekday", 0, 7),
 )
 _ANY_DAY = datetime(2001, 1, 1, tzinfo=UTC)  # cron lines match the same dates in all years
-_CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
+_CRON_PART = re.compile(r"(?:\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([0-9]{1,2}))?")
 
 
 def check_cron(text: str) -> str:

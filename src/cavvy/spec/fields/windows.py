@@ -16,7 +16,7 @@ _OFF_PEAK_SPANS: tuple[WindowSpan, ...] = (
     WindowSpan(days=_ALL, start_minute=22 * 60, end_minute=6 * 60),
     WindowSpan(days=(5, 6), start_minute=0, end_minute=_DAY_MINUTES),
 )
-_TIMES = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+_TIMES = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
 
 
 def _read_window(text: str) -> StartWindow:
