@@ -46,6 +46,8 @@ def test_the_rate_and_its_date_are_shown(monkeypatch: pytest.MonkeyPatch) -> Non
     (setting,) = [each for each in manifest("EUR").settings if each.name == "usd_per_eur"]
     assert (setting.default, setting.unit) == (1.1607, "USD")
     assert "European Central Bank on 2025-10-21" in setting.consequence
+    assert setting.maximum is not None
+    assert 4 < setting.maximum < 100, "yen for a dollar instead of dollars for a yen"
     assert ("prices", "in EUR, at $1.2 each (`usd_per_eur`)") in account(
         "EUR", usd_per_eur=1.2
     ).identity()

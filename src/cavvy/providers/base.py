@@ -123,6 +123,7 @@ class ProviderSetting(Struct, frozen=True, kw_only=True):
     default: Scalar | None = None
     consequence: str
     minimum: float | None = None  # bounds of a number, inclusive
+    maximum: float | None = None
 
 
 class Ability(Struct, Generic[_P], frozen=True, kw_only=True):

@@ -185,6 +185,9 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
         raise BadSettings(f"{where}: expected {setting.kind}{unit}, not {value!r}")
     if setting.minimum is not None and isinstance(value, (int, float)) and value < setting.minimum:
         raise BadSettings(f"{where}: expected at least {setting.minimum:g}, not {value!r}")
+    if setting.maximum is not None and isinstance(value, (int, float)) and value > setting.maximum:
+        unit = f" {setting.unit}" if setting.unit else ""
+        raise BadSettings(f"{where}: expected at most {setting.maximum:g}{unit}, not {value!r}")
     return value
 
 

@@ -7,6 +7,7 @@ from cavvy.catalog.currencies import SOURCE, find_rate
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderSetting, SettingKind
 
+_DEAREST_USD = 10.0  # no currency is worth more; the dearest, the Kuwaiti dinar, is worth about 3.3
 _EXCHANGE = "usd_per_"  # the start of the name of the setting with the exchange rate
 
 _CONSENT = "If the price is above 0, a job needs consent to costs, as for any paid offer."
@@ -33,6 +34,7 @@ def number(
     unit: str,
     default: float | None = None,
     minimum: float = 0,
+    maximum: float | None = None,
     whole: bool = False,
 ) -> ProviderSetting:
     """Return a numeric setting. If `default` is None, the setting is unset by default."""
@@ -42,6 +44,7 @@ def number(
         unit=unit,
         default=default,
         minimum=minimum,
+        maximum=maximum,
         consequence=consequence,
     )
 
@@ -56,6 +59,7 @@ def exchange_rate(currency: str) -> ProviderSetting:
         unit="USD",
         default=float(known.usd),
         minimum=1e-6,
+        maximum=_DEAREST_USD,
     )
 
 
