@@ -66,6 +66,17 @@ async def test_how_long_jobs_are_kept_restricts_nothing_and_is_recorded(api: Api
     assert '"keep_jobs_days":0' in log[0]["text"]
 
 
+@pytest.mark.parametrize("path", ["/v1/policy", "/v1/projects/p/policy"])
+async def test_fields_that_a_client_does_not_know_keep_their_values(api: Api, path: str) -> None:
+    sent = {"keep_jobs_days": 7, "user_jobs": 3, "max_rate_micros_per_hour": 9, "regions": ["eu"]}
+    await put(api, path, **sent, providers=["fake"])
+    await put(api, path, providers=[], regions=["us"], max_rate_micros_per_hour=None)
+    [found] = (await api.http.get(path)).json()
+    assert (found["keep_jobs_days"], found["user_jobs"]) == (7, 3)
+    assert (found["providers"], found["regions"]) == ([], ["us"])
+    assert found["max_rate_micros_per_hour"] is None
+
+
 async def test_other_projects_are_not_restricted(api: Api) -> None:
     await put(api, providers=["aws"])
     assert (await submit(api, project="q")).status_code == 201

@@ -1,6 +1,6 @@
 """Request and response types of the policy routes, and client functions that call these routes."""
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 from msgspec.json import encode
 
 from cavvy.client.client import ApiClient
@@ -9,28 +9,29 @@ from cavvy.client.wire import Answer, Ask
 
 
 class PolicyAsk(Ask, frozen=True, kw_only=True):
-    """The resources that the jobs of a project may use. Empty lists and null permit everything.
-    `max_rate_micros_per_hour` is the highest price of one node. `signed_by` contains public keys in
-    PEM form; each image must be signed with one of these keys. `keep_jobs_days` is how long ended
-    jobs are kept, 0 for forever; with null, a parent project or the server decides. `share` is the
+    """The resources that the jobs of a project may use. Empty lists and null permit everything;
+    fields that the request does not contain keep their values. `max_rate_micros_per_hour` is the
+    highest price of one node. `signed_by` contains public keys in PEM form; each image must be
+    signed with one of these keys. `keep_jobs_days` is how long ended jobs are kept, 0 for forever;
+    with null, a parent project or the server decides. `share` is the
     project's weight in the queue among the projects with the same parent, 1 if null. Up to
     `quota_gpus` GPUs, the project's jobs go first. `max_gpus` is the most GPUs that its jobs hold
     at the same time; `user_gpus` and `user_jobs` are the most GPUs and running jobs of each user.
     """
 
-    providers: list[str] = field(default_factory=list)
-    regions: list[str] = field(default_factory=list)
-    accelerators: list[str] = field(default_factory=list)
-    max_rate_micros_per_hour: int | None = None
-    images: list[str] = field(default_factory=list)
-    image_digests: bool = False
-    signed_by: list[str] = field(default_factory=list)
-    keep_jobs_days: int | None = None
-    share: float | None = None
-    quota_gpus: float | None = None
-    max_gpus: float | None = None
-    user_gpus: float | None = None
-    user_jobs: int | None = None
+    providers: list[str] | UnsetType = UNSET
+    regions: list[str] | UnsetType = UNSET
+    accelerators: list[str] | UnsetType = UNSET
+    max_rate_micros_per_hour: int | UnsetType | None = UNSET
+    images: list[str] | UnsetType = UNSET
+    image_digests: bool | UnsetType = UNSET
+    signed_by: list[str] | UnsetType = UNSET
+    keep_jobs_days: int | UnsetType | None = UNSET
+    share: float | UnsetType | None = UNSET
+    quota_gpus: float | UnsetType | None = UNSET
+    max_gpus: float | UnsetType | None = UNSET
+    user_gpus: float | UnsetType | None = UNSET
+    user_jobs: int | UnsetType | None = UNSET
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):

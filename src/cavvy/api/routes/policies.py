@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
 from msgspec.structs import asdict
 from starlette.requests import Request
 
@@ -18,6 +19,7 @@ from cavvy.control.worklist import QUEUE
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.registry import list_known
 
 router = RouteGroup("policies", prefix="/v1")
@@ -49,20 +51,22 @@ async def list_general(app_state: AppState) -> list[wire.ProjectPolicyView]:
 
 @router.put(
     "/projects/{project}/policy",
-    "Replace the policy of a project. The policy also applies to all subprojects.",
+    "Set the policy of a project, which also applies to all subprojects. Fields that the request "
+    "does not contain keep their values.",
     rule=in_path(Permission.MANAGE),
 )
 async def put(request: Request, project: ProjectPath, ask: wire.PolicyAsk) -> None:
-    await _put(request, project, _read(ask))
+    await _change(request, project, ask)
 
 
 @router.put(
     "/policy",
-    "Replace the policy of the installation, which applies to all projects.",
+    "Set the policy of the installation, which applies to all projects. Fields that the request "
+    "does not contain keep their values.",
     rule=on_installation(Permission.MANAGE),
 )
 async def put_general(request: Request, ask: wire.PolicyAsk) -> None:
-    await _put(request, INSTALLATION, _read(ask))
+    await _change(request, INSTALLATION, ask)
 
 
 @router.delete(
@@ -87,6 +91,17 @@ async def _find(app_state: AppState, project: str) -> Sequence[BoundPolicy]:
     return (await app_state.store.policies()).find(project)
 
 
+async def _change(request: Request, project: str, ask: wire.PolicyAsk) -> None:
+    """Set the fields that the request contains. The others stay: clients of former versions do not
+    know all fields.
+    """
+    found = await _find(app_state_of(request), project)
+    own = (each for each in found if each.project == project)
+    before = _view(next(own, BoundPolicy(project=project, policy=ProjectPolicy())))
+    sent = {name: value for name, value in asdict(ask).items() if value is not UNSET}
+    await _put(request, project, _read(replace(before, **sent)))
+
+
 async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> None:
     app_state = app_state_of(request)
     found = await _find(app_state, project)
@@ -97,7 +112,7 @@ async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> 
     app_state.control_plane.hint(QUEUE)
 
 
-def _read(ask: wire.PolicyAsk) -> ProjectPolicy:
+def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:
     """Raises ApiProblem."""
     for name in ("providers", "regions", "accelerators", "images"):
         entries = getattr(ask, name)
