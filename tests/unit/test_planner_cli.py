@@ -120,6 +120,11 @@ def test_the_source_and_the_date_of_each_price_are_shown(planned: Path) -> None:
 def test_the_plan_of_a_service_names_the_command_that_starts_it(planned: Path) -> None:
     shown = run(planned, "resources: {gpu: L4}\nservice: {port: 80}\n").stdout
     assert "`cavvy serve` can use none" in shown
+    spare = "replicas are added so that enough replicas are ready for"
+    assert spare not in shown
+    on_spot = "resources: {gpu: L4, spot: auto}\nservice: {port: 80, slo: {availability: 99.9%}}\n"
+    told = " ".join(run(planned, on_spot).stdout.split())
+    assert f"on spot: spare and on-demand {spare} 99.9% of the time" in told
 
 
 def test_every_offer_is_accounted_for(planned: Path) -> None:

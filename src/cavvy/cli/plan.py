@@ -400,6 +400,7 @@ def accelerators_text(offer: "Offer") -> str | None:
 
 def _placements_out(answer: _Alternative, which: str) -> None:
     from cavvy.planner.explain import wish
+    from cavvy.spec.describe import describe_spares
 
     task, made = answer.task, answer.made
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
@@ -418,6 +419,8 @@ def _placements_out(answer: _Alternative, which: str) -> None:
         text_out(f"{_sources_text(made, which)}; `cavvy {verb}` can use {_usable_text(answer)}")
         if priced := _priced_by(made):
             text_out(f"prices: {priced}")
+        if spares := describe_spares(task):
+            text_out(f"on spot: {spares}")
 
 
 def _priced_by(made: "PlacementPlan") -> str:

@@ -41,7 +41,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("on", describe_nodes(task)),
         ("encrypts", "the traffic between its nodes" if task.encrypt else ""),
         ("where", _where(task.resources)),
-        ("on spot", _spares(task)),
+        ("on spot", describe_spares(task)),
         *_others(task.resources),
         ("checked", _check(task.resources)),
         ("folder", _workdir(task.workdir)),
@@ -69,7 +69,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _spares(task: TaskSpec) -> str:
+def describe_spares(task: TaskSpec) -> str:
     """Return how replicas on spot are complemented, or "" if there are no such replicas."""
     policies = {each.spot for each in task.resources.choices} - {SpotPolicy.NEVER}
     if task.service is None or not policies:
