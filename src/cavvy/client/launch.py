@@ -13,7 +13,7 @@ from cavvy import settings
 from cavvy.client import file_limit
 from cavvy.client.errors import StartFailed
 from cavvy.client.patience import QUIET_S, Patience
-from cavvy.client.state import ServerFile, read_server
+from cavvy.client.state import ServerFile, is_migrating, read_server
 
 start_process = subprocess.Popen  # tests replace it
 _MODULE = "cavvy.server.embedded"
@@ -31,9 +31,23 @@ class StartupReport(Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
+class _StartDeadline:
+    """The end of the wait for a server, which moves while the server migrates its database."""
+
+    def __init__(self, home: str, timeout_s: float) -> None:
+        self.home, self._timeout_s = home, timeout_s
+        self._until = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        if is_migrating(self.home):
+            self._until = time.monotonic() + self._timeout_s
+        return self._until - time.monotonic()
+
+
 def launch(home: str, patience: Patience) -> ServerFile:
     """Start the server of this state folder, or wait for the server that another command is
-    starting. If the start is slow, report the delay through `patience`. Raises StartFailed.
+    starting. If the start is slow, report the delay through `patience`. The time that a migration
+    of the database takes is not limited. Raises StartFailed.
     """
     try:
         timeout_s = settings.load().whole("server.start_timeout_s")
@@ -48,7 +62,7 @@ def launch(home: str, patience: Patience) -> ServerFile:
             + ("Not a directory" if isinstance(error, FileExistsError) else f"{error.strerror}"),
             "set CAVVY_HOME to a folder that you can write to",
         ) from error
-    deadline = time.monotonic() + timeout_s
+    deadline = _StartDeadline(home, timeout_s)
     while True:
         word = _start_once(home, deadline, patience)
         server = read_server(home)
@@ -56,7 +70,7 @@ def launch(home: str, patience: Patience) -> ServerFile:
             return server
         if word.state == "error":
             raise StartFailed(word.code, word.message, word.hint)
-        if time.monotonic() > deadline:
+        if deadline.left_s() <= 0:
             raise StartFailed(
                 "server-start-timeout",
                 f"the server did not start within {timeout_s} s",
@@ -66,7 +80,7 @@ def launch(home: str, patience: Patience) -> ServerFile:
         time.sleep(0.05)
 
 
-def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport:
+def _start_once(home: str, deadline: "_StartDeadline", patience: Patience) -> StartupReport:
     log_path = os.path.join(home, "server.log")
     reader, writer = os.pipe()
     environment = {**os.environ, "CAVVY_HOME": home}
@@ -107,15 +121,18 @@ def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport
     return word
 
 
-def _listen(reader: int, deadline: float, patience: Patience) -> StartupReport | None:
+def _listen(reader: int, deadline: "_StartDeadline", patience: Patience) -> StartupReport | None:
     """Return the report of the starting server, or None if the server ended without a report."""
     data = b""
     while not data.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0:
+        left_s = deadline.left_s()
+        if left_s <= 0:
             return StartupReport(state="late")
-        if not select.select([reader], [], [], min(left, QUIET_S))[0]:
-            patience.note_start()
+        if not select.select([reader], [], [], min(left_s, QUIET_S))[0]:
+            if is_migrating(deadline.home):
+                patience.note_migration()
+            else:
+                patience.note_start()
             continue
         part = os.read(reader, 65536)
         if not part:
@@ -125,10 +142,10 @@ def _listen(reader: int, deadline: float, patience: Patience) -> StartupReport |
 
 
 def _last_words(
-    process: "subprocess.Popen[bytes]", log_path: str, begin: int, deadline: float
+    process: "subprocess.Popen[bytes]", log_path: str, begin: int, deadline: "_StartDeadline"
 ) -> StartupReport:
     try:
-        code = process.wait(max(0.1, deadline - time.monotonic()))
+        code = process.wait(max(0.1, deadline.left_s()))
     except subprocess.TimeoutExpired:
         code = 0
     with open(log_path, "rb") as log:

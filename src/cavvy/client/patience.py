@@ -17,7 +17,7 @@ class Patience:
     def __init__(self, limit_s: float = 0.0, report: Callable[[str], None] | None = None) -> None:
         self.limit_s = limit_s
         self._report = report
-        self._silent = False
+        self._silent = self._migrates = False
 
     def note_silence(self, what: str = "no answer from the server yet") -> None:
         """Report that the server does not answer, or answers only that its database does not,
@@ -28,6 +28,15 @@ class Patience:
     def note_start(self) -> None:
         """Report that the server, which this client has started, needs more time than usual."""
         self._note("the server is starting, which can take a minute (`cavvy server logs`)")
+
+    def note_migration(self) -> None:
+        """Report that the server migrates its database, also if its slow start was reported."""
+        if not self._migrates and self._report is not None:
+            self._migrates = self._silent = True
+            self._report(
+                "the server is migrating its database, which can take minutes; still waiting (see "
+                "`cavvy server logs`)"
+            )
 
     def _note(self, text: str) -> None:
         if not self._silent and self._report is not None:

@@ -4,11 +4,14 @@ the address, the token and the lock of the running server.
 
 import fcntl
 import os
+import time
 from datetime import datetime
 from threading import get_ident
 
 from msgspec import Struct
 from msgspec.json import decode, encode
+
+_MIGRATION_S = 10.0  # for which a server's word that it migrates its database holds
 
 
 class ServerFile(Struct, frozen=True, kw_only=True):
@@ -51,6 +54,32 @@ def write_private(path: str, data: bytes) -> None:
         if os.path.exists(draft):
             os.unlink(draft)
         raise
+
+
+def note_migration(home: str) -> None:
+    """Tell the commands that wait for this server that it migrates its database, for the next
+    seconds. Raises OSError.
+    """
+    path = _migration_file(home)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.utime(path)
+
+
+def end_migration(home: str) -> None:
+    if os.path.exists(path := _migration_file(home)):
+        os.unlink(path)
+
+
+def is_migrating(home: str) -> bool:
+    """Return whether a server of this state folder has just said that it migrates its database."""
+    try:
+        return abs(time.time() - os.stat(_migration_file(home)).st_mtime) < _MIGRATION_S
+    except OSError:
+        return False
+
+
+def _migration_file(home: str) -> str:
+    return os.path.join(home, "server.migrates")
 
 
 def write_server(home: str, server: ServerFile) -> None:

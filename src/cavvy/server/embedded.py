@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -25,7 +26,9 @@ from cavvy.client import API, REVISION, file_limit
 from cavvy.client.launch import StartupReport
 from cavvy.client.state import (
     ServerFile,
+    end_migration,
     host_name,
+    note_migration,
     process_mark,
     write_private,
     write_server,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from cavvy.store.leases import ReplicaLeases
 
 _CHORES_S = 5.0
+_TELL_S = 1.0
 _OPEN_FILES = 65_536  # as in the systemd unit; 2,000 nodes need two connections each
 _BUCKET_THREADS = 64
 _MIB = 1024 * 1024
@@ -102,9 +106,11 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
     from cavvy.store.base import StoreError
     from cavvy.store.reserve import Reserve, is_full
 
+    started = threading.Event()
+    threading.Thread(target=_tell_of_migration, args=(home, started), daemon=True).start()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_ServerRun(home, configured, word).run())
+            return runner.run(_ServerRun(home, configured, word, started).run())
     except (StateDirError, settings.SettingsError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
             return _serve(home, configured, word)
@@ -115,7 +121,22 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
             str(error),
             f"correct {configured.file}, then check every provider with `cavvy check`",
         )
+    finally:
+        started.set()
     return False
+
+
+def _tell_of_migration(home: StateDir, ended: threading.Event) -> None:
+    """Until the start has ended, tell the commands that wait for it while the database is being
+    migrated.
+    """
+    while not ended.wait(_TELL_S):
+        module = sys.modules.get("cavvy.store.migrate")
+        if module is not None and module.running.is_set():
+            with contextlib.suppress(OSError):
+                note_migration(home.path)
+    with contextlib.suppress(OSError):
+        end_migration(home.path)
 
 
 def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
@@ -144,7 +165,14 @@ def _where_database(home: StateDir) -> str:
 class _ServerRun:
     """One run of the server, until it stops or must be restarted."""
 
-    def __init__(self, home: StateDir, configured: settings.Settings, word: "_Word") -> None:
+    def __init__(
+        self,
+        home: StateDir,
+        configured: settings.Settings,
+        word: "_Word",
+        started: threading.Event,
+    ) -> None:
+        self._started = started
         self._home = home
         self._settings = configured
         self._word = word
@@ -292,6 +320,7 @@ class _ServerRun:
         self, address: str, listen: str | None, node_endpoint: "NodeListener | None"
     ) -> None:
         self._settle()
+        self._started.set()
         self._word.say("ready")
         shown = {
             "address": address,

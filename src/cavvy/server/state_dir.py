@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cavvy.client import file_limit
-from cavvy.client.state import host_name, read_server, read_token, write_private
+from cavvy.client.state import host_name, is_migrating, read_server, read_token, write_private
 from cavvy.mounts import is_shared, read_mounts
 
 # maximum bytes of a socket's path; the kernel allows 108 including the final NUL
@@ -110,6 +110,8 @@ class StateDir:
             server = read_server(self.path)
             if server is not None and _connects(server.address):
                 raise StateDirBusy
+            if is_migrating(self.path):
+                deadline = time.monotonic() + wait_s
             if time.monotonic() > deadline:
                 raise StateDirError(
                     "server-stuck",

@@ -8,6 +8,7 @@ the database's revision are run.
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,7 @@ MIGRATIONS: Mapping[str, Path] = {
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
 # number of the lock that the migrating process holds; the bytes of "cavvy" in ASCII
+running = threading.Event()  # set while this process migrates a database
 _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
 # Milliseconds to wait for another process that is migrating the database. This time is shorter than
@@ -129,11 +131,13 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
             session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
             session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
         elif revision < HEAD:
+            running.set()
             _migrate(session, revision)
         else:
             refuse_newer(session)
         session.commit()
     finally:
+        running.clear()
         session.rollback()
 
 
