@@ -358,6 +358,8 @@ def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
         (["--spot", "ls", "-Z"], "ls: the file does not exist", "ls -Z"),
         (["ls", "-Z", "-d"], "ls: the file does not exist", "ls -Z -d"),
         (["ls"], "ls: the file does not exist", "ls"),
+        (["a; b"], "a; b: the file does not exist", "'a; b'"),
+        (["echo $HOME > it"], "echo $HOME > it: the file does not exist", "'echo $HOME > it'"),
         (["a.yaml", "it's"], "expected one task file", "a.yaml 'it'\"'\"'s'"),
     ],
 )

@@ -96,6 +96,7 @@ def export(file: str) -> None:
     from msgspec.json import encode
 
     from cavvy.client.audit_wire import read_all
+    from cavvy.domain.units import format_count
 
     count = 0
     with session() as client, click.open_file(file, "wb") as out:
@@ -105,7 +106,7 @@ def export(file: str) -> None:
             if count % _PROGRESS == 0:
                 click.echo(f"{count:,} records", err=True)
     if file != "-":
-        click.echo(f"{count:,} records are in {file}", err=True)
+        click.echo(f"wrote {format_count(count, 'record')} to {file}", err=True)
 
 
 @command.command("verify")
@@ -127,6 +128,7 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     """
     from cavvy.client.audit_wire import read_all
     from cavvy.domain.audit import read_head
+    from cavvy.domain.units import format_count
 
     try:
         heads = [read_head(text) for text in kept]
@@ -137,7 +139,7 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     else:
         with session() as client:
             count, end = _check(map(_seal, read_all(client)), heads)
-    click.echo(f"{count:,} records are intact", err=True)
+    click.echo(f"{format_count(count, 'record')} {'is' if count == 1 else 'are'} intact", err=True)
     click.echo(str(end))
 
 

@@ -194,15 +194,17 @@ def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) 
 
 
 def _summary(path: "Path") -> str:
+    from cavvy.domain.units import format_count
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open(path) as snapshot:
         head, doubts = snapshot.info(), _list_doubts(snapshot)
+    said = f"{format_count(len(doubts), 'offer')} {'is' if len(doubts) == 1 else 'are'}"
     return "\n".join(
         [
             f"the catalog now has {head.rows:,} offers, the newest from {head.as_of}; `cavvy "
             "catalog diff` shows what changed",
-            *([f"{len(doubts)} offers are in doubt: {doubts[0]}"] if doubts else []),
+            *([f"{said} in doubt: {doubts[0]}"] if doubts else []),
         ]
     )
 

@@ -283,6 +283,7 @@ def statement(project: str, month: datetime, file: Path) -> None:
     """
     from cavvy.client.ledger_wire import list_entries, to_line
     from cavvy.costs.statements import make_statement, month_period, total_of
+    from cavvy.domain.units import format_count
 
     if file.suffix not in _STATEMENTS:
         raise click.UsageError(f"the name of the file must end with {', '.join(_STATEMENTS)}")
@@ -292,7 +293,7 @@ def statement(project: str, month: datetime, file: Path) -> None:
         lines = make_statement(map(to_line, entries), since, until)
     _write_statement(file, f"Project {project}, {month:%B %Y}", (since, until), lines)
     show = formatting.make_money_format([total_of(lines).micros])
-    count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+    count = format_count(len(lines), "line")
     click.echo(f"{file}: {count}, total {show(total_of(lines).micros)}")
 
 
@@ -410,10 +411,13 @@ def reconcile(
     found = [each for each in report.found if project is None or each.project in ("", project)]
     _differences_out(found, output)
     if output == "table":
+        from cavvy.domain.units import format_count
+
         click.echo(
             f"{report.title}, {report.since:%Y-%m-%d} to {report.until:%Y-%m-%d} (UTC): "
-            f"{report.lines} lines compared with {report.charges} charges of the ledger, "
-            f"{len(found)} differences"
+            f"{format_count(report.lines, 'line')} compared with "
+            f"{format_count(report.charges, 'charge')} of the ledger, "
+            f"{format_count(len(found), 'difference')}"
         )
     if found:
         raise SystemExit(1)

@@ -31,6 +31,8 @@ def convert(source: str, target: Path) -> None:
     or litdata. Images are stored as pixels, which takes more space but needs no decoding. Training
     scripts read the result as mds:TARGET.
     """
+    from cavvy.domain.units import format_count
+
     try:
         from cavvy.readers import open_samples
         from cavvy.readers.mds import write_shards
@@ -52,7 +54,7 @@ def convert(source: str, target: Path) -> None:
         )
         raise CommandFailure(f"cannot convert {source}: {error}", hint, exit_code=2) from error
     size = sum(path.stat().st_size for path in target.iterdir())
-    click.echo(f"wrote {count} samples, {size / 1e6:.1f} MB, to {target}")
+    click.echo(f"wrote {format_count(count, 'sample')}, {size / 1e6:.1f} MB, to {target}")
     click.echo(
         f"random reads by one thread: {before:,.0f} samples/s before the conversion, "
         f"{after:,.0f} after it ({after / before:.1f} times as fast)"

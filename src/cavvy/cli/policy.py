@@ -108,6 +108,7 @@ def set_policy(
     from msgspec.structs import asdict
 
     from cavvy.client.policy_wire import PolicyAsk, list_policies, put_policy
+    from cavvy.domain.units import format_count
 
     where = _read_where(project, everywhere=all_projects)
     changes: dict[str, Any] = {
@@ -153,8 +154,8 @@ def set_policy(
     if days := changes.get("keep_jobs_days"):
         when = f"from {begin:%Y-%m-%d %H:%M} UTC on" if begin else "within hours"
         click.echo(
-            f"note: the server will remove jobs that ended more than {days} days ago, with their "
-            f"logs and checkpoints, {when}; their costs stay",
+            f"note: the server will remove jobs that ended more than {format_count(days, 'day')} "
+            f"ago, with their logs and checkpoints, {when}; their costs stay",
             err=True,
         )
 
@@ -308,4 +309,6 @@ def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
 
 
 def _say_days(days: int) -> str:
-    return f"kept for {days} days" if days else "kept forever"
+    from cavvy.domain.units import format_count
+
+    return f"kept for {format_count(days, 'day')}" if days else "kept forever"

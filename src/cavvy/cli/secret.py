@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import named, project_option, session
+from cavvy.cli.reach.session import find_project_note, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import output_option
@@ -50,7 +50,11 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
         raise CommandFailure("the value is empty", hint, exit_code=2)
     with session() as client:
         client.put_secret(project, name, value)
+        undo = f"`cavvy secret delete {named(project, name)}` removes the secret"
+        note = find_project_note(client, project, undo)
     click.echo(f"secret {name} of project {project} is set")
+    if note:
+        click.echo(note, err=True)
 
 
 @command.command("list")

@@ -8,7 +8,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
-from cavvy.domain.units import format_number
+from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import (
@@ -160,13 +160,13 @@ def _show_trial(trial: "TrialView", serving: int) -> str:
             said += f"; revision {serving} answers, because the last replica did not start"
     elif not trial.end:
         share = f"{trial.weight}% of the service's requests"
-        said = f"gets {share} until it has received {trial.asked} requests"
+        said = f"gets {share} until it has received {format_count(trial.asked or 0, 'request')}"
     parts = [f"revision {trial.revision} {'was ' if trial.end else ''}{said}"]
     if trial.requests:
         old, new = trial.errors
         evidence = format_number(float(f"{min(trial.evidence, 1e6):.3g}"))
         parts.append(
-            f"{trial.requests} requests: {new:.2%} failed (before: {old:.2%}), "
+            f"{format_count(trial.requests, 'request')}: {new:.2%} failed (before: {old:.2%}), "
             f"{trial.slower - 1:+.1%} latency; evidence {evidence} (rolled "
             f"back at {trial.bound:g})"
         )
@@ -182,14 +182,17 @@ def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
         parts.append(f"{_show_share(reached.availability)} answered (wanted: {wanted})")
     if asked.p95_s is not None and reached.in_time is not None:
         parts.append(f"{100 * reached.in_time:.4g}% within {asked.p95_s:g} s (wanted: 95%)")
-    return f"{', '.join(parts)}; {reached.requests} requests" if parts else "not measured yet"
+    if not parts:
+        return "not measured yet"
+    return f"{', '.join(parts)}; {format_count(reached.requests, 'request')}"
 
 
 def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:
     where = " and ".join(each.places)
     return (
         f"no replica starts in {where} for waiting requests ({each.waiting}), because the "
-        f"service has its maximum of {found.most} replicas; raise `replicas.max`, or stop another "
+        f"service has its maximum of {format_count(found.most, 'replica')}; raise `replicas.max`, "
+        "or stop another "
         f"replica: `cavvy stop {each.instead}`"
     )
 

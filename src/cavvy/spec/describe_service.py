@@ -16,7 +16,7 @@ from cavvy.domain.services import (
     TargetKind,
     UpdateStrategy,
 )
-from cavvy.domain.units import format_duration, format_memory, format_rate
+from cavvy.domain.units import format_count, format_duration, format_memory, format_rate
 from cavvy.spec.problems import listed
 
 
@@ -89,7 +89,7 @@ def _update(update: ServiceUpdate) -> str:
         case UpdateStrategy.CANARY:
             return (
                 f"{update.weight}% of the requests are sent to a new revision, until the "
-                f"revision has received {update.requests} requests or "
+                f"revision has received {format_count(update.requests, 'request')} or "
                 f"{format_duration(update.within)} have passed"
             )
 
@@ -110,9 +110,9 @@ def _target(replicas: ReplicaCount) -> str:
         case TargetKind.QUEUE_WAIT:
             return f"so that requests wait at most {target.value:g}s"
         case TargetKind.CONCURRENCY:
-            return f"for {target.value:g} requests at once in each"
+            return f"for {format_count(target.value, 'request')} at once in each"
         case TargetKind.RATE:
-            return f"for {target.value:g} requests per second in each"
+            return f"for {format_count(target.value, 'request')} per second in each"
         case TargetKind.GPU_UTILISATION:
             return f"so that GPUs are busy {100 * target.value:g}% of the time"
         case TargetKind.METRIC:

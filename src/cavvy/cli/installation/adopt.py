@@ -34,6 +34,7 @@ def command(database: str | None, source: str | None) -> None:
     """
     from cavvy import settings
     from cavvy.cli.installation.failures import folder_failures
+    from cavvy.domain.units import format_count
     from cavvy.server.adopt import MOVED, adopt
     from cavvy.server.state_dir import StateDir
 
@@ -49,7 +50,7 @@ def command(database: str | None, source: str | None) -> None:
         done = adopt(home, configured, url, folder)
     rows = {each.table: each.rows for each in done.tables}
     shown = [f"{rows.pop(table)} {text}" for table, text in _SHOWN.items()]
-    copied = f", and copied {done.files} files" if done.files else ""
+    copied = f", and copied {format_count(done.files, 'file')}" if done.files else ""
     click.echo(
         f"{'had moved' if done.again else 'moved'} {', '.join(shown)} and {sum(rows.values())} "
         f"other rows to PostgreSQL{copied}; compared every row with the original"

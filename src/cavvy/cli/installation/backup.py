@@ -23,6 +23,7 @@ def command(file: str) -> None:
     from cavvy import settings
     from cavvy.cli.installation.failures import folder_failures
     from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.domain.units import format_count
     from cavvy.server.backup import back_up
     from cavvy.server.state_dir import StateDir
 
@@ -37,7 +38,9 @@ def command(file: str) -> None:
                 manifest = back_up(home, configured, out)
     rows = sum(each.rows for each in manifest.tables)
     click.echo(
-        f"backed up {rows} rows and {len(manifest.files)} files of {manifest.folder}", err=True
+        f"backed up {format_count(rows, 'row')} and {format_count(len(manifest.files), 'file')} of "
+        f"{manifest.folder}",
+        err=True,
     )
     if file != "-":
         click.echo(f"to check the archive: cavvy server restore --dry-run {file}", err=True)

@@ -215,7 +215,9 @@ def _read_options(
         other = ", - or a command after --" if takes_command else " or -"
         raise click.UsageError(f"expected a task file{other}")
     if words is None and takes_command and _looks_like_command(file):
-        hint = _advise_command(context, file)
+        # a shell that reads the hint must not take `;` or `$` for its own
+        plain = re.fullmatch(r"[\w@%+=:,./ -]+", file) is not None
+        hint = _advise_command(context, file if plain else shlex.quote(file))
         raise CommandFailure(f"{file}: the file does not exist", hint, exit_code=2)
     told = json.dumps(overrides) if overrides else ""
     return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
