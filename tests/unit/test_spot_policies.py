@@ -10,6 +10,7 @@ from cavvy.planner.spot.policies import POLICIES, find_policy
 from cavvy.planner.spot.view import (
     GRAIN_S,
     NOWHERE,
+    UNSEEN,
     JobTerms,
     PolicyDecision,
     PolicyMaker,
@@ -316,3 +317,33 @@ def test_auto_leaves_on_demand_only_if_the_rest_of_the_work_pays(
     policy = AutoPolicy(replace(TERMS, overhead_s=0.2 * HOUR, deadline_s=100 * HOUR))
     policy.learn(-24 * HOUR, (SpotQuote(True, 0.95),))
     assert policy.decide(view(1, left, RunMode.ON_DEMAND, True, usd_hr=0.95)).mode is expected
+
+
+@pytest.mark.parametrize("slack_hr", [3.0, 5.0, 8.0])
+def test_slack_is_not_spent_on_a_slightly_cheaper_market_whose_spells_are_short(
+    slack_hr: float,
+) -> None:
+    """The other market with the lowest price has no spot either. The next one costs a third more
+    and was never tried.
+    """
+    markets = tuple(PolicyMarket(name=name) for name in "abcdefgh")
+    moves = tuple(tuple(0.01 * (a != b) for b in markets) for a in markets)
+    terms = JobTerms(
+        work_s=43 * HOUR,
+        deadline_s=51 * HOUR,
+        overhead_s=720.0,
+        markets=markets,
+        move_usd=moves,
+    )
+    others = (SpotQuote(False, 0.17), *[SpotQuote(True, 0.22, since_s=UNSEEN)] * 6)
+    policy, began = AutoPolicy(terms), 51 * HOUR - (slack_hr + 41) * HOUR
+    for number in range(6):
+        quote = SpotQuote(number % 2 == 0, 0.17)
+        policy.learn(began - (5 - number) * 0.4 * HOUR, (quote, *others))
+    now, decision = began, PolicyDecision(RunMode.IDLE, 0)
+    while decision.mode is RunMode.IDLE:
+        quotes = (SpotQuote(False, 0.17), *others)
+        decision = policy.decide(PolicyView(now, 41 * HOUR, RunMode.IDLE, 0, 0.0, quotes))
+        waited, now = now - began, decision.again_s
+    assert decision.mode is RunMode.SPOT
+    assert waited < 0.5 * HOUR

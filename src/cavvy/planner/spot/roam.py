@@ -4,13 +4,16 @@ module for a job that has several markets and enough slack to finish on spot onl
 Costs are compared with the cost of working on spot in the current market. One more idle hour costs
 the price of one hour of slack, and a launch costs its loading time. A move to another market costs
 the copy of the checkpoint, a launch, and the difference in price. The patience says how long the
-job waits in a period without spot. As in `cycle`, it is the solution of a ski-rental problem. The
-price of slack is chosen as low as possible. At this price, the remaining cycles of the job are
-expected to use at most the slack that the job has left.
+job waits in a period without spot. As in `cycle`, it is the solution of a ski-rental problem.
+
+The price of slack is the higher of two values. The first is the lowest price at which the remaining
+cycles of the job are expected to use at most the slack that the job has left. The second is the
+value of an hour of slack as a reserve: no thrift can save the job from running out of slack if its
+spells with spot are much shorter than expected.
 """
 
 from collections.abc import Sequence
-from math import inf
+from math import erfc, inf, sqrt
 from typing import NamedTuple
 
 from cavvy.planner.spot.cycle import SCARCE, best_wait, find_price, plan_wait
@@ -49,7 +52,7 @@ class RoamingTarget(NamedTuple):
     target: int | None
     patience: float
     reason: str
-    price: float = 0.0  # the price of slack, if it was computed
+    price: float = 0.0  # the price at which the slack is expected to suffice, if it was computed
 
 
 def plan_course(
@@ -69,25 +72,30 @@ def plan_course(
         if home.up:
             return stays
         return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
-    price = slack.price(guess)
+    found = slack.price(guess)
+    price = max(found, slack.reserve())
     costs = _list_costs(field, moment, price, leaving)
-    best = min(field.open, key=costs.__getitem__)
     if home.up:
+        best = min(field.open, key=costs.__getitem__)
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
-            return RoamingTarget(best, 0.0, "another market is cheaper, even with the move", price)
-        return stays._replace(price=price)
+            return RoamingTarget(best, 0.0, "another market is cheaper, even with the move", found)
+        return stays._replace(price=found)
     back = field.overhead * (home.ratio + price)
-    leave = max(costs[best] - (costs[field.home] - back), back)
+    # To leave means to stay in the other market until the end, or to return after one spell there.
+    forever = {index: costs[index] - (costs[field.home] - back) for index in field.open}
+    leaves = {i: min(forever[i], _spell_there(field, moment, i, price)) for i in field.open}
+    best = min(leaves, key=leaves.__getitem__)
+    leave = max(leaves[best], back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
     if patience <= 0:
         return RoamingTarget(
             best,
             0.0,
             "spot is unavailable for too long in this market: the job moves to another market",
-            price,
+            found,
         )
-    return RoamingTarget(None, patience, "spot is expected back before a move would pay off", price)
+    return RoamingTarget(None, patience, "spot is expected back before a move would pay off", found)
 
 
 class _SlackOfCourse:
@@ -98,14 +106,15 @@ class _SlackOfCourse:
     def __init__(self, field: RoamingView, moment: TimeLeft, leave: float) -> None:
         home = field.watches[field.home]
         self._field, self._home = field, home
-        working = home.stays.mean - field.overhead
-        self._cycles = moment.work / working if working > 0 else inf
+        self._work, self._working = moment.work, home.stays.mean - field.overhead
+        self._cycles = moment.work / self._working if self._working > 0 else inf
         self._nowhere, self._gap = _nothing_else(field)
         self._leave = leave
         self._away = None if home.up else home.away.beyond(home.age)
         # Waiting must not use up the last `enters` hours: with less slack, the job may not start on
         # spot again, and must do all its remaining work on demand.
-        self._slack = _BOLDNESS * (moment.slack - field.enters)
+        self._spare = moment.slack - field.enters
+        self._slack = _BOLDNESS * self._spare
 
     def suffices(self) -> bool:
         """Return whether there is a price of slack at which the job does not need more slack than
@@ -120,6 +129,24 @@ class _SlackOfCourse:
         has.
         """
         return find_price(self._need, self._slack, guess)
+
+    def reserve(self) -> float:
+        """Return the value of an hour of slack as a reserve: the probability that even the most
+        thrifty course runs out of slack, times the saving on the work that an hour of slack makes
+        possible on spot.
+
+        The most thrifty course never waits. It uses slack only for launches: one on spot for each
+        cycle, and one on demand for each time at which no market has spot. The number of cycles is
+        uncertain, because the spells vary, and because their mean was learned from few spells.
+        """
+        once = self._field.overhead * (1 + self._nowhere)
+        if once <= 0 or self._work <= 0:
+            return 0.0
+        need = self._cycles * once
+        variation, known = self._home.stays.variation(self._work)
+        deviation = need * sqrt(variation * (1 / self._cycles + 1 / known))
+        runs_out = erfc((self._spare - need) / (deviation * sqrt(2))) / 2 if deviation else 0.0
+        return runs_out * self._home.saving * self._working / once
 
     def _need(self, price: float) -> float:
         field, home, gap = self._field, self._home, self._gap
@@ -208,3 +235,13 @@ def _cost_there(
     first = watch.stays.mean_beyond(watch.age) if watch.up else watch.stays.mean
     restarts = max(0.0, moment.work - first) / max(watch.stays.mean, field.overhead)
     return field.moves[index] + launch + moment.work * watch.ratio + restarts * (wait.cost + launch)
+
+
+def _spell_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
+    """Return the cost of a launch and one spell in another market, compared with working at home,
+    including the copies of the checkpoint there and back.
+    """
+    watch = field.watches[index]
+    hours = min(watch.stays.mean_beyond(watch.age), moment.work)
+    dearer = max(0.0, watch.ratio - field.watches[field.home].ratio)
+    return 2 * field.moves[index] + field.overhead * (watch.ratio + price) + dearer * hours

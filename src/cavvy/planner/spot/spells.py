@@ -139,6 +139,19 @@ class SpellLengths:
         later, last = self._reached(age + hours)
         return (later - waited) / longer, last / longer
 
+    def variation(self, hours: float) -> tuple[float, float]:
+        """Return two numbers about the whole lengths of the spells. The first is the variance of
+        the lengths, cut off at `hours`, divided by the square of their mean. The second is the
+        number of spells from which they are known, including the weight of the prior.
+        """
+        known = total = squares = 0.0
+        for length, weight in self._weighted:
+            part = min(length, hours)
+            known += weight
+            total += weight * part
+            squares += weight * part * part
+        return max(0.0, squares * known / total**2 - 1) if total else 0.0, known
+
     def _reached(self, age: float) -> tuple[float, float]:
         """Return the mean of min(spell, age), and the probability that a spell is longer than this
         age.
