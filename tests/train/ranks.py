@@ -43,7 +43,7 @@ Work = Callable[..., Any]
 
 
 @cache
-def _warm_up() -> None:
+def warm_up() -> None:
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         multiprocessing.forkserver.ensure_running()
 
@@ -54,7 +54,7 @@ class Ranks:
     def __init__(
         self, size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None
     ) -> None:
-        _warm_up()
+        warm_up()
         self._store = dist.TCPStore(
             "127.0.0.1",
             0,

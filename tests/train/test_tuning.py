@@ -48,6 +48,7 @@ from cavvy.tuning.session import ScriptError, TimeLimitReached, TuningSession
 from cavvy.tuning.text import describe
 from cavvy.tuning.tune import PlanTrial, PlanTuner, list_changes
 
+pytestmark = pytest.mark.usefixtures("warm")
 SCRIPT = str(Path(__file__).with_name("tuned.py"))
 PLAIN_SCRIPT = str(Path(__file__).with_name("plain.py"))
 FACTS: dict[str, Any] = {

@@ -16,6 +16,7 @@ from cavvy.tuning.session import TuningSession
 
 OLD = ("best.pt", "last.pt", "epoch-1.pt", "folder/model.pt")
 STATE = {"weight": torch.ones(2)}
+pytestmark = pytest.mark.usefixtures("warm")
 LOOP = """
 import io, os, pickle, shutil, torch
 from pathlib import Path

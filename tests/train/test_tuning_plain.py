@@ -26,6 +26,7 @@ from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession
 from cavvy.tuning.text import describe_script_changes
 from cavvy.tuning.tune import PlanTuner
 
+pytestmark = pytest.mark.usefixtures("warm")
 SCRIPT = str(Path(__file__).with_name("plain.py"))
 LOADER = {
     "number": 0,
