@@ -161,6 +161,47 @@ def test_a_market_that_said_no_is_left_alone_by_all_for_a_minute_and_a_yes_ends_
     asyncio.run(scenario())
 
 
+def test_a_market_that_takes_nodes_back_before_they_boot_is_left_alone_for_as_long() -> None:
+    async def scenario() -> None:
+        store, hours = MemoryStore(make_id=lambda: "test"), Hours()
+
+        async def cools_down() -> bool:
+            return SPOT.key in await MarketHistory(store, cast(ControlClock, hours)).cooling_down()
+
+        async def see(kind: ObservationKind, seconds: float = 0.0) -> None:
+            saw = Observation(market=SPOT.key, kind=kind, at=hours.at, seconds=seconds)
+            await store.commit(AtomicWrite(observations=[saw]))
+
+        for wait_s in (60, 1500):
+            await see(ObservationKind.GRANTED)
+            assert not await cools_down()
+            hours.at += 20 * SECOND
+            await see(ObservationKind.TAKEN, 20.0)
+            assert await cools_down()
+            hours.at += wait_s * SECOND
+        # The bad period had lasted for 100 s when the second launch ended.
+        assert not await cools_down()
+        await see(ObservationKind.GRANTED)
+        hours.at += 20 * SECOND
+        await see(ObservationKind.TAKEN, 20.0)
+        hours.at += 100 * SECOND
+        assert not await cools_down()  # The market was not tried for so long that this is the first
+        for _ in range(5):
+            await see(ObservationKind.GRANTED)
+            hours.at += 20 * SECOND
+            await see(ObservationKind.TAKEN, 20.0)
+            hours.at += 300 * SECOND
+        hours.at += 700 * SECOND
+        assert await cools_down()
+        await see(ObservationKind.GRANTED)
+        hours.at += 3600 * SECOND
+        await see(ObservationKind.TAKEN, 3600.0)
+        hours.at += 60 * SECOND
+        assert not await cools_down()
+
+    asyncio.run(scenario())
+
+
 def test_a_price_is_written_down_when_it_is_another_and_by_every_server_once() -> None:
     async def scenario() -> None:
         store, hours = MemoryStore(make_id=lambda: "test"), Hours()

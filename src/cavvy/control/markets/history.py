@@ -49,21 +49,24 @@ class MarketHistory:
         return MarketKnowledge(standings=await self.standings(), recent=recent)
 
     async def cooling_down(self) -> Collection[str]:
-        """Return the markets in which a launch or a gang of any job has failed recently. Jobs
-        should try all other markets before the returned markets.
+        """Return the markets in which a launch or a gang of any job has failed recently, or in
+        which several launches in a row ended before their nodes had booted. Jobs should try all
+        other markets before the returned markets.
         """
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
             lately = [
                 key
                 for key, known in (await self.standings()).items()
-                if any(
-                    at is not None and now - at <= LONGEST_REST
-                    for at in (known.refused_at, known.lost_at)
-                )
+                if (known.refused_at is not None and now - known.refused_at <= LONGEST_REST)
+                # After launches that never worked, the cooldown can be as long as their period.
+                or (known.lost_at is not None and now - known.lost_at <= RECENT)
             ]
             known = await self.knowledge(lately) if lately else MarketKnowledge()
-            until = {key: known.cooldown_until(key) for key in lately}
+            until = {
+                key: known.cooldown_until(key, works_after=known.of(key).expect_boot())
+                for key in lately
+            }
             self._resting = {key for key, at in until.items() if at is not None and at > now}
             self._rested_at = now
         return self._resting

@@ -6,8 +6,9 @@ see docs/guides/simulate.md.
 from collections.abc import Sequence
 
 from cavvy.domain.markets import ObservationKind
-from cavvy.planner.deadline.beliefs import BarrenLaunches, MarketBeliefs
+from cavvy.planner.deadline.beliefs import MarketBeliefs
 from cavvy.planner.deadline.policy import DeadlinePolicy, PolicyMargins
+from cavvy.planner.markets import BarrenLaunches
 from cavvy.planner.spot.view import (
     NOWHERE,
     JobTerms,
