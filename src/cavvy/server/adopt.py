@@ -33,7 +33,7 @@ from cavvy.server.folder_copy import copy_files
 from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
-from cavvy.store.drivers import DatabaseSession, make_driver, translate
+from cavvy.store.drivers import DatabaseSession, make_driver, translating
 from cavvy.store.fence import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
@@ -124,7 +124,7 @@ class _Move:
     def _copy(self, fence: Fence) -> AdoptedServer:
         source = make_driver(f"sqlite:///{self._origin.file(DATABASE)}", journal="auto")
         target = make_driver(self._url, journal="auto")
-        try:
+        with translating(target):
             source = prepare(source, lambda: secrets.token_hex(16))
             target = prepare(target, lambda: secrets.token_hex(16))
             with closing(source.connect()) as one, closing(target.connect()) as two:
@@ -134,10 +134,6 @@ class _Move:
                 if self._origin is not self._files:
                     files = copy_files(Path(self._origin.path), Path(self._files.path))
                 return self._copy_rows(one, two, fence, files)
-        except Exception as error:
-            if (told := translate(error, target)) is error:
-                raise
-            raise told from error
 
     def _copy_rows(
         self, one: DatabaseSession, two: DatabaseSession, fence: Fence, files: int

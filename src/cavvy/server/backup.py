@@ -33,7 +33,7 @@ from cavvy.server.stored_files import IN_BUCKET
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
-from cavvy.store.drivers import DatabaseDriver, make_driver, translate
+from cavvy.store.drivers import DatabaseDriver, make_driver, translating
 from cavvy.store.encrypted_files.data_keys import SERVER_KEY
 from cavvy.store.migrate import HEAD, prepare
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, read_revision
@@ -130,7 +130,7 @@ def _copy_database(url: str, copy: Path) -> tuple[Sequence[TableDigest], str]:
     copied tables, and the installation's ID.
     """
     driver = make_driver(url, journal="auto")
-    try:
+    with translating(driver):
         target = make_driver(f"sqlite:///{copy}", journal="delete")
         if driver.path is not None:
             with (
@@ -143,10 +143,6 @@ def _copy_database(url: str, copy: Path) -> tuple[Sequence[TableDigest], str]:
         else:
             prepare(target, lambda: "")
             tables = _copy_snapshot(driver, target)
-    except Exception as error:
-        if (told := translate(error, driver)) is error:
-            raise
-        raise told from error
     with closing(sqlite3.connect(copy)) as session:
         (installation,) = session.execute(
             "SELECT value FROM meta WHERE key = 'installation'"

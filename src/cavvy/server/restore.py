@@ -51,7 +51,7 @@ from cavvy.server.stored_files import refuse_other_form, send_files
 from cavvy.server.unpacked import unpack
 from cavvy.settings import Settings
 from cavvy.store.bucket_folder import BucketFolder
-from cavvy.store.drivers import make_driver, translate
+from cavvy.store.drivers import make_driver, translating
 from cavvy.store.fence import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
@@ -335,7 +335,7 @@ async def _fill_database(
 def _copy(copy: Path, url: str, fence: Fence) -> None:
     source = make_driver(f"sqlite:///{copy}", journal="delete")
     target = make_driver(url, journal="auto")
-    try:
+    with translating(target):
         prepare(target, lambda: "")
         with closing(source.connect()) as one, closing(target.connect()) as two:
             two.begin()
@@ -346,7 +346,3 @@ def _copy(copy: Path, url: str, fence: Fence) -> None:
                 two.commit()
             finally:
                 two.rollback()
-    except Exception as error:
-        if (told := translate(error, target)) is error:
-            raise
-        raise told from error

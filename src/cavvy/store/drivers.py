@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -246,6 +247,17 @@ def translate(error: Exception, driver: DatabaseDriver) -> Exception:
     if isinstance(error, (OverflowError, UnicodeError)):
         return HashMismatch(f"the database cannot hold a value: {error}")
     return error
+
+
+@contextmanager
+def translating(driver: DatabaseDriver) -> Iterator[None]:
+    """Raise the store error instead of an error of the driver that the block raises."""
+    try:
+        yield
+    except Exception as error:
+        if (told := translate(error, driver)) is error:
+            raise
+        raise told from error
 
 
 def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception:

@@ -22,7 +22,7 @@ from contextlib import closing, suppress
 
 from cavvy.domain.values import Struct
 from cavvy.store.base import StoreError, StoreUnusable
-from cavvy.store.drivers import DatabaseSession, make_driver, translate
+from cavvy.store.drivers import DatabaseSession, make_driver, translating
 from cavvy.store.fence import Fence
 from cavvy.store.migrate import HEAD, is_next, refuse_newer
 from cavvy.store.shares import list_shards, share_leases
@@ -284,16 +284,11 @@ def list_replicas(url: str) -> Sequence[Replica]:
     database cannot be reached.
     """
     driver = make_driver(url, journal="auto")
-    try:
-        with closing(driver.connect()) as session:
-            known = session.run("SELECT to_regclass('cavvy_replicas')").fetchone()
-            if known is None or known[0] is None:
-                return []
-            return _list_alive(session)
-    except Exception as error:
-        if (told := translate(error, driver)) is error:
-            raise
-        raise told from error
+    with translating(driver), closing(driver.connect()) as session:
+        known = session.run("SELECT to_regclass('cavvy_replicas')").fetchone()
+        if known is None or known[0] is None:
+            return []
+        return _list_alive(session)
 
 
 def _list_alive(session: DatabaseSession) -> Sequence[Replica]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-from cavvy.store.drivers import DatabaseSession, make_driver, translate
+from cavvy.store.drivers import DatabaseSession, make_driver, translating
 
 _FILES = 64  # names that share one of these files wait for each other
 _CLASS = 0x43415659  # the first number of our locks; leases use locks with one number
@@ -83,13 +83,9 @@ class DatabaseLocks:
     def try_hold(self, name: str) -> DatabaseSession | None:
         """See `NamedLocks`. Raises StoreUnusable."""
         number = crc32(name.encode()) - (1 << 31)
-        try:
+        with translating(self._driver):
             session = self._driver.connect()
             row = session.run(f"SELECT pg_try_advisory_lock({_CLASS}, ?)", (number,)).fetchone()
-        except Exception as error:
-            if (told := translate(error, self._driver)) is error:
-                raise
-            raise told from error
         if row is not None and row[0]:
             return session
         session.close()

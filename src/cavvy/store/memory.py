@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cavvy.store.drivers import DatabaseDriver, DatabaseSession, translate
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, translating
 from cavvy.store.migrate import bring_to_head
 from cavvy.store.sql import Store
 from cavvy.store.workers import read, write
@@ -37,9 +37,5 @@ class MemoryStore(Store):
         return read(self._session, work)
 
     async def _transact(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        try:
+        with translating(_DRIVER):
             return write(self._session, work)
-        except Exception as error:
-            if (told := translate(error, _DRIVER)) is error:
-                raise
-            raise told from error

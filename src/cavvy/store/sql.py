@@ -45,7 +45,7 @@ from cavvy.store.base import (
 from cavvy.store.budgets import SqlBudgets
 from cavvy.store.credentials import SqlCredentials
 from cavvy.store.documents import to_micros, to_time
-from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translating
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.meters import SqlMeters
 from cavvy.store.queue import READY, TURN, SqlQueue
@@ -145,12 +145,8 @@ class Store:
         from cavvy.store.migrate import prepare
 
         driver = make_driver(self._url, journal=self._journal)
-        try:
+        with translating(driver):
             return prepare(driver, self._make_id)
-        except Exception as error:
-            if (told := translate(error, driver)) is error:
-                raise
-            raise told from error
 
     async def close(self) -> None:
         # writers last, since the last connection that closes empties the WAL

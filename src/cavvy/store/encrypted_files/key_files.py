@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar
 
-from cavvy.store.drivers import DatabaseSession, make_driver, translate
+from cavvy.store.drivers import DatabaseSession, make_driver, translating
 from cavvy.store.keys import flush_folder
 
 _T = TypeVar("_T")
@@ -147,17 +147,12 @@ class KeyRows:
         return [str(key)[len(prefix) :] for (key,) in rows]
 
     def _do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        with self._lock:
-            try:
-                if self._session is None:
-                    self._session = self._driver.connect()
-                elif self._session.broken:
-                    self._session.reopen()
-                return work(self._session)
-            except Exception as error:
-                if (told := translate(error, self._driver)) is error:
-                    raise
-                raise told from error
+        with self._lock, translating(self._driver):
+            if self._session is None:
+                self._session = self._driver.connect()
+            elif self._session.broken:
+                self._session.reopen()
+            return work(self._session)
 
 
 def _fact(project: str, name: str) -> str:
