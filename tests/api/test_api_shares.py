@@ -48,6 +48,8 @@ async def test_shares_and_use_of_projects(api: Api) -> None:
 async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -> None:
     for wrong in ({"share": -1}, {"max_gpus": 1e7}, {"user_jobs": 1.5}, {"quota_gpus": "2"}):
         assert await put(api, "p", **wrong) == 422
+    answer = await api.http.put("/v1/policy", json={"share": 2})
+    assert (answer.status_code, "-p PROJECT" in answer.json()["hint"]) == (422, True)
     assert await put(api, "p", user_jobs=1) == 204
     await begin(api, "p", "p", user="ann")
 

@@ -103,10 +103,16 @@ class FairQueue:
         changes = find_changes(await self._store.queue.used(), book.held, now, self.half_life)
         if changes:
             await self._store.queue.put_used(changes)
-        turns = [*give_turns(rows, book)]
-        free = [turn for turn in turns if not turn.limit][:limit]
-        limited = [turn for turn in turns if turn.limit][:limit]
-        return {turn.row.id: turn.limit for turn in (*free, *limited)}
+        free: dict[str, str] = {}
+        limited: dict[str, str] = {}
+        for turn in give_turns(rows, book):
+            if len(free) == limit:
+                break
+            if not turn.limit:
+                free[turn.row.id] = ""
+            elif len(limited) < limit:
+                limited[turn.row.id] = turn.limit
+        return free | limited
 
     async def find_place(self, job: JobRecord, now: datetime) -> QueuePlace | None:
         """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit

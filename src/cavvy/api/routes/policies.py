@@ -145,6 +145,12 @@ def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:
     for name in _OF_QUEUE:
         if not 0 <= (getattr(ask, name) or 0) <= _MOST:
             raise ApiProblem("invalid-request", f"`{name}` must be a number from 0 to {_MOST:,}")
+    if ask.project == INSTALLATION and (ask.share is not None or ask.quota_gpus is not None):
+        raise ApiProblem(
+            "invalid-request",
+            "`share` and `quota_gpus` compare projects, so the server has none",
+            "set them for a project: `cavvy policy set -p PROJECT`",
+        )
     rate = ask.max_rate_micros_per_hour
     return ProjectPolicy(
         providers=tuple(ask.providers),
