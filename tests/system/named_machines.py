@@ -32,7 +32,7 @@ def play_machine(user: User, task: str, count_gangs: Callable[[], int]) -> None:
     assert count_gangs() == before + 2
     user.cli("machines", "keep", "dev", "1s")
     find_machine(user, "stopped")
-    wait_until(lambda: user.json("nodes") == [])
+    wait_until(lambda: not user.api.nodes())
 
 
 def find_machine(user: User, state: str) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def user_of(ec2: Ec2, root: Path) -> Iterator[User]:
         wait_until(
             lambda: not ec2.cloud.left() or user.cli("gc", code=None) is None,
             lambda: str(ec2.cloud.left()),
+            pause_s=0.5,
         )
 
 
@@ -169,7 +170,7 @@ def check_bill(ec2: Ec2, user: User, job: str) -> None:
     """Every instance is charged for its life, in whole seconds as EC2 tells it, and at least for
     a minute.
     """
-    wait_until(lambda: not user.json("nodes"))  # a job ends before its gang, whose bill comes last
+    wait_until(lambda: not user.api.nodes())  # a job ends before its gang, whose bill comes last
     charges = user.json("cost", job)["charges"]
     spot = {(price.type, price.zone): parse_rate(price.usd) for price in ec2.cloud.rules.spot}
     rates = {

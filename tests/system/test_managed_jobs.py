@@ -249,6 +249,7 @@ def managed_user(cloud: MemoryCloud, provider: str, table: str, root: Path) -> I
         wait_until(
             lambda: not cloud.billed() or user.cli("gc", code=None) is None,
             lambda: str(cloud.billed()),
+            pause_s=0.5,
         )
 
 

@@ -53,6 +53,7 @@ def sagemaker_at(root: Path, user: User) -> Iterator[SageMakerContainers]:
         wait_until(
             lambda: not cloud.billed() or user.cli("gc", code=None) is None,
             lambda: str(cloud.billed()),
+            pause_s=0.5,
         )
         assert api.bugs == []
     finally:

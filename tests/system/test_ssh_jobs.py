@@ -51,7 +51,7 @@ def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
         use(user, lab)
         yield user
         user.cli("down", "--all", "--yes")
-        wait_until(lambda: user.json("nodes") == [])
+        wait_until(lambda: not user.api.nodes())
         wait_until(
             lambda: not [line for host in lab.hosts for line in worked(host)],
             lambda: "work is left on a host",
