@@ -31,10 +31,14 @@ from cavvy.domain.values import asdict
 from cavvy.sim.serving.bound import bound_replica_hours
 from cavvy.sim.serving.history import ScalingRule
 from cavvy.sim.serving.requests import RequestTrace, read_requests
-from cavvy.sim.serving.rules.keda import KedaRule
-from cavvy.sim.serving.rules.knative import AibrixRule, KnativeRule
-from cavvy.sim.serving.rules.ray_serve import RayServeRule
-from cavvy.sim.serving.rules.request_rate import DstackRule, SkyServeRule
+from cavvy.sim.serving.rules import (
+    AibrixRule,
+    DstackRule,
+    KedaRule,
+    KnativeRule,
+    RayServeRule,
+    SkyServeRule,
+)
 from cavvy.sim.serving.run import AutoscalerController, RuleController, run_service
 from cavvy.sim.serving.service import ServiceSetting
 

@@ -17,11 +17,15 @@ from cavvy.domain.services import TargetKind
 from cavvy.sim.serving.bound import bound_replica_hours
 from cavvy.sim.serving.history import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.requests import RequestOptions, RequestTrace, TokenSpeed, read_requests
-from cavvy.sim.serving.rules import RULES
-from cavvy.sim.serving.rules.keda import KedaRule
-from cavvy.sim.serving.rules.knative import AibrixRule, KnativeRule
-from cavvy.sim.serving.rules.ray_serve import RayServeRule
-from cavvy.sim.serving.rules.request_rate import DstackRule, SkyServeRule
+from cavvy.sim.serving.rules import (
+    RULES,
+    AibrixRule,
+    DstackRule,
+    KedaRule,
+    KnativeRule,
+    RayServeRule,
+    SkyServeRule,
+)
 from cavvy.sim.serving.run import AutoscalerController, RuleController, ServingScore, run_service
 from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, SimulatedService
 from cavvy.sim.traces.readers import TraceError

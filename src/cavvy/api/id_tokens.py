@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from cavvy.client.addresses import is_loopback
 from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import Struct
 from cavvy.http_client import HttpClient, NoReply, TargetDenied
+from cavvy.store.objects.threads import start_apart
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -98,8 +98,7 @@ class IssuerKeys:
         """
         self._tried_at = monotonic()
         if self._fetched is None:
-            self._fetched = Future()
-            Thread(target=_fetch_into, args=(self._fetched, self._issuer), daemon=True).start()
+            self._fetched = start_apart(lambda: _try_fetch(self._issuer), "issuer-keys")
         fetched = self._fetched
         await asyncio.wait({asyncio.wrap_future(fetched)}, timeout=_MOST_FETCH_S)
         if not fetched.done():
@@ -225,13 +224,12 @@ def _decode(text: str, key: "PyJWK", trusts: Sequence[IssuerTrust]) -> VerifiedT
     )
 
 
-def _fetch_into(found: "Future[Mapping[str, JsonWebKey] | IssuerSilent]", issuer: str) -> None:
+def _try_fetch(issuer: str) -> Mapping[str, JsonWebKey] | IssuerSilent:
+    """Return the error instead of raising it: asyncio logs errors of futures that nobody awaits."""
     try:
-        found.set_result(fetch_keys(issuer))
+        return fetch_keys(issuer)
     except IssuerSilent as error:
-        found.set_result(error)
-    except Exception as error:  # noqa: BLE001  the caller gets the error
-        found.set_exception(error)
+        return error
 
 
 def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:

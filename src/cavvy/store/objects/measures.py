@@ -4,11 +4,9 @@ calls to storage services run at the same time, with one time limit for all call
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooSlow
 from datetime import datetime
 from functools import partial
-from threading import Thread
 from typing import TypeVar
 
 from cavvy.domain.values import Struct
@@ -18,6 +16,7 @@ from cavvy.store.objects.azure_regions import AzureDirectory
 from cavvy.store.objects.base import ObjectDenied, ObjectError, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
+from cavvy.store.objects.threads import start_apart
 
 T = TypeVar("T")
 # the endpoints in the cloud whose accounts AzureDirectory can query
@@ -35,7 +34,7 @@ def call_all(
     `patience_s` seconds in total. A call that has no result within this time gets the result
     ObjectTryAgain. The call's thread continues, but does not delay the end of the process.
     """
-    asked = {name: _start(call) for name, call in calls.items()}
+    asked = {name: start_apart(call, "storage-call") for name, call in calls.items()}
     until = time.monotonic() + patience_s
     found: dict[str, T | ObjectError] = {}
     for name, answer in asked.items():
@@ -46,19 +45,6 @@ def call_all(
             found[name] = ObjectTryAgain(f"the storage did not answer within {patience_s:g} s")
         except ObjectError as error:
             found[name] = error
-    return found
-
-
-def _start(call: Callable[[], T]) -> "Future[T]":
-    found: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(call())
-        except Exception as error:  # noqa: BLE001 - raised again by the caller
-            found.set_exception(error)
-
-    Thread(target=run, name="storage-call", daemon=True).start()
     return found
 
 

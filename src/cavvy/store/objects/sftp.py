@@ -7,7 +7,6 @@ asyncssh runs in a thread with its own event loop, because all functions of this
 import asyncio
 import posixpath
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cavvy.domain.targets import EVERY
 from cavvy.http_client import TargetDenied, connect_allowed, list_allowed
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectMissing, ObjectTryAgain
+from cavvy.store.objects.threads import start_apart
 
 if TYPE_CHECKING:
     import asyncssh
@@ -115,21 +115,7 @@ class SftpServer:
         """Run `work` on a connection, in a thread with its own event loop, and return the
         result.
         """
-        result: list[T] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                result.append(asyncio.run(self._connected(work)))
-            except Exception as error:  # noqa: BLE001 - raised unchanged in the caller's thread
-                errors.append(error)
-
-        thread = threading.Thread(target=run, name="sftp")
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return result[0]
+        return start_apart(lambda: asyncio.run(self._connected(work)), "sftp").result()
 
     async def _connected(self, work: "Callable[[asyncssh.SFTPClient], Awaitable[T]]") -> T:
         import asyncssh

@@ -1,4 +1,4 @@
-"""Runs calls to storages in separate threads, with a time limit, so a storage that accepts a
+"""Runs calls in separate threads. Calls to storages have a time limit, so a storage that accepts a
 request and never responds does not block the server. A request to a storage that works is delayed
 only while every thread waits for other storages that do not respond. A request that is not answered
 within LIMIT_S seconds fails. The error says whether the storage did not answer, or whether all
@@ -7,8 +7,9 @@ threads were busy.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Thread
 from typing import ParamSpec, TypeVar
 
 from cavvy.store.objects.base import ObjectTryAgain
@@ -58,6 +59,22 @@ class StorageThreads:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, partial(call, *args, **kwargs)
         )
+
+
+def start_apart(call: Callable[[], T], name: str) -> "Future[T]":
+    """Run the call in a thread of its own, which does not delay the end of the process. The result
+    or the error of the call is that of the returned future.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised again by whoever asks for the result
+            found.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return found
 
 
 _ALL = StorageThreads(COUNT, "storage")
