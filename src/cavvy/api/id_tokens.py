@@ -225,7 +225,7 @@ def _decode(text: str, key: "PyJWK", trusts: Sequence[IssuerTrust]) -> VerifiedT
 
 
 def _try_fetch(issuer: str) -> Mapping[str, JsonWebKey] | IssuerSilent:
-    """Return the error instead of raising it: asyncio logs errors of futures that nobody awaits."""
+    """Return the error, because asyncio logs errors of futures that are not awaited."""
     try:
         return fetch_keys(issuer)
     except IssuerSilent as error:
