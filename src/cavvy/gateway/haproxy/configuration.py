@@ -179,12 +179,15 @@ def _write_frontend(
         f"    http-after-response del-header {_LOST}",
         f"    use_backend {HOLD} if {{ var(txn.held) -m bool }}",
     ]
-    for service in direct:
-        hosts = " ".join(host.lower() for host in service.hosts)
-        lines.append(
-            f"    use_backend {name_backend(service.name)} if "
-            f"{{ req.hdr(host),host_only,lower -m str {hosts} }}"
-        )
+    # clients almost always write a host as it is configured, which takes less time to compare
+    for read in ("", ",host_only,lower"):
+        for service in direct:
+            names = [host.lower() for host in service.hosts]
+            names += [] if read else [f"{name}:{listener.port}" for name in names]
+            lines.append(
+                f"    use_backend {name_backend(service.name)} if "
+                f"{{ req.hdr(host){read} -m str {' '.join(names)} }}"
+            )
     return "\n".join([*lines, f"    default_backend {HOLD}", ""])
 
 

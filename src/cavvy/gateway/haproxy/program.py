@@ -15,9 +15,6 @@ _OLDEST = (2, 6)  # `add server` without experimental mode
 # that clients take the part of the response for the whole response
 _OLDEST_HTTP2 = (2, 8)
 _START_S = 10.0
-# HAProxy copies whole buffers. For copies of this size, glibc uses an instruction that is up to
-# twice as slow as its loops on processors of AMD, depending on the addresses.
-_TUNABLES = "glibc.cpu.x86_rep_movsb_threshold=1048576"
 
 
 class HaproxyMissing(Exception):
@@ -70,10 +67,8 @@ def make_environment(ring: Path | None) -> dict[str, str]:
     """Return the environment of HAProxy. `ring` is the file of `request_ring.make_ring`; without
     it, HAProxy does not list the requests.
     """
-    own = os.environ.get("GLIBC_TUNABLES")
-    tunables = f"{_TUNABLES}:{own}" if own else _TUNABLES
     named = {RING_VARIABLE: str(ring)} if ring is not None else {}
-    return {**os.environ, **named, "GLIBC_TUNABLES": tunables}
+    return {**os.environ, **named}
 
 
 def is_ready(runtime: HaproxyRuntime) -> bool:
