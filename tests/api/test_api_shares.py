@@ -59,7 +59,7 @@ async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -
 
     reason = "waits for the limit of project p: user ann runs 1 of at most 1 jobs"
     await until(lambda: _equal(waiting, [reason]))
-    assert await put(api, "p") == 204
+    assert await put(api, "p", user_jobs=None) == 204
     await until(lambda: _equal(waiting, []))
 
 
