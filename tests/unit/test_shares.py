@@ -102,6 +102,15 @@ def test_limits_of_a_user() -> None:
     }
 
 
+def test_a_user_without_a_name_is_one_user() -> None:
+    book = ShareBook(rules={"a": ShareRule(user_limit=2)}, held=[HeldShare("a", "ann", 2, 1)])
+    (turn,) = give_turns([QueueRow("0", "a", "", 2)], book)
+    assert turn.limit == ""
+    full = ShareBook(rules=book.rules, held=[HeldShare("a", "", 1, 1)])
+    (turn,) = give_turns([QueueRow("0", "a", "", 2)], full)
+    assert "user without a name holds 1 of at most 2 GPUs" in turn.limit
+
+
 def test_a_weight_of_zero_comes_last() -> None:
     book = ShareBook(rules={"a": ShareRule(weight=0)}, used_h={"b": 10})
     assert order(list(give_turns(rows("a u 1", "b u 1"), book))) == ["1", "0"]

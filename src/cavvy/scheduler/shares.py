@@ -281,7 +281,7 @@ class _Tree:
 
 class _Limits:
     """What counts toward the limits of projects and users, and the limits that keep a job waiting.
-    Limits of a project count its users together, under the user ""."""
+    The key of a limit is its project, and its user or, for all users together, None."""
 
     def __init__(self, book: ShareBook) -> None:
         self._parents = book.parents
@@ -290,16 +290,16 @@ class _Limits:
             for name, rule in book.rules.items()
             if (rule.limit, rule.user_limit, rule.user_jobs) != (None, None, None)
         }
-        self._gpus: dict[tuple[str, str], float] = {}
-        self._jobs: dict[tuple[str, str], int] = {}
-        self._full: dict[tuple[str, str], str] = {}
+        self._gpus: dict[tuple[str, str | None], float] = {}
+        self._jobs: dict[tuple[str, str | None], int] = {}
+        self._full: dict[tuple[str, str | None], str] = {}
         self._lines: dict[str, Sequence[str]] = {}
         for each in book.held:
             self.add(each.project, each.user, each.gpus, each.jobs)
 
     def add(self, project: str, user: str, gpus: float, jobs: int) -> None:
         for owner in self._owners(project):
-            for whose in {"", user}:
+            for whose in (None, user):
                 key = owner, whose
                 self._gpus[key] = self._gpus.get(key, 0.0) + gpus
                 self._jobs[key] = self._jobs.get(key, 0) + jobs
@@ -309,7 +309,7 @@ class _Limits:
         for owner in self._owners(row.project):
             rule = self._rules[owner]
             for whose, most, jobs in (
-                ("", rule.limit, None),
+                (None, rule.limit, None),
                 (row.user, rule.user_limit, rule.user_jobs),
             ):
                 if most is None and jobs is None:
@@ -324,10 +324,10 @@ class _Limits:
         return ""
 
     def _compare(
-        self, key: tuple[str, str], most: float | None, jobs: int | None, size: float
+        self, key: tuple[str, str | None], most: float | None, jobs: int | None, size: float
     ) -> str:
         owner, user = key
-        who = f"user {user}" if user else "it"
+        who = "it" if user is None else f"user {user or 'without a name'}"
         where = f"project {owner}" if owner else "the installation"
         held, running = self._gpus.get(key, 0.0), self._jobs.get(key, 0)
         if most is not None and held + size > most + _SLACK:
