@@ -172,7 +172,7 @@ def joined(settings: str) -> Iterator[Hunted]:
         for path in (home, *home.rglob("*")):
             os.chown(path, OTHER, OTHER)
         line = user.output("join", "--python", "--background")
-        server = find_process("cavvy.api", str(user.home))
+        server = find_process("cavvy.server", str(user.home))
         enter = ["nsenter", "-t", str(server), "-n", "unshare", "--user", "sh", "-c"]
         as_other = f"setpriv --reuid {OTHER} --regid {OTHER} --clear-groups"
         start = subprocess.Popen(
@@ -302,12 +302,14 @@ def attack(there: Hunted) -> dict[str, bool]:
 
     wait_until(lambda: "ready" in read_log("good", "victim"))
     pid = find_process("program.py", "VICTIM=1")
+    server = find_process("cavvy.server", str(user.home))
+    assert server, "the server of the attack was not found"
     gang = there.gang()
     hunt = {
         "secret": SECRET,
         "mark": MARK,
         "server": str(user.home),
-        "server_pid": find_process("cavvy.api", str(user.home)) or pid,
+        "server_pid": server,
         "socket": (user.home / "server.socket").read_text()
         if (user.home / "server.socket").exists()
         else str(user.home / "socket"),

@@ -114,7 +114,7 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
                 f"/tmp/cavvy-ssh-{owner}/late",
             ],
             "pids": [server, os.getpid()],
-            "commands": ["cavvy.api", "pytest"],
+            "commands": ["cavvy.server", "pytest"],
         }
         user.cli("project", "create", "evil", code=None)
         late = Path(f"/tmp/cavvy-ssh-{owner}")

@@ -42,7 +42,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PARSED_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_")
 # What commands and servers use of ours, and what servers use late of others.
 _PACKAGES = (
-    *("cavvy.cli", "cavvy.api", "cavvy.control", "cavvy.store", "cavvy.spec"),
+    *("cavvy.cli", "cavvy.api", "cavvy.server", "cavvy.control", "cavvy.store", "cavvy.spec"),
     *("cavvy.providers.local", "cavvy.providers.hosts"),
 )
 _LATE = ("uvloop", "yaml", "uvicorn.lifespan.off", "uvicorn.protocols.http.httptools_impl")
