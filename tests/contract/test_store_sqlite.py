@@ -429,7 +429,7 @@ async def test_listings_walk_an_index(store: Store, monkeypatch: pytest.MonkeyPa
         scans = re.findall(r"SCAN (?!p\d|\()\w+(?! USING)(?:$|\n)", plan)
         assert not scans, f"{sql}\n{plan}"
         if "PARTITION BY" in sql:  # the queues of machines, without all other queued jobs
-            queue = "jobs_machine_queue" if "BY project, machine" in sql else "jobs_queue"
+            queue = "jobs_machine_turns" if "BY project, machine" in sql else "jobs_turns"
             assert queue in plan, f"{sql}\n{plan}"
             assert "FOR RIGHT PART" not in plan, f"{sql}\n{plan}"
         # these sort the rows that they return, or add up those of one project

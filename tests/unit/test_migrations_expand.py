@@ -14,7 +14,7 @@ _FIRST = "0015"  # earlier migrations were made before several servers shared a 
 _EXPANDS = (
     r"CREATE TABLE \w+ \(",
     r"CREATE INDEX \w+ ON",
-    r"ALTER TABLE \w+ ADD COLUMN \w+ [\w{}]+( DEFAULT ('[^']*'|-?\d+)( NOT NULL)?)?$",
+    r"ALTER TABLE \w+ ADD COLUMN \w+ (DOUBLE PRECISION|[\w{}]+)( DEFAULT ('[^']*'|-?\d+)( NOT NULL)?)?$",
     r"UPDATE \w+ SET",
     r"INSERT INTO",
 )

@@ -46,10 +46,13 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
-CREATE INDEX jobs_queue ON jobs
+CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
+CREATE INDEX jobs_turns ON jobs
     (phase, project, user_name, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued';
-CREATE INDEX jobs_machine_queue ON jobs
+CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
+    WHERE phase = 'queued' AND machine IS NOT NULL;
+CREATE INDEX jobs_machine_turns ON jobs
     (phase, project, machine, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;

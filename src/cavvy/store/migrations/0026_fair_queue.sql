@@ -1,12 +1,10 @@
 -- The queue orders the jobs of several projects by their use and their shares.
 -- The size of a job is in GPUs.
 ALTER TABLE jobs ADD COLUMN size DOUBLE PRECISION DEFAULT 1 NOT NULL;
-DROP INDEX jobs_queue;
-CREATE INDEX jobs_queue ON jobs
+CREATE INDEX jobs_turns ON jobs
     (phase, project, user_name, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued';
-DROP INDEX jobs_machine_queue;
-CREATE INDEX jobs_machine_queue ON jobs
+CREATE INDEX jobs_machine_turns ON jobs
     (phase, project, machine, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE TABLE project_use (
