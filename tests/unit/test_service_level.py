@@ -91,7 +91,7 @@ def test_the_level_is_shown() -> None:
     asked = LevelView(availability=0.999, p95_s=2.0, hour=some, day=nothing)
     assert _show_level(asked, nothing) == "not measured yet"
     assert _show_level(asked, some) == (
-        "99.95% answered (wanted: 99.9%), 97.1% within 2 s (wanted: 95%); 2000 requests"
+        "99.95% answered (wanted: 99.9%), 97.1% within 2 s (wanted: 95%); 2,000 requests"
     )
 
 
