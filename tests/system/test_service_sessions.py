@@ -38,16 +38,22 @@ from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.contract.rest_stand_in import RestServer
 
 pytestmark = pytest.mark.system
-# the three calls that `cavvy dev` and its session make of Jupyter
+# the three calls that `cavvy dev` and its session make of Jupyter, which lists a server that listens
 JUPYTER = """#!/bin/sh
 case "$*" in
 "lab --version") echo 4.4.0 ;;
 "server list --json") cat "$JUPYTER_FOLDER/server" ;;
 *)
     mkdir -p "$JUPYTER_FOLDER"
-    echo '{"port": '"$MASTER_PORT"', "token": "secret"}' > "$JUPYTER_FOLDER/server"
-    echo "a notebook of the container" > "$JUPYTER_FOLDER/lab"
-    exec python3 -m http.server --bind 127.0.0.1 --directory "$JUPYTER_FOLDER" "$MASTER_PORT" ;;
+    cd "$JUPYTER_FOLDER"
+    echo "a notebook of the container" > lab
+    exec python3 -c 'import http.server, json, os
+port = int(os.environ["MASTER_PORT"])
+serve = http.server.SimpleHTTPRequestHandler
+with http.server.ThreadingHTTPServer(("127.0.0.1", port), serve) as server:
+    with open("server", "w") as file:
+        json.dump({"port": port, "token": "secret"}, file)
+    server.serve_forever()' ;;
 esac
 """
 
