@@ -571,13 +571,20 @@ async def test_heads_of_the_queue_are_limited_for_each_user(store: Store) -> Non
 
 
 async def test_what_projects_hold_and_have_used(store: Store) -> None:
-    job = await submit(store, "j1", user="ann")
+    job = await submit(store, "j1", user="ann", phase=JobPhase.RUNNING)
     attempt = await begin(store, job)
-    await begin(store, await submit(store, "j2", user="ann"), phase=AttemptPhase.KEPT)
+    kept = await submit(store, "j2", user="ann", phase=JobPhase.DONE)
+    await begin(store, kept, phase=AttemptPhase.KEPT)
     await begin(store, await submit(store, "j3", project="q"), phase=AttemptPhase.ENDED)
     assert await store.queue.held() == [HeldShare("p", "ann", WITHOUT_GPU, 1, WITHOUT_GPU)]
     await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
     assert await store.queue.held() == [HeldShare("p", "ann", 0, 0, WITHOUT_GPU)]
+    gangs = [await begin(store, job, number) for number in (2, 3)]  # one of them is a standby gang
+    assert await store.queue.held() == [HeldShare("p", "ann", 2 * WITHOUT_GPU, 1, WITHOUT_GPU)]
+    gangs.append(await begin(store, await submit(store, "j4", user="ann")))  # it waits again
+    assert await store.queue.held() == [HeldShare("p", "ann", 3 * WITHOUT_GPU, 1, WITHOUT_GPU)]
+    ended = [replace(each, phase=AttemptPhase.ENDED) for each in gangs]
+    await store.commit(AtomicWrite(attempts=ended))
     use = ProjectUse(gpu_hours=1.5, held=2, at=NOW)
     await store.queue.put_used({"p": use, "q": use})
     await store.queue.put_used({"q": replace(use, held=0)})

@@ -422,6 +422,34 @@ def test_a_limit_keeps_the_jobs_of_a_project_waiting_and_no_others() -> None:
         assert begin >= end
 
 
+def test_jobs_that_wait_for_something_else_do_not_count_toward_limits() -> None:
+    """A job that finds no capacity holds nothing, so later jobs of its user may start."""
+    gpu = AcceleratorNeed(name="H100", count_min=1)
+    sold = replace(
+        DEAR, accelerator="H100", accelerator_count=1, accelerator_memory_mib=81920, capacity=0
+    )
+    first = task(name="big", resources=ResourceSpec(accelerators=(gpu,)))
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=5000)
+    ending = run_scenario(
+        first,
+        task(name="small"),
+        offers=(sold, CHEAP),
+        interventions=(stop,),
+        policies=(BoundPolicy("", ProjectPolicy(user_jobs=1)),),
+    )
+    assert ending.traces[0].job.phase is JobPhase.STOPPED
+    assert (ending.traces[1].job.ended_at or START) - START < timedelta(seconds=1000)
+
+
+def test_limits_hold_for_jobs_of_machines() -> None:
+    jobs = (task(1000, name="a"), *(task(1000, name=name, machine=name) for name in ("b", "c")))
+    limit = BoundPolicy("", ProjectPolicy(user_jobs=1))
+    ending = run_scenario(*jobs, offers=(FREE,), policies=(limit,))
+    ends = sorted(trace.job.ended_at or START for trace in ending.traces)
+    starts = sorted(trace.attempts[0].created_at for trace in ending.traces)
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
 def started(ending: ScenarioResult) -> list[str]:
     """Names of the jobs in the order of their starts."""
     starts = sorted((trace.attempts[0].created_at, trace.job.name) for trace in ending.traces)

@@ -88,6 +88,17 @@ def test_a_limit_of_a_project_holds_all_jobs_below_it() -> None:
     }
 
 
+def test_a_job_that_no_limit_can_ever_admit_keeps_no_other_job_waiting() -> None:
+    book = ShareBook(rules={"": ShareRule(limit=4, user_limit=2)})
+    turns = list(give_turns(rows("a ann 5", "b bob 1", "b bob 3", "b bob 1"), book))
+    assert {turn.row.id: turn.limit for turn in turns} == {
+        "0": "waits for the limit of the installation: the job alone needs 5 of at most 4 GPUs",
+        "1": "",
+        "2": "waits for the limit of the installation: the job alone needs 3 of at most 2 GPUs",
+        "3": "",
+    }
+
+
 def test_limits_of_a_user() -> None:
     book = ShareBook(rules={"": ShareRule(user_jobs=2), "a": ShareRule(user_limit=3)})
     waiting = rows("a ann 2", "a ann 2", "a bob 2", "b ann 1", "b ann 1", "b bob 1")

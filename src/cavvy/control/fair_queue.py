@@ -15,7 +15,9 @@ from cavvy.domain.shares import HeldShare, ProjectUse
 from cavvy.domain.values import Struct
 from cavvy.scheduler.shares import (
     ProjectStanding,
+    QueueTurn,
     ShareBook,
+    ShareLimits,
     ShareRule,
     decay,
     give_turns,
@@ -93,26 +95,29 @@ class FairQueue:
             held=await self._store.queue.held(),
         )
 
-    async def order_heads(self, limit: int, now: datetime) -> Mapping[str, str]:
-        """Return the IDs of the next jobs that may start, in the order of their turns, and then of
-        some jobs that a limit keeps waiting, each with the reason or "". There are at most `limit`
-        of both. Also store the use of projects whose held GPUs have changed.
+    async def order_heads(
+        self, limit: int, now: datetime
+    ) -> tuple[Sequence[QueueTurn], ShareLimits]:
+        """Return the next jobs in the order of their turns, and the limits, in which only what is
+        held now counts. At most `limit` of the jobs may start, and at most `limit` wait for a limit
+        if the jobs before them start. Also store the use of projects whose held GPUs have changed.
         """
         rows = await self._store.queue.heads(now, limit)
         book = await self.read_book(now)
         changes = find_changes(await self._store.queue.used(), book.held, now, self.half_life)
         if changes:
             await self._store.queue.put_used(changes)
-        free: dict[str, str] = {}
-        limited: dict[str, str] = {}
+        turns: list[QueueTurn] = []
+        free = limited = 0
         for turn in give_turns(rows, book):
-            if len(free) == limit:
+            if free == limit:
                 break
-            if not turn.limit:
-                free[turn.row.id] = ""
-            elif len(limited) < limit:
-                limited[turn.row.id] = turn.limit
-        return free | limited
+            if turn.limit and limited == limit:
+                continue
+            turns.append(turn)
+            free += not turn.limit
+            limited += bool(turn.limit)
+        return turns, ShareLimits(book)
 
     async def find_place(self, job: JobRecord, now: datetime) -> QueuePlace | None:
         """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit

@@ -8,7 +8,7 @@ later jobs are read only occasionally, to find jobs that fit on other offers.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.budgets import BudgetKeeper
@@ -48,11 +48,13 @@ from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.shares import QueueRow, size_of_task
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity
+from cavvy.scheduler.shares import ShareLimits
 from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
@@ -118,10 +120,10 @@ class QueueReconciler:
         if deep:
             self._deep_at = now
         limit, per_machine = (_DEEP, _DEEP_PER_MACHINE) if deep else (_HEAD, PER_MACHINE)
-        turns = await self._order.order_heads(limit, now)
-        head = await self._store.waiting(now, list(turns), per_machine)
+        turns, limits = await self._order.order_heads(limit, now)
+        head = await self._store.waiting(now, [each.row.id for each in turns], per_machine)
         try:
-            return await self._place_all(head, turns, limit, now)
+            return await self._place_all(head, limits, limit, now)
         except StaleVersion:
             return timedelta(milliseconds=10)
         except (
@@ -132,7 +134,7 @@ class QueueReconciler:
             return timedelta(seconds=1)
 
     async def _place_all(
-        self, head: Sequence[JobRecord], turns: Mapping[str, str], limit: int, now: datetime
+        self, head: Sequence[JobRecord], limits: ShareLimits, limit: int, now: datetime
     ) -> timedelta | None:
         """Process each job: start the job, fail the job, or record why the job waits. Jobs that
         wait for their machine or for a limit of their project do not block other jobs.
@@ -142,13 +144,9 @@ class QueueReconciler:
             return await self._until_next([], now)
         self._snapshot = snapshot = await self._pool.market()
         scheduler = JobScheduler(await self._capacity(snapshot))
-        limited = [
-            QueueWait(wait=JobWait(job=job, reason=reason, behind=()), again_at=now + _LOOK_AGAIN)
-            for job in head
-            if (reason := turns.get(job.id))
-        ]
-        head = [job for job in head if not turns.get(job.id)]
-        stays, machines = await self._give_turns(head, scheduler, snapshot, now)
+        stays, machines, limited = await self._give_turns(head, limits, scheduler, snapshot, now)
+        held_back = {each.wait.job.id for each in limited}
+        head = [job for job in head if job.id not in held_back]
         jobs, events = explain_waits(stays, now, limited, *machines)
         if jobs:
             await self._store.commit(AtomicWrite(jobs=jobs, events=events))
@@ -160,7 +158,7 @@ class QueueReconciler:
         on_machines = [each for waits in machines for each in waits]
         self._blocked = bool(stays) or any(not each.busy for each in on_machines)
         free = sum(job.task.machine is None for job in head)
-        more = free == limit and len(stays) < free and not _is_full(stays, snapshot, scheduler)
+        more = free >= limit and len(stays) < free and not _is_full(stays, snapshot, scheduler)
         if more or len(on_machines) < len(head) - free:
             return timedelta(0)
         return await self._until_next([*stays, *on_machines, *limited], now)
@@ -168,20 +166,28 @@ class QueueReconciler:
     async def _give_turns(
         self,
         head: Sequence[JobRecord],
+        limits: ShareLimits,
         scheduler: JobScheduler,
         snapshot: MarketSnapshot,
         now: datetime,
-    ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
+    ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]], Sequence[QueueWait]]:
         """Start each job that can start now, and fail each job that can never start. Return why the
-        jobs without a machine wait, and why the jobs of each machine wait. If a machine is busy,
-        all waiting jobs of the machine have the same reason as the machine's first waiting job.
+        jobs without a machine wait, why the jobs of each machine wait, and which jobs wait for a
+        limit, toward which only jobs count that have started. If a machine is busy, all waiting
+        jobs of the machine have the same reason as the machine's first waiting job.
         """
         stays: list[QueueWait] = []
+        limited: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
         full = False
         barred = await self._bar_jobs(head, now)
         for job in head:
             if job.id in barred:
+                continue
+            row = QueueRow(job.id, job.project, job.user, size_of_task(job.task))
+            if reason := limits.find(row):
+                wait = JobWait(job=job, reason=reason, behind=())
+                limited.append(QueueWait(wait=wait, again_at=now + _LOOK_AGAIN))
                 continue
             machine = job.task.machine
             waits = stays if machine is None else machines[job.project, machine]
@@ -190,11 +196,14 @@ class QueueReconciler:
             if waits and waits[-1].busy:
                 waits.append(replace(waits[-1], wait=replace(waits[-1].wait, job=job)))
                 continue
-            wait = await self._give_turn(job, scheduler, snapshot, now)
-            waits += [] if wait is None else [wait]
+            stay = await self._give_turn(job, scheduler, snapshot, now)
+            if stay is None:
+                limits.start(row)
+            else:
+                waits.append(stay)
             full = _is_full(stays, snapshot, scheduler)
             await self._clock.rest()
-        return stays, machines.values()
+        return stays, machines.values(), limited
 
     async def _bar_jobs(self, head: Sequence[JobRecord], now: datetime) -> Collection[str]:
         """Hold the jobs that have not started yet and whose account may start no work. Return their

@@ -94,12 +94,12 @@ def give_turns(rows: Iterable[QueueRow], book: ShareBook) -> Iterator[QueueTurn]
     same limit wait, too, so that large jobs are not passed for ever.
     """
     tree = _Tree(book, rows)
-    limits = _Limits(book)
+    limits = ShareLimits(book)
     while (row := tree.next_row()) is not None:
         reason = limits.find(row)
         tree.end_turn(0.0 if reason else row.size)
         if not reason:
-            limits.add(row.project, row.user, row.size, 1)
+            limits.start(row)
         yield QueueTurn(row, reason)
 
 
@@ -279,7 +279,7 @@ class _Tree:
         heapify(node.children)
 
 
-class _Limits:
+class ShareLimits:
     """What counts toward the limits of projects and users, and the limits that keep a job waiting.
     The key of a limit is its project, and its user or, for all users together, None."""
 
@@ -290,19 +290,16 @@ class _Limits:
             for name, rule in book.rules.items()
             if (rule.limit, rule.user_limit, rule.user_jobs) != (None, None, None)
         }
-        self._gpus: dict[tuple[str, str | None], float] = {}
-        self._jobs: dict[tuple[str, str | None], int] = {}
+        self._gpus: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+        self._jobs: defaultdict[tuple[str, str | None], int] = defaultdict(int)
         self._full: dict[tuple[str, str | None], str] = {}
         self._lines: dict[str, Sequence[str]] = {}
         for each in book.held:
-            self.add(each.project, each.user, each.gpus, each.jobs)
+            self._add(each.project, each.user, each.gpus, each.jobs)
 
-    def add(self, project: str, user: str, gpus: float, jobs: int) -> None:
-        for owner in self._owners(project):
-            for whose in (None, user):
-                key = owner, whose
-                self._gpus[key] = self._gpus.get(key, 0.0) + gpus
-                self._jobs[key] = self._jobs.get(key, 0) + jobs
+    def start(self, row: QueueRow) -> None:
+        """Count a job as started."""
+        self._add(row.project, row.user, row.size, 1)
 
     def find(self, row: QueueRow) -> str:
         """Return why the job must wait, or "" if no limit keeps it waiting."""
@@ -319,9 +316,17 @@ class _Limits:
                     reason = self._compare(key, most, jobs, row.size)
                     if not reason:
                         continue
+                    if most is not None and row.size > most + _SLACK:
+                        return reason  # others would wait for ever behind a job that cannot start
                     self._full[key] = reason
                 return self._full[key]
         return ""
+
+    def _add(self, project: str, user: str, gpus: float, jobs: int) -> None:
+        for owner in self._owners(project):
+            for whose in (None, user):
+                self._gpus[owner, whose] += gpus
+                self._jobs[owner, whose] += jobs
 
     def _compare(
         self, key: tuple[str, str | None], most: float | None, jobs: int | None, size: float
@@ -329,7 +334,12 @@ class _Limits:
         owner, user = key
         who = "it" if user is None else f"user {user or 'without a name'}"
         where = f"project {owner}" if owner else "the installation"
-        held, running = self._gpus.get(key, 0.0), self._jobs.get(key, 0)
+        held, running = self._gpus[key], self._jobs[key]
+        if most is not None and size > most + _SLACK:
+            return (
+                f"waits for the limit of {where}: the job alone needs {size:g} of at most "
+                f"{most:g} GPUs"
+            )
         if most is not None and held + size > most + _SLACK:
             return f"waits for the limit of {where}: {who} holds {held:g} of at most {most:g} GPUs"
         if jobs is not None and running >= jobs:

@@ -24,7 +24,9 @@ _ALL = f"SELECT id, project, user_name, size FROM jobs WHERE {_FREE}"
 _KEPT = "CASE a.phase WHEN 'kept' THEN"
 _HELD = (
     f"SELECT a.project, j.user_name, SUM({_KEPT} 0 ELSE j.size END), "
-    f"CAST(SUM({_KEPT} 0 ELSE 1 END) AS BIGINT), SUM({_KEPT} j.size ELSE 0 END) "
+    # a job that waits for its next attempt does not run, though its last nodes are still held
+    "COUNT(DISTINCT CASE WHEN a.phase <> 'kept' AND j.phase <> 'queued' THEN j.id END), "
+    f"SUM({_KEPT} j.size ELSE 0 END) "
     "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' "
     "GROUP BY a.project, j.user_name ORDER BY a.project, j.user_name"
 )
