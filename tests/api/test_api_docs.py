@@ -2,12 +2,21 @@
 is used.
 """
 
+import json
 import re
+from hashlib import sha256
 from pathlib import Path
 
-from cavvy.api import errors, reference
-from cavvy.api.errors import CODES
+from fastapi import FastAPI
 
+from cavvy.api import errors, reference
+from cavvy.api.app import add_routes
+from cavvy.api.errors import CODES
+from cavvy.api.openapi import describe
+from cavvy.client import REVISION
+
+# the revision of the routes, and the digest of what it has
+ROUTES = (13, "6315277beccaff26")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,6 +30,26 @@ def test_the_page_of_routes_is_fresh() -> None:
     assert page == reference.reference(), (
         "run: python -m cavvy.api.reference > docs/reference/api.md"
     )
+
+
+def test_other_routes_have_another_revision() -> None:
+    """By its revision, a command knows that a running server is too old for it."""
+    app = FastAPI()
+    add_routes(app)
+    document = describe(app)
+    paths, schemas = document["paths"], document["components"]["schemas"]
+    lines = sorted(f"{method} {path}" for path, methods in paths.items() for method in methods)
+    seen, new = set[str](), _find_schemas(paths)
+    while new := new - seen:
+        seen |= new
+        new = set[str]().union(*(_find_schemas(schemas[name]) for name in new))
+    lines += [f"{name} {sorted(schemas[name].get('properties', ()))}" for name in sorted(seen)]
+    digest = sha256("\n".join(lines).encode()).hexdigest()[:16]
+    assert (REVISION, digest) == ROUTES, "increase REVISION in client/client.py, and ROUTES here"
+
+
+def _find_schemas(document: object) -> set[str]:
+    return set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
 
 
 def test_every_code_is_raised_somewhere() -> None:
