@@ -67,6 +67,30 @@ async def _equal(read: Callable[[], Awaitable[list[str]]], expected: list[str]) 
     return await read() == expected
 
 
+async def test_no_project_can_raise_its_own_share(api: Api) -> None:
+    """What one project gains, the projects beside it lose: the admins above them decide."""
+    team = await make_team(api)
+    own, above = [await team.token((name, Role.ADMIN)) for name in ("team", "company")]
+
+    async def send(token: str, project: str, **rules: Any) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        path = f"/v1/projects/{project}/policy"
+        if not rules:
+            return (await team.http.delete(path, headers=headers)).status_code
+        return (await team.http.put(path, json=rules, headers=headers)).status_code
+
+    assert [await send(own, "team", **each) for each in ({"share": 9}, {"quota_gpus": 9})] == [
+        403
+    ] * 2
+    assert await send(own, "team", user_jobs=3) == 204
+    assert await send(own, "sub", share=2) == 204
+    assert await send(above, "team", share=0.5) == 204
+    assert await send(own, "team", user_jobs=4) == 204
+    assert [await send(own, "team"), await send(own, "team", share=None)] == [403] * 2
+    assert await send(above, "company", share=2) == 403
+    assert await send(above, "team") == 204
+
+
 async def test_what_is_before_a_job(api: Api) -> None:
     """Members see the names of their own projects only."""
     team = await make_team(api)

@@ -124,6 +124,18 @@ def require(request: Request, permission: Permission, project: str) -> None:
             raise ApiProblem("scope-needed", f"the token does not permit `{permission}` {where}")
 
 
+def require_above(request: Request, parent: str | None, what: str) -> None:
+    """Raise ApiProblem unless the caller is an admin of the project's parent. The error does not
+    name the parent, because the caller may not have the right to see the parent.
+    """
+    try:
+        require(request, Permission.MANAGE, parent or INSTALLATION)
+    except ApiProblem:
+        told = f"to {what}, you need the role admin in the project above it; a project at the top "
+        told += "level requires the role admin in the installation"
+        raise ApiProblem("role-needed", told) from None
+
+
 def filter_projects(
     request: Request, permission: Permission, project: str | None = None
 ) -> ProjectFilter:

@@ -11,7 +11,7 @@ from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path, on_installation
+from cavvy.api.rules import in_path, on_installation, require_above
 from cavvy.api.wire import view
 from cavvy.catalog.accelerators import is_known, suggest
 from cavvy.client import policy_wire as wire
@@ -104,12 +104,21 @@ async def _change(request: Request, project: str, ask: wire.PolicyAsk) -> None:
 
 async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> None:
     app_state = app_state_of(request)
-    found = await _find(app_state, project)
-    before = next((each.policy for each in found if each.project == project), None)
+    book = await app_state.store.policies()
+    before = next((each.policy for each in book if each.project == project), None)
+    if _rank(before) != _rank(policy):
+        # both are at the cost of the projects beside it
+        what = f"change the share or the quota of {project}"
+        require_above(request, book.parents.get(project), what)
     note_change(request, before=_facts(before), after=_facts(policy))
     await app_state.store.put_policy(project, policy)
     app_state.control_plane.pool.expire()  # the cached offers were filtered by the former policies
     app_state.control_plane.hint(QUEUE)
+
+
+def _rank(policy: ProjectPolicy | None) -> tuple[float | None, float | None]:
+    """Return what orders the project in the queue."""
+    return (None, None) if policy is None else (policy.share, policy.quota_gpus)
 
 
 def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:

@@ -10,7 +10,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.fleet import empty_project, list_unfinished
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path, principal_of, require
+from cavvy.api.rules import in_path, principal_of, require, require_above
 from cavvy.client import account_wire as wire
 from cavvy.domain.accounts import INSTALLATION, Permission, Project
 from cavvy.domain.authorization import Principal, list_below, list_line, list_roles
@@ -35,7 +35,7 @@ async def move_project(
     the move, the old parent's roles and policies no longer apply to the project.
     """
     former = await _find(app_state, project)
-    _require_above(request, former)
+    require_above(request, former.parent, f"move {project}")
     require(request, Permission.MANAGE, ask.parent or INSTALLATION)
     await _check_policies(app_state, former, ask)
     await _check_budgets(request, former, ask)
@@ -89,18 +89,6 @@ async def _find(app_state: AppState, name: str) -> Project:
         if each.name == name:
             return each
     raise ApiProblem("project-not-found", f"there is no project {name}")
-
-
-def _require_above(request: Request, project: Project) -> None:
-    """Raise ApiProblem unless the caller is an admin of the project's parent. The error does not
-    name the parent, because the caller may not have the right to see the parent.
-    """
-    try:
-        require(request, Permission.MANAGE, project.parent or INSTALLATION)
-    except ApiProblem:
-        told = f"to move {project.name}, you need the role admin in the project above it; a "
-        told += "project at the top level requires the role admin in the installation"
-        raise ApiProblem("role-needed", told) from None
 
 
 async def _check_policies(app_state: AppState, former: Project, ask: wire.ProjectMove) -> None:
