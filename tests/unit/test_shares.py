@@ -1,8 +1,9 @@
 """The order of the jobs of several projects (`scheduler.shares`)."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from math import log
 from random import Random
 
@@ -10,8 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.control.fair_queue import FRESH, FairQueue, QueuePlace
+from cavvy.domain.jobs import JobRecord
+from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
+from cavvy.domain.tasks import TaskSpec
 from cavvy.scheduler.shares import QueueTurn, ShareBook, ShareRule, decay, give_turns
+from cavvy.store.memory import MemoryStore
+from cavvy.store.queue import SqlQueue
 
 HOUR = timedelta(hours=1)
 
@@ -138,6 +144,48 @@ def test_use_decays_by_half_and_grows_with_what_is_held() -> None:
     half = decay(1, 3, HOUR, HOUR)
     assert decay(half, 3, HOUR, HOUR) == pytest.approx(decay(1, 3, 2 * HOUR, HOUR))
     assert decay(8, 5, -HOUR, HOUR) == 8
+
+
+class LongLine(SqlQueue):
+    """A queue whose rows are given, and which counts how often they are read."""
+
+    def __init__(self, waiting: list[QueueRow]) -> None:
+        self.waiting, self.reads = waiting, 0
+
+    async def rows(self, now: datetime | None = None) -> Sequence[QueueRow]:
+        self.reads += 1
+        return self.waiting
+
+    async def held(self) -> Sequence[HeldShare]:
+        return ()
+
+    async def used(self) -> Mapping[str, ProjectUse]:
+        return {}
+
+
+def test_the_places_in_a_long_queue_are_computed_once_a_moment() -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    store = MemoryStore()
+    store.queue = line = LongLine(rows(*["a u 1", "b u 1"] * 1000))
+    queue = FairQueue(store, HOUR)
+
+    def find(row: QueueRow, at: datetime) -> QueuePlace | None:
+        task = TaskSpec(name="t", run="true")
+        job = JobRecord(id=row.id, project="a", name="t", task=task, submitted_at=now, since=now)
+        return asyncio.run(queue.find_place(job, at))
+
+    assert find(line.waiting[2], now) == QueuePlace(3, {"a": 1, "b": 1})
+    assert find(line.waiting[1999], now + FRESH) == QueuePlace(2000, {"a": 1000, "b": 999})
+    assert line.reads == 1
+    del line.waiting[0]
+    assert find(line.waiting[1], now + FRESH * 2) == QueuePlace(2, {"b": 1})
+    del line.waiting[500:]  # a short queue is read each time
+    line.waiting[0:0] = [QueueRow("new", "a", "u", 1)]
+    assert find(line.waiting[0], now + FRESH * 2) == QueuePlace(1, {})
+    assert find(line.waiting[1], now + FRESH * 2) == QueuePlace(2, {"a": 1})
+    line.waiting.clear()
+    assert find(QueueRow("new", "a", "u", 1), now + FRESH * 2) is None
+    assert line.reads == 5
 
 
 TREES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdef") | st.none())

@@ -7,11 +7,11 @@ it can be computed for any later time. It is stored again when the held GPUs cha
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.policies import PolicyBook
-from cavvy.domain.shares import HeldShare, ProjectUse
+from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
 from cavvy.domain.values import Struct
 from cavvy.scheduler.shares import (
     ProjectStanding,
@@ -25,6 +25,8 @@ from cavvy.scheduler.shares import (
 )
 from cavvy.store.sql import Store
 
+# How long the order of each thousand waiting jobs is used again, as all users may ask at once.
+FRESH = timedelta(milliseconds=50)
 _SLACK = 1e-9  # sums of fractions of GPUs are not exact in floating point
 
 
@@ -84,6 +86,9 @@ class FairQueue:
     def __init__(self, store: Store, half_life: timedelta) -> None:
         self._store = store
         self.half_life = half_life
+        self._line: Sequence[QueueRow] = ()  # all waiting jobs, in order
+        self._places: Mapping[str, int] = {}
+        self._lined_up = datetime.min.replace(tzinfo=UTC)
 
     async def read_book(self, now: datetime) -> ShareBook:
         """Return the state of all projects."""
@@ -121,15 +126,19 @@ class FairQueue:
 
     async def find_place(self, job: JobRecord, now: datetime) -> QueuePlace | None:
         """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit
-        keeps waiting come last."""
-        rows = await self._store.queue.rows(now)
-        turns = [*give_turns(rows, await self.read_book(now))]
-        ahead: Counter[str] = Counter()
-        for position, turn in enumerate(sorted(turns, key=lambda turn: bool(turn.limit)), 1):
-            if turn.row.id == job.id:
-                return QueuePlace(position, dict(ahead))
-            ahead[turn.row.project] += 1
-        return None
+        keeps waiting come last. The place in a long queue may be a moment old.
+        """
+        if job.task.machine is not None:
+            return None
+        fresh = now - self._lined_up < len(self._line) // 1000 * FRESH
+        if not fresh or job.id not in self._places:
+            turns = [*give_turns(await self._store.queue.rows(now), await self.read_book(now))]
+            self._line = [each.row for each in sorted(turns, key=lambda turn: bool(turn.limit))]
+            self._places = {row.id: place for place, row in enumerate(self._line)}
+            self._lined_up = now
+        if (place := self._places.get(job.id)) is None:
+            return None
+        return QueuePlace(place + 1, Counter(row.project for row in self._line[:place]))
 
     async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
         """Return where each project stands, and what this was computed from."""
