@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cavvy.client.policy_wire import ProjectPolicyView
 
 _ANY = "any"  # the value of an option that removes its restriction
+_NUMBERS = ("share", "quota", "max_gpus", "user_gpus", "user_jobs")  # of the queue
+_FIELDS = {"gpus": "accelerators", "quota": "quota_gpus"}  # other names in the policy
 _everywhere = click.option(
     "--all-projects", is_flag=True, help="The policy of the server, which applies to all projects."
 )
@@ -95,12 +97,7 @@ def set_policy(
     max_price: str | None,
     image_digests: bool | None,
     signed_by: str | None,
-    share: str | None,
-    quota: str | None,
-    max_gpus: str | None,
-    user_gpus: str | None,
-    user_jobs: str | None,
-    **lists: str | None,
+    **others: str | None,
 ) -> None:
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
     removes the restriction. Restrictions without an option stay unchanged.
@@ -112,8 +109,10 @@ def set_policy(
 
     where = _read_where(project, everywhere=all_projects)
     changes: dict[str, Any] = {
-        {"gpus": "accelerators"}.get(name, name): _read_names(name, text)
-        for name, text in lists.items()
+        _FIELDS.get(name, name): _read_number(name, text)
+        if name in _NUMBERS
+        else _read_names(name, text)
+        for name, text in others.items()
         if text is not None
     }
     if max_price is not None:
@@ -124,15 +123,6 @@ def set_policy(
         changes["signed_by"] = [_read_key(each) for each in _read_names("signed-by", signed_by)]
     if keep_jobs is not None:
         changes["keep_jobs_days"] = _read_days(keep_jobs)
-    for option, field, text in (
-        ("share", "share", share),
-        ("quota", "quota_gpus", quota),
-        ("max-gpus", "max_gpus", max_gpus),
-        ("user-gpus", "user_gpus", user_gpus),
-        ("user-jobs", "user_jobs", user_jobs),
-    ):
-        if text is not None:
-            changes[field] = _read_number(option, text, whole=field == "user_jobs")
     if not changes:
         raise CommandFailure(
             "no restriction is named",
@@ -262,8 +252,9 @@ def _read_days(text: str) -> int | None:
     return int(text)
 
 
-def _read_number(option: str, text: str, *, whole: bool) -> float | int | None:
+def _read_number(name: str, text: str) -> float | int | None:
     """Return the number, or None for `any`."""
+    option, whole = name.replace("_", "-"), name == "user_jobs"
     if text == _ANY:
         return None
     if not re.fullmatch(r"[0-9]{1,7}" if whole else r"[0-9]{1,7}([.][0-9]{1,6})?", text):
