@@ -609,7 +609,7 @@ class ApiClient:
         if error is None or not error.passing:
             self.patience.note_answer()
         if error is not None:
-            raise explain_older(error, target, self.send)
+            raise explain_older(error, target, self.send, REVISION)
         return answer
 
     def _left_s(self) -> float:

@@ -18,6 +18,7 @@ _REFUSALS = (_NO_ROUTE, "invalid-task")
 
 class _ServerVersion(Struct, frozen=True):
     version: str
+    revision: int
 
 
 def parse_version(version: str) -> tuple[int, ...]:
@@ -25,20 +26,27 @@ def parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def explain_older(error: ApiError, target: str, send: Callable[[str, str], HttpAnswer]) -> ApiError:
+def explain_older(
+    error: ApiError, target: str, send: Callable[[str, str], HttpAnswer], revision: int
+) -> ApiError:
     """Return the error that a request to `target` caused. If the server may have refused the
     request because the server is older than this client, the returned error names both versions.
+    `revision` is that of the routes that this client knows.
     """
     if error.code not in _REFUSALS or target == _SERVER:
         return error
     try:
-        version = decode(send("GET", _SERVER).body, type=_ServerVersion).version
+        server = decode(send("GET", _SERVER).body, type=_ServerVersion)
     except (ApiError, ValueError):
         return error
-    if parse_version(version) >= parse_version(__version__):
+    theirs, mine = parse_version(server.version), parse_version(__version__)
+    if (theirs, server.revision) >= (mine, revision):
         return error
-    versions = f"the server (cavvy {version}) is older than this client (cavvy {__version__})"
-    remedy = f"update the server, or use cavvy {version} as the client"
+    its, own = f"cavvy {server.version}", f"cavvy {__version__}"
+    if theirs == mine:  # builds of the same version
+        its, own = f"{its}, revision {server.revision}", f"{own}, revision {revision}"
+    versions = f"the server ({its}) is older than this client ({own})"
+    remedy = f"update the server, or use {its} as the client"
     if error.code == _NO_ROUTE:
         message = f"{versions}: {error.message} on the server"
         return IncompatibleVersions("server-too-old", message, remedy, error.status)

@@ -1,0 +1,39 @@
+"""What a client says about a server that lacks what the client asks for."""
+
+import pytest
+
+from cavvy import __version__
+from cavvy.client.errors import ApiError
+from cavvy.client.transport import HttpAnswer
+from cavvy.client.versions import explain_older
+
+NO_ROUTE = ApiError("not-found", "the route /v1/shares does not exist", "", 404)
+OTHER = ApiError("invalid-request", "`share` must be a number from 0 to 1,000,000", "", 422)
+
+
+@pytest.mark.parametrize(
+    ("error", "version", "revision", "told"),
+    [
+        (NO_ROUTE, "0.0.1", 12, "cavvy 0.0.1) is older"),
+        (NO_ROUTE, __version__, 12, "revision 12) is older"),
+        (NO_ROUTE, __version__, 13, None),
+        (NO_ROUTE, "99.0", 1, None),
+        (OTHER, "0.0.1", 12, None),
+    ],
+)
+def test_an_older_server_is_named(
+    error: ApiError, version: str, revision: int, told: str | None
+) -> None:
+    body = f'{{"version": "{version}", "revision": {revision}}}'.encode()
+
+    def send(method: str, target: str) -> HttpAnswer:
+        return HttpAnswer(status=200, headers={}, body=body)
+
+    found = explain_older(error, "/v1/x", send, 13)
+    if told is None:
+        assert found is error
+    else:
+        assert found.code == "server-too-old"
+        assert told in found.message
+        assert error.message in found.message
+        assert "update the server" in found.hint
