@@ -14,6 +14,7 @@ from cavvy.api.app import add_routes
 from cavvy.api.errors import CODES
 from cavvy.api.openapi import describe
 from cavvy.client import REVISION
+from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
 ROUTES = (13, "6315277beccaff26")
@@ -50,6 +51,10 @@ def test_other_routes_have_another_revision() -> None:
 
 def _find_schemas(document: object) -> set[str]:
     return set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+
+
+def test_commands_know_the_hint_that_is_not_for_their_users() -> None:
+    assert CODES["invalid-request"].hint == FOR_PROGRAMS
 
 
 def test_every_code_is_raised_somewhere() -> None:

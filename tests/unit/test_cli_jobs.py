@@ -38,6 +38,7 @@ from cavvy.cli.exec import has_input
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
+from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.client.policy_wire import PolicyAsk
 from cavvy.domain.jobs import RunOrigin
@@ -602,11 +603,15 @@ def test_a_refused_rerun_names_the_parameters_and_no_file(
 def test_an_invalid_request_names_the_help_of_its_command(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Unless the server knows better what to do."""
+    hints = ["", FOR_PROGRAMS, "did you mean H100?"]
+
     def refuse(self: FakeClient, *given: object, **how: object) -> None:
-        raise ApiError("invalid-request", "PATH cannot be set", "")
+        raise ApiError("invalid-request", "PATH cannot be set", hints.pop(0))
 
     monkeypatch.setattr(FakeClient, "stop", refuse)
-    assert "hint: `cavvy stop --help` shows the arguments" in run("stop", "now").stderr
+    for told in (*["`cavvy stop --help` shows the arguments"] * 2, "did you mean H100?"):
+        assert f"hint: {told}" in run("stop", "now").stderr
 
 
 def test_an_unknown_command_names_its_neighbour() -> None:

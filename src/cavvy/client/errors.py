@@ -22,6 +22,10 @@ _OF_PROXIES = frozenset({"http-502", "http-503", "http-504"})
 NO_DATABASE = "database-unusable"
 
 
+# the hint of a server about a request that is not valid, if it has no better one
+FOR_PROGRAMS = "compare the request with /v1/openapi.json"
+
+
 class ApiError(Exception):
     """An error with a stable code, a message, a hint about what to do, and the HTTP status (0
     without a response).

@@ -63,10 +63,12 @@ def failures() -> Iterator[None]:
 def make_failure(error: "ApiError") -> CommandFailure:
     """Return the failure of a command, with the exit code EX_UNAVAILABLE if no server answered."""
     from cavvy.client import StartFailed, Unreachable
+    from cavvy.client.errors import FOR_PROGRAMS
 
-    # The hint of this error is meant for programs, not for users.
     if error.code in ("invalid-request", "not-found"):
-        return CommandFailure(error.message, f"`{_command()} --help` shows the arguments", 2)
+        own = error.code == "invalid-request" and error.hint not in ("", FOR_PROGRAMS)
+        hint = error.hint if own else f"`{_command()} --help` shows the arguments"
+        return CommandFailure(error.message, hint, 2)
     if not isinstance(error, Unreachable | StartFailed):
         return CommandFailure(error.message, error.hint)
     hint = error.hint or "`cavvy server status` shows the server"
