@@ -138,6 +138,12 @@ def test_projects_that_form_a_cycle_are_ordered_too() -> None:
     assert sorted(order(list(give_turns(rows("a u 1", "b u 1"), book)))) == ["0", "1"]
 
 
+def test_a_deep_tree_is_ordered_too() -> None:
+    """An admin of a project can create any number of levels below it."""
+    book = ShareBook(parents={f"p{n}": f"p{n - 1}" for n in range(1, 1500)})
+    assert order(list(give_turns(rows("p1499 u 1", "p0 u 1"), book))) == ["0", "1"]
+
+
 def test_use_decays_by_half_and_grows_with_what_is_held() -> None:
     assert decay(8, 0, HOUR, HOUR) == 4
     assert decay(0, 2, HOUR * 100, HOUR) == pytest.approx(2 / log(2))

@@ -167,34 +167,29 @@ def _rule_of(project: str, book: ShareBook) -> ShareRule:
 class _Node:
     """A project, or the waiting jobs of a project itself beside those of the projects below it."""
 
-    __slots__ = ("children", "held", "line", "name", "parent", "quota", "used_h", "weight")
+    __slots__ = ("children", "held", "line", "name", "next", "parent", "quota", "used_h", "weight")
 
     def __init__(self, name: str, parent: "_Node | None", rule: ShareRule) -> None:
         self.name, self.parent = name, parent
         self.weight, self.quota = rule.weight, rule.quota
         self.used_h = self.held = 0.0
-        self.children: list[
-            tuple[tuple[bool, float, int, str], _Node]
-        ] = []  # heap of those that wait
+        self.children: list[tuple[_Rank, _Node]] = []  # heap of those that wait
         self.line: deque[tuple[int, QueueRow]] = deque()
+        # of the next job of this node: whether it is above all quotas from this node down, its
+        # place in the rows, and its size
+        self.next = (True, 0, 0.0)
 
     def rank(self) -> _Rank:
-        """Return the key by which the node is compared with the other children of its parent. The
-        lowest key has the next turn."""
-        above, first, size = self._first()
-        if self.quota is not None:
-            above = self.held + size > self.quota + _SLACK
+        """Return the key by which the node is compared with the other children of its parent, and
+        set `next`. The lowest key has the next turn."""
+        if self.children:
+            above, place, size = self.children[0][1].next
+        else:
+            above, place, size = True, self.line[0][0], self.line[0][1].size
+        own = above if self.quota is None else self.held + size > self.quota + _SLACK
+        self.next = (above and own, place, size)
         ratio = (self.used_h + self.held * _AHEAD_H) / self.weight if self.weight else float("inf")
-        return above, ratio, first, self.name
-
-    def _first(self) -> tuple[bool, int, float]:
-        """Return whether the next job below this node is above all quotas below this node, and the
-        job's place in `rows` and size."""
-        node, above = self, True
-        while node.children:
-            node = node.children[0][1]
-            above = above and (node.quota is None or node.rank()[0])
-        return above, node.line[0][0], node.line[0][1].size
+        return own, ratio, place, self.name
 
     @property
     def waits(self) -> bool:
@@ -214,7 +209,7 @@ class _Tree:
             self._add(project, used_h=used_h)
         for each in book.held:
             self._add(each.project, held=each.gpus + each.idle)
-        self._fill(self._children_by_parent(), self._root)
+        self._fill()
 
     def next_row(self) -> QueueRow | None:
         """Return the job that has the next turn, or None if no job is left."""
@@ -263,20 +258,12 @@ class _Tree:
             node.held += held
             node = node.parent
 
-    def _children_by_parent(self) -> Mapping[int, list[_Node]]:
-        found: dict[int, list[_Node]] = {}
-        for node in (*self._nodes.values(), *self._own.values()):
-            if node.parent is not None:
-                found.setdefault(id(node.parent), []).append(node)
-        return found
-
-    def _fill(self, below: Mapping[int, list[_Node]], node: _Node) -> None:
-        """Build the heaps of the node and of the nodes below it, the lowest first."""
-        for child in below.get(id(node), ()):
-            self._fill(below, child)
-            if child.waits:
-                node.children.append((child.rank(), child))
-        heapify(node.children)
+    def _fill(self) -> None:
+        """Build the heaps of all nodes. A node was made after its parent, and is filled before."""
+        for node in (*self._own.values(), *reversed(self._nodes.values())):
+            heapify(node.children)
+            if node.parent is not None and node.waits:
+                node.parent.children.append((node.rank(), node))
 
 
 class ShareLimits:
