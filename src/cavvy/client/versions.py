@@ -18,7 +18,7 @@ _REFUSALS = (_NO_ROUTE, "invalid-task")
 
 class _ServerVersion(Struct, frozen=True):
     version: str
-    revision: int
+    revision: int = 0  # the oldest servers do not state it
 
 
 def parse_version(version: str) -> tuple[int, ...]:
