@@ -18,7 +18,7 @@ _REFUSALS = (_NO_ROUTE, "invalid-task")
 
 class _ServerVersion(Struct, frozen=True):
     version: str
-    revision: int = 0  # the oldest servers do not state it
+    revision: int | None = None  # the oldest servers do not state it
 
 
 def parse_version(version: str) -> tuple[int, ...]:
@@ -40,11 +40,12 @@ def explain_older(
     except (ApiError, ValueError):
         return error
     theirs, mine = parse_version(server.version), parse_version(__version__)
-    if (theirs, server.revision) >= (mine, revision):
+    its_revision = revision if server.revision is None else server.revision
+    if (theirs, its_revision) >= (mine, revision):
         return error
     its, own = f"cavvy {server.version}", f"cavvy {__version__}"
     if theirs == mine:  # builds of the same version
-        its, own = f"{its}, revision {server.revision}", f"{own}, revision {revision}"
+        its, own = f"{its}, revision {its_revision}", f"{own}, revision {revision}"
     versions = f"the server ({its}) is older than this client ({own})"
     remedy = f"update the server, or use {its} as the client"
     if error.code == _NO_ROUTE:
