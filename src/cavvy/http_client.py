@@ -28,7 +28,19 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
+from http.client import (
+    CONTINUE,
+    OK,
+    SWITCHING_PROTOCOLS,
+    BadStatusLine,
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    InvalidURL,
+    RemoteDisconnected,
+    UnknownProtocol,
+)
 from math import inf
 from time import monotonic
 from types import MappingProxyType
@@ -43,6 +55,8 @@ IDLE_S = 30.0  # default for the maximum seconds without any byte of a reply
 LIMIT_S = 300.0  # default for the maximum seconds until a reply is complete
 MOST_BYTES = 1 << 26  # default for the maximum bytes of a body, which is kept in memory
 _MOST_REDIRECTS = 10
+_MOST_REASON = 200  # characters of a status line that are kept
+_MOST_INTERIM = 10  # replies with a status below 200 before the reply itself
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READS = ("GET", "HEAD")
 _LATER = (408, 425, 429)
@@ -165,6 +179,10 @@ class HttpClient:
             raise InvalidRequest(f"the address or a header is malformed: {problem}") from error
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
+            if isinstance(reason, BadStatusLine | UnknownProtocol) and not isinstance(
+                reason, RemoteDisconnected
+            ):
+                raise NoReply("the server does not reply as HTTP prescribes") from error
             raise NoReply(str(reason) or type(reason).__name__) from error
 
     def _read(self, reply: HTTPResponse, into: BinaryIO | None) -> HttpReply:
@@ -176,12 +194,13 @@ class HttpClient:
                 raise
             body = b""
         headers = {name.lower(): value for name, value in reply.headers.items()}
-        return HttpReply(status=reply.status, reason=reply.reason, headers=headers, body=body)
+        words = "".join(filter(str.isprintable, reply.reason))[:_MOST_REASON]
+        return HttpReply(status=reply.status, reason=words, headers=headers, body=body)
 
     def _read_body(self, reply: HTTPResponse, into: BinaryIO | None) -> bytes:
         """Return the body, or write it to `into`. Raises ReplyTooLong, OSError, HTTPException."""
         kept, size = io.BytesIO(), 0
-        while self._most_bytes and (part := reply.read(_PART)):
+        while self._most_bytes and (part := _read_part(reply)):
             size += len(part)
             if size > self._most_bytes:
                 raise ReplyTooLong(f"the reply is longer than {self._most_bytes >> 20} MiB")
@@ -190,6 +209,14 @@ class HttpClient:
             total = size + reply.length
             raise ConnectionError(f"the server sent only {size:,} of {total:,} bytes")
         return kept.getvalue()
+
+
+def _read_part(reply: HTTPResponse) -> bytes:
+    """Raises OSError, HTTPException."""
+    try:
+        return reply.read(_PART)
+    except ValueError as error:  # a chunk of negative size
+        raise HTTPException("the reply has a chunk without a valid size") from error
 
 
 def check_host(url: str, targets: str) -> None:
@@ -334,7 +361,9 @@ def _make_tls(ca_file: str | None, environment: object, when: float) -> ssl.SSLC
 
 
 class _TimedReply(HTTPResponse):
-    """A reply that must be complete at its deadline."""
+    """A reply that must be complete at its deadline. Interim replies before it, such as 103 (Early
+    Hints), are skipped.
+    """
 
     def __init__(
         self, sock: socket.socket, *args: Any, deadline: _Deadline, **options: Any
@@ -342,6 +371,16 @@ class _TimedReply(HTTPResponse):
         super().__init__(sock, *args, **options)
         self.fp.close()
         self.fp = io.BufferedReader(_TimedStream(sock, deadline))
+        self._interim = 0
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]  # http.client hides it
+        if CONTINUE <= status < OK:
+            self._interim += 1
+            if status == SWITCHING_PROTOCOLS or self._interim > _MOST_INTERIM:
+                raise BadStatusLine(str(status))
+            status = CONTINUE  # the only interim status that http.client skips
+        return version, status, reason
 
 
 class _TimedStream(io.RawIOBase):

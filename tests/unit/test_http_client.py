@@ -479,6 +479,52 @@ def test_an_error_is_reported_even_if_its_body_is_cut() -> None:
         assert (answer.status, answer.body) == (503, b"")
 
 
+def send_raw(sent: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    return lambda request: request.connection.sendall(sent)
+
+
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+STORED = b"HTTP/1.1 500 Full\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize("interim", [HINTS, b"HTTP/1.1 102 Processing\r\n\r\n", HINTS * 10])
+def test_an_interim_reply_is_not_the_reply(interim: bytes) -> None:
+    """A status below 200 would otherwise count as a success of an upload."""
+    with serving(send_raw(interim + STORED)) as server:
+        assert HttpClient().send("GET", server.url).status == 500
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HINTS * 11 + STORED,  # a server can send interim replies without end
+        b"HTTP/1.1 101 Switching\r\n\r\n" + STORED,
+        b"SSH-2.0-secret\r\n",
+        b"\x1b[31msecret\r\n\r\n",
+        b"HTTP/1.1 secret\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+    ],
+)
+def test_a_reply_that_is_not_http_is_not_quoted(sent: bytes) -> None:
+    with serving(send_raw(sent)) as server, pytest.raises(NoReply) as raised:
+        HttpClient().send("GET", server.url)
+    assert str(raised.value) == "the server does not reply as HTTP prescribes"
+
+
+def test_a_reason_does_not_control_a_terminal() -> None:
+    sent = b"HTTP/1.1 404 \x1b]0;Gone\x07" + b"!" * 9999 + b"\r\nContent-Length: 0\r\n\r\n"
+    with serving(send_raw(sent)) as server:
+        assert HttpClient().send("GET", server.url).reason == "]0;Gone".ljust(200, "!")
+
+
+@pytest.mark.parametrize("size", [b"-5", b"zz", b"f" * 5000, b"5", b""])
+def test_a_chunk_of_bad_size_is_a_fault_of_the_reply(size: bytes) -> None:
+    sent = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\nhi"
+    with serving(send_raw(sent)) as server, pytest.raises(NoReply) as raised:
+        HttpClient().send("GET", server.url)
+    assert not isinstance(raised.value, InvalidRequest)
+
+
 def test_a_body_of_the_largest_size_is_read() -> None:
     with serving(lambda request: reply(request, bytes(1 << 20))) as server:
         assert len(HttpClient(most_bytes=1 << 20).send("GET", server.url).body) == 1 << 20
