@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers.base import Manifest, ProviderContext, ProviderSetting, SettingKind
+from cavvy.providers.prices import list_sources, list_unavailable
 from cavvy.providers.registry import (
     BadSettings,
     check_settings,
@@ -98,6 +99,44 @@ def test_a_module_that_is_no_provider_is_an_error(tmp_path: Path, prairie: None)
         load({"prairie": {}}, ProviderContext(installation="i", home=tmp_path))
 
 
+CLOUD = """
+from cavvy.providers.base import Manifest
+MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org", {fields})
+"""
+BROKEN = {
+    "undefined": "NameError: name 'undefined' is not defined (FILE, line 1)",
+    "def make(:": "invalid syntax (FILE, line 1)",
+    "raise SystemExit(3)": "SystemExit: 3 (FILE, line 1)",
+    "open('/no/such/file')": "FileNotFoundError",
+    "GOOD\ndef make(context): raise RuntimeError('boom')": "RuntimeError: boom (FILE, line 5)",
+    "GOOD\ndef make(context, more): return 1": "missing 1 required positional argument: 'more'",
+    "GOOD\ndef make(context): pass": "make(context) returned None",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_fault_of_a_foreign_package_names_the_package(
+    text: str, prairie: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "prairie_provider.py"
+    file.write_text(text.replace("GOOD", CLOUD.format(fields="prices='no_such_prices'")))
+    told = BROKEN[text].replace("FILE", str(file))
+    with pytest.raises(BadSettings, match=r"provider 'prairie' cannot be .*; repair") as raised:
+        load({"prairie": {}}, ProviderContext(installation="i", home=tmp_path))
+    assert told in str(raised.value)
+
+
+def test_a_broken_package_does_not_disturb_others(prairie: None, tmp_path: Path) -> None:
+    file = tmp_path / "prairie_provider.py"
+    file.write_text("undefined")
+    assert "local" in [each.name for each in manifests()]
+    assert "aws" in list_sources()
+    sys.modules.pop("prairie_provider", None)
+    file.write_text(CLOUD.format(fields="prices='no_such_prices'"))
+    assert "aws" in list_sources()
+    assert "No module named 'no_such_prices'" in list_unavailable()["prairie"]
+
+
 def test_settings_get_their_defaults() -> None:
     assert check_settings(MANIFEST, {"gates": 3}) == {"enabled": True, "acres": 2, "gates": 3}
 
@@ -160,10 +199,6 @@ def test_every_reason_of_a_cloud_names_a_page_of_the_cloud() -> None:
     assert not without
 
 
-CLOUD = """
-from cavvy.providers.base import Manifest
-MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org", {fields})
-"""
 PARTS = """
 def make_layer(manifest, context, cloud):
     return manifest.name, cloud()

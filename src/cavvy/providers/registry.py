@@ -7,7 +7,8 @@ ProviderContext) -> Provider`.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any, cast
@@ -46,9 +47,14 @@ class BadSettings(ProviderError):
 
 def manifests() -> Sequence[Manifest]:
     """Return the manifests of all installed providers, sorted by name. The call imports the modules
-    of all providers.
+    of all providers. Packages that are no working providers are omitted, as users may have no use
+    for them; `cavvy check` shows what is wrong with them.
     """
-    return [manifest_of(known) for _, known in sorted(list_known().items())]
+    found = []
+    for _, known in sorted(list_known().items()):
+        with suppress(BadSettings):
+            found.append(manifest_of(known))
+    return found
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
@@ -104,7 +110,14 @@ def make(
             ) from error
     documents = MemoryProviderState() if state is None else state(account or known.name)
     context = replace(context, home=folder, settings=settings, state=documents)
-    return make_from(_module(known), context)
+    package = _module(known)
+    if known.module.startswith(f"{__package__}."):
+        return make_from(package, context)
+    with _blaming(known.name, "created"):
+        provider = make_from(package, context)
+        if provider is None:
+            raise TypeError("make(context) returned None instead of a provider")
+    return provider
 
 
 def make_from(package: object, context: ProviderContext) -> Provider:
@@ -127,7 +140,7 @@ def make_from(package: object, context: ProviderContext) -> Provider:
 def _find(manifest: Manifest, path: str) -> Callable[..., Any]:
     """Import what a manifest names as MODULE:NAME."""
     module, _, name = path.partition(":")
-    found = getattr(_import(manifest.name, module), name, None) if module and name else None
+    found = getattr(import_part(manifest.name, module), name, None) if module and name else None
     if not callable(found):
         raise BadSettings(
             f"provider {manifest.name!r}: {path!r} in its manifest names no class or function; "
@@ -192,11 +205,40 @@ def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
 
 
 def _module(known: KnownProvider) -> ModuleType:
-    return _import(known.name, known.module)
+    return import_part(known.name, known.module)
 
 
-def _import(provider: str, module: str) -> ModuleType:
-    try:
+def import_part(provider: str, module: str) -> ModuleType:
+    """Import a module of a provider. Raises BadSettings."""
+    with _blaming(provider, "imported"):
         return import_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise BadSettings(f"provider {provider!r} cannot be imported: {error}") from error
+
+
+@contextmanager
+def _blaming(provider: str, done: str) -> Iterator[None]:
+    """Raise BadSettings, which names the provider, for each error in code that others may have
+    written.
+    """
+    try:
+        yield
+    except ProviderError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadSettings(
+            f"provider {provider!r} cannot be {done}: {_describe(error)}; repair or remove its "
+            f"package, or set enabled = false in [providers.{provider}]"
+        ) from error
+
+
+def _describe(error: BaseException) -> str:
+    """Return what failed and in which line of which file."""
+    from traceback import extract_tb
+
+    match error:
+        case ModuleNotFoundError():
+            return str(error)
+        case SyntaxError(filename=str(file), lineno=int(line)):
+            return f"{error.msg} ({file}, line {line})"
+    told = f"{type(error).__name__}: {error}"
+    *_, last = extract_tb(error.__traceback__)
+    return told if last.filename == __file__ else f"{told} ({last.filename}, line {last.lineno})"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
@@ -65,11 +66,8 @@ class PriceSource(Protocol):
 
 def list_sources() -> Mapping[str, PriceSource]:
     """Return all price sources, by provider. The call imports the manifests of all providers."""
-    from cavvy.providers.registry import manifests
-
-    modules = [f"{__name__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("[!_]*.py"))]
-    modules += [manifest.prices for manifest in manifests() if manifest.prices]
-    found = [import_module(module) for module in modules]
+    own = sorted(Path(__file__).parent.glob("[!_]*.py"))
+    found = [*(import_module(f"{__name__}.{path.stem}") for path in own), *_import_foreign()[0]]
     sources: list[PriceSource] = [module.SOURCE for module in found if hasattr(module, "SOURCE")]
     return {source.provider: source for source in sources}
 
@@ -78,4 +76,18 @@ def list_unavailable() -> Mapping[str, str]:
     """Return the providers whose prices `refresh` cannot read, with the reasons."""
     from cavvy.providers.prices.unavailable import REASONS
 
-    return REASONS
+    return {**REASONS, **_import_foreign()[1]}
+
+
+def _import_foreign() -> tuple[Sequence[ModuleType], Mapping[str, str]]:
+    """Import the price sources that manifests name. Also return why some cannot be imported."""
+    from cavvy.providers.registry import BadSettings, import_part, manifests
+
+    found, problems = [], dict[str, str]()
+    for manifest in manifests():
+        if manifest.prices:
+            try:
+                found.append(import_part(manifest.name, manifest.prices))
+            except BadSettings as error:
+                problems[manifest.name] = str(error)
+    return found, problems
