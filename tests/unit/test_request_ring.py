@@ -1,5 +1,6 @@
 """The requests that a killed HAProxy has listed."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -43,6 +44,37 @@ def test_requests_after_the_last_statistics_are_counted_once(tmp_path: Path) -> 
     runtime._note("svc-chat", [row], SECOND + 50)
     runtime.read_ended(ring)
     assert runtime.take_served()["chat"]["r1.a1"].requests == 4 + 9
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"svc-chat/r\xff.a1 1000000000000001 5",
+        b"svc-chat/r1.a1 1000000000000001 " + b"9" * 5000,
+        b"svc-chat/r1.a1 1000000000000001 -" + b"9" * 400,
+        b"\x1f\x8b\xff" * 1000,
+    ],
+)
+def test_lines_that_haproxy_did_not_write_are_left_out(damage: bytes) -> None:
+    """HAProxy could otherwise not start any more."""
+    data = write_line("r1.a1", 1) + damage + b"\0" + write_line("r1.a1", 2)
+    assert read_ring(data, lambda service: 0)["chat", "r1.a1"].requests == 2
+
+
+def test_a_file_that_is_no_ring_is_not_read(tmp_path: Path) -> None:
+    runtime = HaproxyRuntime(tmp_path / "haproxy")
+    pipe, link, huge = (tmp_path / f"{name}.ring" for name in ("pipe", "link", "huge"))
+    os.mkfifo(pipe)
+    runtime.read_ended(pipe)
+    link.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="symbolic links"):
+        runtime.read_ended(link)
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    runtime.read_ended(huge)
+    assert runtime.take_served() == {}
+    assert not pipe.exists()
+    assert not huge.exists()
 
 
 def test_a_full_disk_leaves_no_part_of_the_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISREG
 
 from cavvy.domain.values import Struct
 
@@ -17,7 +18,7 @@ RING_BYTES = 8 << 20  # the lines of at least 80,000 requests
 # what HAProxy writes for a request: the server, the end in microseconds since 1970, and the time
 # that the request took in milliseconds, which is -1 if the client left before the response
 RING_LINE = "%b/%s %[date(0,us)] %Ta"
-_LINE = re.compile(rb"svc-([a-z0-9-]+)/([^ /\0]+) (\d{16}) (-?\d+)(?!\d)")
+_LINE = re.compile(rb"svc-([a-z0-9-]+)/([!-.0-~]+) (\d{16}) (-?\d{1,12})(?!\d)")
 
 
 class EndedRequests(Struct, frozen=True, kw_only=True):
@@ -38,6 +39,15 @@ def make_ring(path: Path) -> None:
         except OSError:
             path.unlink()
             raise
+
+
+def load_ring(path: Path) -> bytes:
+    """Return the contents of the file, but no more than HAProxy writes. What is no file, such as a
+    pipe, counts as empty. Raises OSError, also for a link.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        return file.read(RING_BYTES) if S_ISREG(os.fstat(fd).st_mode) else b""
 
 
 def read_ring(data: bytes, since: Callable[[str], int]) -> dict[tuple[str, str], EndedRequests]:

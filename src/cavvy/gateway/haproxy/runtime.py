@@ -16,7 +16,7 @@ from threading import Lock
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.haproxy.configuration import HOLD, name_backend
-from cavvy.gateway.haproxy.request_ring import read_ring
+from cavvy.gateway.haproxy.request_ring import load_ring, read_ring
 
 _TIMEOUT_S = 5.0
 # Without both, HAProxy 2.6 keeps no connection to a server that was added: each request would open
@@ -145,8 +145,8 @@ class HaproxyRuntime:
         remove `ring`, the file that lists them. Requests that had not ended count only if they are
         in the statistics. Without statistics, the counts may be too small. Raises OSError.
         """
-        data = ring.read_bytes()
-        for (service, server), ended in read_ring(data, self._get_read_at_us).items():
+        lines = read_ring(load_ring(ring), self._get_read_at_us)
+        for (service, server), ended in lines.items():
             last = self._last.setdefault(service, {})
             known = last.get(server, ServerRequests(requests=0, mean_s=0.0))
             last[server] = ServerRequests(
