@@ -23,8 +23,8 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-# number of the lock that the migrating process holds; the bytes of "cavvy" in ASCII
 running = threading.Event()  # set while this process migrates a database
+# number of the lock that the migrating process holds; the bytes of "cavvy" in ASCII
 _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
 # Milliseconds to wait for another process that is migrating the database. This time is shorter than

@@ -43,11 +43,13 @@ _STOP = timedelta(seconds=120)
 # tasks of Fargate Spot have either code
 _INTERRUPTED = frozenset({"SpotInterruption", "TerminationNotice"})
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html: the
-# start of the reason of a task whose instance was stopped or terminated
+# start of the reason of a task whose instance was stopped or terminated. Only the text tells this:
+# none of the seven stop codes stands for it.
 _HOST_GONE = "Host EC2"
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html
 _STARTS = frozenset({"PROVISIONING", "PENDING", "ACTIVATING"})
-# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html: the starts
+# of the reasons; the stop code TaskFailedToStart also stands for images that cannot be pulled
 _NO_ROOM = ("RESOURCE:", "Capacity is unavailable", "EMPTY CAPACITY PROVIDER")
 # a cluster has a maximum number of tasks that wait for instances; ECS has no code for this:
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-quotas.html

@@ -317,8 +317,9 @@ def _read_end(told: Mapping[str, Any]) -> datetime | None:
 
 
 def _read_code(reason: str) -> str:
-    """Return the code at the start of a failure's reason, such as CapacityError or
-    AlgorithmError."""
+    """Return the code at the start of a failure's reason, such as CapacityError or AlgorithmError.
+    DescribeTrainingJob has no field that contains only the code.
+    """
     return reason.partition(":")[0].strip()
 
 
