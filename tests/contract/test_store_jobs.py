@@ -544,7 +544,7 @@ async def test_the_queue_goes_by_priority_then_age(store: Store) -> None:
     assert await heads(store, after(60), 1) == ["j3"]
     assert await store.next_waiting(NOW) == after(60)
     assert await store.next_waiting(after(60)) is None
-    assert [row.id for row in await store.queue.rows()] == ["j3", "j2", "j1", "j6"]
+    assert [row.id for row in await store.queue.rows(after(60))] == ["j3", "j2", "j1", "j6"]
     assert [row.id for row in await store.queue.rows(NOW)] == ["j2", "j1", "j6"]
     found = await store.waiting(NOW, ["j6", "j4", "j1", "j9"])
     assert found == [await store.job("j6"), await store.job("j1")]

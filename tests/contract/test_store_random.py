@@ -150,7 +150,7 @@ async def everything(store: Store) -> object:
         attempts,
         by_job,
         [await store.nodes(attempt.id) for attempt in attempts],
-        await store.queue.rows(),
+        await store.queue.rows(after(60)),
         await store.queue.heads(after(4), 2),
         await store.queue.held(),
         await store.list_jobs("p", phases, limit=2),

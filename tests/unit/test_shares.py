@@ -158,7 +158,7 @@ class LongLine(SqlQueue):
     def __init__(self, waiting: list[QueueRow]) -> None:
         self.waiting, self.reads = waiting, 0
 
-    async def rows(self, now: datetime | None = None) -> Sequence[QueueRow]:
+    async def rows(self, now: datetime) -> Sequence[QueueRow]:
         self.reads += 1
         return self.waiting
 

@@ -287,7 +287,7 @@ class ControlPlane:
             warm=self._warm,
             machines=MachinePool(self._store, self._warm),
             budgets=self.budgets,
-            order=self.fair_queue,
+            fair_queue=self.fair_queue,
             name_gang=self._name_gang,
             hint=self.hint,
             notify=self._notify,

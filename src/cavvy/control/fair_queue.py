@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.policies import PolicyBook
-from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
+from cavvy.domain.shares import ProjectUse, QueueRow
 from cavvy.domain.values import Struct
 from cavvy.scheduler.shares import (
+    SLACK,
     ProjectStanding,
     QueueTurn,
     ShareBook,
@@ -27,7 +28,6 @@ from cavvy.store.sql import Store
 
 # How long the order of each thousand waiting jobs is used again, as all users may ask at once.
 FRESH = timedelta(milliseconds=50)
-_SLACK = 1e-9  # sums of fractions of GPUs are not exact in floating point
 
 
 def make_rules(policies: PolicyBook) -> Mapping[str, ShareRule]:
@@ -55,20 +55,16 @@ def advance(
 
 
 def find_changes(
-    uses: Mapping[str, ProjectUse],
-    held: Sequence[HeldShare],
-    now: datetime,
-    half_life: timedelta,
+    uses: Mapping[str, ProjectUse], book: ShareBook, now: datetime
 ) -> Mapping[str, ProjectUse]:
     """Return the new use of the projects whose held GPUs have changed."""
     gpus: defaultdict[str, float] = defaultdict(float)
-    for each in held:
+    for each in book.held:
         gpus[each.project] += each.gpus + each.idle
-    used_h = advance(uses, now, half_life)
     return {
-        name: ProjectUse(gpu_hours=used_h.get(name, 0.0), held=gpus[name], at=now)
+        name: ProjectUse(gpu_hours=book.used_h.get(name, 0.0), held=gpus[name], at=now)
         for name in {*gpus, *uses}
-        if name not in uses or abs(uses[name].held - gpus[name]) > _SLACK
+        if name not in uses or abs(uses[name].held - gpus[name]) > SLACK
     }
 
 
@@ -90,16 +86,6 @@ class FairQueue:
         self._places: Mapping[str, int] = {}
         self._lined_up = datetime.min.replace(tzinfo=UTC)
 
-    async def read_book(self, now: datetime) -> ShareBook:
-        """Return the state of all projects."""
-        policies = await self._store.policies()
-        return ShareBook(
-            parents=policies.parents,
-            rules=make_rules(policies),
-            used_h=advance(await self._store.queue.used(), now, self.half_life),
-            held=await self._store.queue.held(),
-        )
-
     async def order_heads(
         self, limit: int, now: datetime
     ) -> tuple[Sequence[QueueTurn], ShareLimits]:
@@ -108,9 +94,8 @@ class FairQueue:
         if the jobs before them start. Also store the use of projects whose held GPUs have changed.
         """
         rows = await self._store.queue.heads(now, limit)
-        book = await self.read_book(now)
-        changes = find_changes(await self._store.queue.used(), book.held, now, self.half_life)
-        if changes:
+        book, uses = await self._read_book(now)
+        if changes := find_changes(uses, book, now):
             await self._store.queue.put_used(changes)
         turns: list[QueueTurn] = []
         free = limited = 0
@@ -132,7 +117,8 @@ class FairQueue:
             return None
         fresh = now - self._lined_up < len(self._line) // 1000 * FRESH
         if not fresh or job.id not in self._places:
-            turns = [*give_turns(await self._store.queue.rows(now), await self.read_book(now))]
+            book, _ = await self._read_book(now)
+            turns = [*give_turns(await self._store.queue.rows(now), book)]
             self._line = [each.row for each in sorted(turns, key=lambda turn: bool(turn.limit))]
             self._places = {row.id: place for place, row in enumerate(self._line)}
             self._lined_up = now
@@ -142,5 +128,16 @@ class FairQueue:
 
     async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
         """Return where each project stands, and what this was computed from."""
-        book = await self.read_book(now)
+        book, _ = await self._read_book(now)
         return list_standings(await self._store.queue.rows(now), book), book
+
+    async def _read_book(self, now: datetime) -> tuple[ShareBook, Mapping[str, ProjectUse]]:
+        """Return the state of all projects, and their use as it is stored."""
+        policies, uses = await self._store.policies(), await self._store.queue.used()
+        book = ShareBook(
+            parents=policies.parents,
+            rules=make_rules(policies),
+            used_h=advance(uses, now, self.half_life),
+            held=await self._store.queue.held(),
+        )
+        return book, uses

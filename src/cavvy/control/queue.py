@@ -59,8 +59,8 @@ from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNo
 from cavvy.store.sql import Store
 
 _log = logging.getLogger(__name__)
-_HEAD = 16  # jobs read by one pass
-_DEEP = 1000  # jobs read by a pass that also looks behind blocked first jobs
+_HEAD = 16  # jobs that one pass may start
+_DEEP = 1000  # jobs that a pass may start which also looks behind blocked first jobs
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
 # delay before a job tries again to take over a warm gang that was not ready
 _SOON = timedelta(milliseconds=200)
@@ -85,7 +85,7 @@ class QueueReconciler:
         warm: WarmPool,
         machines: MachinePool,
         budgets: BudgetKeeper,
-        order: FairQueue,
+        fair_queue: FairQueue,
         name_gang: Callable[[str], str],
         hint: Callable[[str], None],
         notify: Callable[[str, Delivery], None],
@@ -97,7 +97,7 @@ class QueueReconciler:
         self._warm = warm
         self._machines = machines
         self._budgets = budgets
-        self._order = order
+        self._fair_queue = fair_queue
         self._name_gang = name_gang
         self._hint = hint
         self._notify = notify
@@ -120,7 +120,7 @@ class QueueReconciler:
         if deep:
             self._deep_at = now
         limit, per_machine = (_DEEP, _DEEP_PER_MACHINE) if deep else (_HEAD, PER_MACHINE)
-        turns, limits = await self._order.order_heads(limit, now)
+        turns, limits = await self._fair_queue.order_heads(limit, now)
         head = await self._store.waiting(now, [each.row.id for each in turns], per_machine)
         try:
             return await self._place_all(head, limits, limit, now)

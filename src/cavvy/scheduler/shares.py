@@ -24,7 +24,7 @@ from cavvy.domain.values import Struct, field
 # A job counts as if it ran for this many hours from now on. Without this, a project whose jobs have
 # just started would have used nothing yet, and would get all turns of one pass.
 _AHEAD_H = 1.0
-_SLACK = 1e-9  # sums of fractions of GPUs are not exact in floating point
+SLACK = 1e-9  # GPUs; sums of fractions are not exact in floating point
 
 
 def decay(used_h: float, held: float, elapsed: timedelta, half_life: timedelta) -> float:
@@ -124,7 +124,7 @@ def list_standings(rows: Iterable[QueueRow], book: ShareBook) -> Sequence[Projec
     for project, used_h in book.used_h.items():
         add(project, used_h=used_h)
     active = {
-        name for name, found in sums.items() if any(amount > _SLACK for amount in found.values())
+        name for name, found in sums.items() if any(amount > SLACK for amount in found.values())
     }
     parts = _divide(active, book)
     everything = sums[INSTALLATION]["used_h"]
@@ -186,7 +186,7 @@ class _Node:
             above, place, size = self.children[0][1].next
         else:
             above, place, size = True, self.line[0][0], self.line[0][1].size
-        own = above if self.quota is None else self.held + size > self.quota + _SLACK
+        own = above if self.quota is None else self.held + size > self.quota + SLACK
         self.next = (above and own, place, size)
         ratio = (self.used_h + self.held * _AHEAD_H) / self.weight if self.weight else float("inf")
         return own, ratio, place, self.name
@@ -303,7 +303,7 @@ class ShareLimits:
                     reason = self._compare(key, most, jobs, row.size)
                     if not reason:
                         continue
-                    if most is not None and row.size > most + _SLACK:
+                    if most is not None and row.size > most + SLACK:
                         return reason  # others would wait for ever behind a job that cannot start
                     self._full[key] = reason
                 return self._full[key]
@@ -322,12 +322,12 @@ class ShareLimits:
         who = "it" if user is None else f"user {user or 'without a name'}"
         where = f"project {owner}" if owner else "the installation"
         held, running = self._gpus[key], self._jobs[key]
-        if most is not None and size > most + _SLACK:
+        if most is not None and size > most + SLACK:
             return (
                 f"waits for the limit of {where}: the job alone needs {size:g} of at most "
                 f"{most:g} GPUs"
             )
-        if most is not None and held + size > most + _SLACK:
+        if most is not None and held + size > most + SLACK:
             return f"waits for the limit of {where}: {who} holds {held:g} of at most {most:g} GPUs"
         if jobs is not None and running >= jobs:
             return f"waits for the limit of {where}: {who} runs {running} of at most {jobs} jobs"

@@ -13,14 +13,14 @@ from cavvy.store.drivers import DatabaseSession, RunTransaction
 AGEING = timedelta(hours=1)
 READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 TURN = f"(submitted_at - priority * {AGEING // timedelta(microseconds=1)})"
-_FREE = "phase = 'queued' AND machine IS NULL AND stop_reason IS NULL"
+_FREE = f"{READY} AND machine IS NULL"
 _HEADS = (
     "SELECT id, project, user_name, size FROM (SELECT id, project, user_name, size, "
     f"{TURN} AS turn, ROW_NUMBER() OVER (PARTITION BY project, user_name ORDER BY {TURN}, id) "
-    f"AS place FROM jobs WHERE {READY} AND machine IS NULL) AS p1 WHERE place <= ? "
+    f"AS place FROM jobs WHERE {_FREE}) AS p1 WHERE place <= ? "
     "ORDER BY turn, id"
 )
-_ALL = f"SELECT id, project, user_name, size FROM jobs WHERE {_FREE}"
+_ALL = f"SELECT id, project, user_name, size FROM jobs WHERE {_FREE} ORDER BY {TURN}, id"
 _KEPT = "CASE a.phase WHEN 'kept' THEN"
 _HELD = (
     f"SELECT a.project, j.user_name, SUM({_KEPT} 0 ELSE j.size END), "
@@ -50,12 +50,9 @@ class SqlQueue:
         `limit` jobs of each user in each project are returned."""
         return await self._rows(_HEADS, to_micros(now), limit)
 
-    async def rows(self, now: datetime | None = None) -> Sequence[QueueRow]:
-        """Return all queued jobs without a machine, sorted as by `heads`. With `now`, only the jobs
-        that may start now are returned."""
-        ready = "" if now is None else " AND (not_before IS NULL OR not_before <= ?)"
-        values = () if now is None else (to_micros(now),)
-        return await self._rows(f"{_ALL}{ready} ORDER BY {TURN}, id", *values)
+    async def rows(self, now: datetime) -> Sequence[QueueRow]:
+        """Return all jobs without a machine that may start now, sorted as by `heads`."""
+        return await self._rows(_ALL, to_micros(now))
 
     async def held(self) -> Sequence[HeldShare]:
         """Return what each user holds in each project now."""
