@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import datetime, timedelta
+from math import inf, nan
 
 import pytest
 from tests.contract.store_suite import (
@@ -41,7 +42,7 @@ from cavvy.store.base import (
     SealedSecret,
     StaleVersion,
 )
-from cavvy.store.queue import AGEING
+from cavvy.store.queue import AGEING, _read_use
 from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
@@ -589,6 +590,17 @@ async def test_what_projects_hold_and_have_used(store: Store) -> None:
     await store.queue.put_used({"p": use, "q": use})
     await store.queue.put_used({"q": replace(use, held=0)})
     assert await store.queue.used() == {"p": use, "q": replace(use, held=0)}
+    damaged = [replace(use, gpu_hours=each) for each in (inf, -inf, -1, 1e300)]
+    damaged += [replace(use, held=each) for each in (inf, -1)]
+    await store.queue.put_used({str(number): each for number, each in enumerate(damaged)})
+    assert await store.queue.used() == {"p": use, "q": replace(use, held=0)}
+
+
+def test_a_damaged_use_is_no_use() -> None:
+    """SQLite stores no NaN, but text in a column of numbers."""
+    for row in ((nan, 0, 0), (0, nan, 0), (0, 0, 1 << 62), (0, 0, -(1 << 62)), ("x", 0, 0)):
+        assert _read_use(*row) is None  # type: ignore[arg-type]  # a damaged row
+    assert _read_use(1, 0, 0) is not None
 
 
 async def test_jobs_of_machines_take_no_slot_of_other_jobs(store: Store) -> None:

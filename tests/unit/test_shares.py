@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.control.fair_queue import FRESH, FairQueue, QueuePlace
+from cavvy.control.fair_queue import FRESH, FairQueue, QueuePlace, advance, find_changes
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
 from cavvy.domain.tasks import TaskSpec
@@ -150,6 +150,16 @@ def test_use_decays_by_half_and_grows_with_what_is_held() -> None:
     half = decay(1, 3, HOUR, HOUR)
     assert decay(half, 3, HOUR, HOUR) == pytest.approx(decay(1, 3, 2 * HOUR, HOUR))
     assert decay(8, 5, -HOUR, HOUR) == 8
+
+
+def test_the_use_of_a_clock_that_was_wrong_decays_from_now_on() -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    uses = {
+        "early": ProjectUse(gpu_hours=8, held=0, at=now + 9000 * HOUR),
+        "right": ProjectUse(gpu_hours=8, held=0, at=now + HOUR / 100),  # another server's clock
+    }
+    changed = find_changes(uses, ShareBook(used_h=advance(uses, now, HOUR)), now)
+    assert changed == {"early": ProjectUse(gpu_hours=8, held=0, at=now)}
 
 
 class LongLine(SqlQueue):

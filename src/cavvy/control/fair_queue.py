@@ -28,6 +28,7 @@ from cavvy.store.sql import Store
 
 # How long the order of each thousand waiting jobs is used again, as all users may ask at once.
 FRESH = timedelta(milliseconds=50)
+_CLOCKS = timedelta(minutes=1)  # by which the clocks of several servers may differ
 
 
 def make_rules(policies: PolicyBook) -> Mapping[str, ShareRule]:
@@ -57,14 +58,18 @@ def advance(
 def find_changes(
     uses: Mapping[str, ProjectUse], book: ShareBook, now: datetime
 ) -> Mapping[str, ProjectUse]:
-    """Return the new use of the projects whose held GPUs have changed."""
+    """Return the new use of the projects whose held GPUs have changed, or whose use has a later
+    time than now: a clock was wrong, and the use would not decay until then.
+    """
     gpus: defaultdict[str, float] = defaultdict(float)
     for each in book.held:
         gpus[each.project] += each.gpus + each.idle
     return {
         name: ProjectUse(gpu_hours=book.used_h.get(name, 0.0), held=gpus[name], at=now)
         for name in {*gpus, *uses}
-        if name not in uses or abs(uses[name].held - gpus[name]) > SLACK
+        if name not in uses
+        or abs(uses[name].held - gpus[name]) > SLACK
+        or uses[name].at > now + _CLOCKS
     }
 
 

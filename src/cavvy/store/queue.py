@@ -36,6 +36,7 @@ _PUT = (
     "ON CONFLICT (project) DO UPDATE SET gpu_hours = excluded.gpu_hours, held = excluded.held, "
     "at = excluded.at"
 )
+_MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 
 
 class SqlQueue:
@@ -60,12 +61,10 @@ class SqlQueue:
         return [HeldShare(*row) for row in found]
 
     async def used(self) -> Mapping[str, ProjectUse]:
-        """Return the use of each project."""
+        """Return the use of each project. Damaged rows are omitted, as the queue must go on."""
         found = await self._read(lambda session: session.run(_USED).fetchall())
-        return {
-            project: ProjectUse(gpu_hours=hours, held=held, at=to_time(at))
-            for project, hours, held, at in found
-        }
+        uses = {project: _read_use(*row) for project, *row in found}
+        return {project: use for project, use in uses.items() if use is not None}
 
     async def put_used(self, uses: Mapping[str, ProjectUse]) -> None:
         """Replace the use of these projects."""
@@ -82,3 +81,13 @@ class SqlQueue:
     async def _rows(self, sql: str, *values: object) -> Sequence[QueueRow]:
         found = await self._read(lambda session: session.run(sql, values).fetchall())
         return [QueueRow(*row) for row in found]
+
+
+def _read_use(hours: float, held: float, at: int) -> ProjectUse | None:
+    """Return the use that a row describes, or None if the row has an impossible value."""
+    try:
+        use = ProjectUse(gpu_hours=float(hours), held=float(held), at=to_time(at))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    possible = 0 <= use.gpu_hours < _MOST and 0 <= use.held < _MOST  # a NaN is neither
+    return use if possible else None
