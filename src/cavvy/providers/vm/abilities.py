@@ -2,9 +2,9 @@
 that calls a cloud, so that manifests can import it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
@@ -34,12 +34,21 @@ _REASONS = {
 }
 
 
+class ManifestFields(TypedDict, total=False):
+    """Fields of `Manifest` that `make_manifest` passes on as they are."""
+
+    cloud: str
+    layer: str  # the default is for clouds with a `RestAccount`
+    docs: str  # the default is `docs/guides/NAME.md`
+    project_key: str
+    options: Mapping[str, str]
+    no_quotas: str
+
+
 def make_manifest(
     name: str,
     title: str,
     *,
-    cloud: str = "",
-    layer: str = REST_LAYER,
     machine: str,
     deletion: str,
     rights: str,
@@ -47,60 +56,56 @@ def make_manifest(
     settings: Sequence[ProviderSetting],
     endpoint: str,
     endpoint_consequence: str = "The address of the API.",
-    of_projects: Collection[str] = (),
-    docs: str = "",
+    of_projects: Sequence[str] = (),
     currency: str = "USD",
     zoned: bool = False,
     more_abilities: Sequence[Ability[Any]] = (),
-    project_key: str = "",
-    options: Mapping[str, str] | None = None,
-    no_quotas: str = "",
+    **fields: Unpack[ManifestFields],
 ) -> Manifest:
     """Return the manifest of a cloud that has a REST API at `endpoint` and deletes a machine's
-    disks with the machine. `cloud` and `layer` are those of `Manifest`; the default layer is for
-    clouds with a `RestAccount`. `machine` is the cloud's word for a machine, with an article, such
-    as "an instance". A reason in `unsupported` that is only the address of a page gets the words
-    that fit most clouds. `deletion` is the cloud's page about the objects that are deleted with a
-    machine. `docs` is the address of the provider's guide, by default `docs/guides/NAME.md`.
-    `of_projects` lists the settings that a project can set in order to use its own account
+    disks with the machine. `machine` is the cloud's word for a machine, with an article, such as
+    "an instance". A reason in `unsupported` that is only the address of a page gets the words that
+    fit most clouds. `deletion` is the cloud's page about the objects that are deleted with a
+    machine. `of_projects` lists the settings that a project can set in order to use its own account
     (`Manifest.project_settings`). Among the settings for a project's own account, only `key_file`
     is a credential; this file contains only keys. If `of_projects` is (), projects cannot have
     their own accounts. `currency` is the currency of the API's prices. If it is not USD, the
     manifest gets the setting `usd_per_CURRENCY`, and `RestAccount.rate` converts prices. `zoned`
-    is True if the cloud asks several zones, for example with `RestAccount.ask_zones`. For the
-    others, see `Manifest`.
+    is True if the cloud asks several zones, for example with `RestAccount.ask_zones`.
     """
     converts = [] if currency == "USD" else [exchange_rate(currency)]
+    passed: ManifestFields = {"layer": REST_LAYER, "docs": f"docs/guides/{name}.md", **fields}
+    return Manifest(
+        name=name,
+        title=title,
+        abilities=(*ABILITIES, *([HAS_PARTS] if zoned else []), *more_abilities),
+        visibility_delay=timedelta(minutes=1),
+        rights=rights,
+        unsupported=_explain_unsupported(title, machine, deletion, unsupported),
+        settings=(*settings, *converts, text("endpoint", endpoint_consequence, endpoint)),
+        project_settings=of_projects,
+        **passed,
+    )
+
+
+def _explain_unsupported(
+    title: str, machine: str, deletion: str, unsupported: Mapping[Feature, str]
+) -> Mapping[Feature, str]:
+    """Return the reasons, with the words that fit most clouds for those that are only a page, and
+    with the reason why machines keep no results."""
+    found = {
+        feature: _REASONS[feature].format(machine=machine, title=title, page=page)
+        if page.startswith("https://") and feature in _REASONS
+        else page
+        for feature, page in unsupported.items()
+    }
     results = (
         f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "
         "the work ends, the results are stored in the bucket in `checkpoint.storage` or "
         f"`server.results_url`; without a bucket, the {machine.split(maxsplit=1)[1]} waits until "
         "its lease ends"
     )
-    return Manifest(
-        name=name,
-        title=title,
-        docs=docs or f"docs/guides/{name}.md",
-        cloud=cloud,
-        layer=layer,
-        abilities=(*ABILITIES, *([HAS_PARTS] if zoned else []), *more_abilities),
-        visibility_delay=timedelta(minutes=1),
-        rights=rights,
-        unsupported={
-            **{
-                feature: _REASONS[feature].format(machine=machine, title=title, page=page)
-                if page.startswith("https://") and feature in _REASONS
-                else page
-                for feature, page in unsupported.items()
-            },
-            Feature.RESULTS: results,
-        },
-        settings=(*settings, *converts, text("endpoint", endpoint_consequence, endpoint)),
-        project_settings=tuple(of_projects),
-        project_key=project_key,
-        options=options or {},
-        no_quotas=no_quotas,
-    )
+    return {**found, Feature.RESULTS: results}
 
 
 def reach_setting() -> ProviderSetting:
