@@ -1,7 +1,6 @@
 """`cavvy advise`: lists avoidable costs, with dollars per month and a remedy for each."""
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import click
 
@@ -10,10 +9,14 @@ from cavvy.cli.reach.session import any_project_option, named, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import format_duration
-from cavvy.planner.advice import Waste, WasteKind
-
-if TYPE_CHECKING:
-    from cavvy.planner.advice import Waste
+from cavvy.planner.advice import (
+    Waste,
+    WasteKind,
+    advise,
+    advise_machines,
+    advise_volumes,
+    sort_waste,
+)
 
 _PERIOD = timedelta(days=30)
 
@@ -59,7 +62,7 @@ def command(project: str | None, since: datetime | None, output: str) -> None:
         click.echo(f"total {show(sum(waste.monthly.micros for waste in found))} a month")
 
 
-def _find_waste(project: str | None, since: datetime, until: datetime) -> "list[Waste]":
+def _find_waste(project: str | None, since: datetime, until: datetime) -> list[Waste]:
     from cavvy.cli.reach.usage import (
         list_machines,
         list_offers_of,
@@ -67,7 +70,6 @@ def _find_waste(project: str | None, since: datetime, until: datetime) -> "list[
         read_charges,
         read_runs,
     )
-    from cavvy.planner.advice import advise, advise_machines, advise_volumes, sort_waste
 
     period = until - since
     with session() as client:

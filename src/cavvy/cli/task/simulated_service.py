@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.view import simulation as serving
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import output_option
+from cavvy.cli.view.simulation import print_serving
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 
@@ -175,7 +175,7 @@ def serve(**given: Any) -> None:
         raise CommandFailure(
             f"plots need {error.name}, which is not installed", extra_command("sim")
         ) from error
-    serving.print_serving(scores, bound, options.output)
+    print_serving(scores, bound, options.output)
 
 
 def _run(options: _ServeOptions) -> "tuple[list[ServingScore], float]":

@@ -11,8 +11,6 @@ from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
 from cavvy.domain.values import asdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cavvy.sim.serving.run import ServingScore
     from cavvy.sim.traces.fleet import QueueResult, QueueStay
     from cavvy.sim.traces.trials import PolicyScore, TrialResult
