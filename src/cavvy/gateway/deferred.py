@@ -18,12 +18,11 @@ from cavvy.gateway.call_store import CallStore, KnownCall, StoredCall, StoredRes
 from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import ResponseHead, parse_request
-from cavvy.gateway.own_answers import OVERSIZED, AnswerCode, OwnAnswer, write_answer
+from cavvy.gateway.own_answers import OVERSIZED, SILENT, AnswerCode, OwnAnswer, write_answer
 from cavvy.gateway.seams import ClientRequest
 from cavvy.gateway.service_queue import ServiceQueue
 
 T = TypeVar("T")
-_SILENT = "the replica took too long to answer"
 _STALLED = "the replica sent nothing for too long"
 _TOO_LARGE = "the response is too large to be stored"
 RESULTS = b"/.cavvy/results/"
@@ -124,7 +123,7 @@ class DeferredSink:
         route = exchange.entry.route
         if not exchange.responding:
             if now - exchange.started_at > route.response_s:
-                self._give_up(OwnAnswer(504, AnswerCode.SILENT, _SILENT))
+                self._give_up(SILENT)
         elif self._size != self._checked_size:
             self._checked_size, self._moved_at = self._size, now
         elif route.silence_s is not None and now - self._moved_at > route.silence_s:

@@ -120,7 +120,7 @@ class Door:
     def open_request(self, request: ClientRequest) -> OpenRequest | Answer:
         """Return the open request, or the answer to a request that is not opened."""
         head = request.head
-        request.id = b"%b%x" % (self._start, next(self._numbers))
+        request.id = self.make_request_id()
         if self._behind_proxy:
             _trust_proxy(request)
         service = self._routes.find(head.host, head.target)

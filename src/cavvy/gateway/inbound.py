@@ -11,7 +11,7 @@ from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.door import Door
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError
-from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer
+from cavvy.gateway.own_answers import ANSWERS, SILENT, Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.responses import ClientResponse
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 
@@ -19,7 +19,6 @@ _LINGER_S = 2.0  # seconds for a client that still sends a body that is not want
 _PROBES_S = (0.05, 0.5, 2.0, 10.0)
 _SLOW_HEAD = "the head of the request took too long"
 _SLOW_BODY = "the body of the request stopped arriving"
-_SILENT = "the replica took too long to answer"
 _FIRST = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
@@ -201,7 +200,7 @@ class InboundConnection(asyncio.Protocol):
         bound_s = route.silence_s
         if not request.responding:
             if request.is_taken() and now - request.started_at > route.response_s:
-                self._give_up(OwnAnswer(504, AnswerCode.SILENT, _SILENT))
+                self._give_up(SILENT)
         elif self.response.moved or not self._moved_at:
             self.response.moved, self._moved_at = False, now
         elif bound_s is not None and now - self._moved_at > bound_s and not self._stalled_at:

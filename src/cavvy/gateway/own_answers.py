@@ -89,6 +89,7 @@ ANSWERS = (OwnAnswer, WrittenAnswer)  # `isinstance` takes longer for a union
 
 
 OVERSIZED = OwnAnswer(413, AnswerCode.TOO_LARGE, "the body is larger than permitted")
+SILENT = OwnAnswer(504, AnswerCode.SILENT, "the replica took too long to answer")
 
 
 def write_answer(

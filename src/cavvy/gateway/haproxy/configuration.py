@@ -15,7 +15,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.request_ring import RING_BYTES, RING_LINE
 from cavvy.gateway.heads import CLAIMS, REFUSED
-from cavvy.gateway.own_answers import AnswerCode, write_body
+from cavvy.gateway.own_answers import SILENT, AnswerCode, write_body
 from cavvy.gateway.own_values import ENCODED, OWN_COOKIE, OwnValues
 
 HOLD = "hold"
@@ -52,7 +52,7 @@ _ERRORS = {  # HAProxy's own answers, except to requests that are not valid HTTP
     500: (AnswerCode.LOST, "HAProxy cannot pass the request on"),
     502: (AnswerCode.INVALID, "the response of the replica is not valid HTTP, or is missing"),
     503: (AnswerCode.LOST, "no replica accepted the request"),
-    504: (AnswerCode.SILENT, "the replica took too long to answer"),
+    504: (SILENT.code, SILENT.message),
 }
 
 
