@@ -198,10 +198,12 @@ def _open_address(listen: str, *, is_safe: bool) -> "socket.socket":
     """Raises UsageError, CommandFailure."""
     import ipaddress
 
+    from cavvy.domain.units import is_whole
+
     host, _, digits = listen.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))
-        if not (digits.isascii() and digits.isdigit() and int(digits) <= 65535):
+        if not (is_whole(digits) and int(digits) <= 65535):
             raise ValueError
     except ValueError:
         raise click.UsageError(

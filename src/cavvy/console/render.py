@@ -11,7 +11,15 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from cavvy import __version__
-from cavvy.domain.units import Money, format_duration, format_measure, format_price, format_usd
+from cavvy.domain.units import (
+    Money,
+    format_count,
+    format_duration,
+    format_measure,
+    format_price,
+    format_usd,
+    is_whole,
+)
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -126,7 +134,7 @@ def read_placement(key: str) -> PlacementText:
     region, _, rest = rest.partition("/")
     rest, _, purchase = rest.rpartition("/")
     machine, _, count = rest.rpartition(":")
-    if not (machine and count.isascii() and count.isdigit()):
+    if not (machine and is_whole(count)):
         return PlacementText(key, key, "", "", "")
     zone, _, kind = machine.rpartition("/")
     # A zone's name usually contains its region's name.
@@ -135,4 +143,4 @@ def read_placement(key: str) -> PlacementText:
 
 
 def _name_gpus(count: int) -> str:
-    return "" if count == 0 else "1 GPU" if count == 1 else f"{count} GPUs"
+    return format_count(count, "GPU") if count else ""

@@ -27,6 +27,7 @@ from cavvy.console.pages.page import (
     services_by_replica,
     try_part,
 )
+from cavvy.domain.units import is_whole
 
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
@@ -222,6 +223,6 @@ def _read_number(request: Request, name: str, usual: int) -> int:
     text = request.query_params.get(name, "")
     if not text:
         return usual
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
+    if not (is_whole(text) and len(text) < 16):
         raise HTTPException(400, f"`{name}` must be a whole number, not {text!r}.")
     return int(text)

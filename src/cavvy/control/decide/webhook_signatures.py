@@ -23,6 +23,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from cavvy.domain.services import WebhookSignature
+from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct
 
 TOLERANCE = timedelta(minutes=5)  # maximum age of a timestamp, as all four senders recommend
@@ -116,7 +117,7 @@ def _any_equal(made: str, shown: Sequence[str]) -> bool:
 
 
 def _is_recent(stamp: str, now: datetime) -> bool:
-    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12):
+    if not (is_whole(stamp) and len(stamp) <= 12):
         return False
     return abs(now.timestamp() - int(stamp)) <= TOLERANCE.total_seconds()
 

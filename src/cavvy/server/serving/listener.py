@@ -4,6 +4,7 @@ settings.
 
 from pathlib import Path
 
+from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct, replace
 from cavvy.domain.web_addresses import is_loopback_name
 from cavvy.gateway.config import OwnerToken
@@ -62,7 +63,7 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
     """Raises StateDirError if the settings contradict each other."""
     host, _, port = settings.text("services.listen").rpartition(":")
     host = host.strip("[]") or _LOCAL
-    if port and not (port.isascii() and port.isdecimal() and int(port) <= _LAST_PORT):
+    if port and not (is_whole(port) and int(port) <= _LAST_PORT):
         message = f"services.listen is {settings.text('services.listen')!r}"
         hint = f"write an address and a port up to {_LAST_PORT}, such as 127.0.0.1:8443"
         raise StateDirError("settings-invalid", f"{message}, which is not an address", hint)
