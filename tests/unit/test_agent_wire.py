@@ -27,6 +27,11 @@ from cavvy.agent.wire import BackOff, LoopConnection, ServerAddress, parse_reply
             (201, b"", True),
         ),
         (
+            b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
+            False,
+            (204, b"", True),
+        ),
+        (
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n3;x=y\r\n ho\r\n0\r\n\r\n",
             False,
             (200, b"hi ho", True),

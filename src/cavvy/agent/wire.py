@@ -364,7 +364,7 @@ def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
         raise ValueError(f"the answer is not HTTP: {first[:60]!r}")
     status = int(rest[:3])
     headers = parse_headers(data)
-    if status == 100:
+    if status < 200:  # an interim reply, which proxies may add
         del data[: end + 4]
         return parse_reply(data, ended)
     keep = headers.get("connection", "").lower() != "close" and version != "HTTP/1.0"
