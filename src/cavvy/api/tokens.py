@@ -18,10 +18,9 @@ from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
 from cavvy.gateway.client_keys import SERVICE_KEY
 
-_BYTES = 32
+_BYTES = 32  # 256 bits, of tokens and of the installation's secret
 _CACHED = 16_384  # maximum number of verified tokens that are cached, each about 200 bytes
 PREFIX = "cavvy_"  # lets scanners for leaked secrets recognize tokens
-_RANDOM_BYTES = 32
 _LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 
 
@@ -93,12 +92,12 @@ def load_tokens(path: str) -> GangTokens:
 
 def make_token() -> str:
     """Return a new token. The token is shown once and not stored."""
-    return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    return PREFIX + secrets.token_urlsafe(_BYTES)
 
 
 def make_service_key() -> str:
     """Return a new key for calls to a service. The key cannot be used to sign in to a server."""
-    return SERVICE_KEY + secrets.token_urlsafe(_RANDOM_BYTES)
+    return SERVICE_KEY + secrets.token_urlsafe(_BYTES)
 
 
 def hash_token(token: str) -> str:

@@ -6,6 +6,8 @@ from types import MappingProxyType
 from cavvy.http_client import HttpClient, NoReply, ReplyTooLong
 from cavvy.providers.prices import PriceError
 
+_UNCHANGED = "nothing was changed"
+
 
 class PageRefused(PriceError):
     """Raised for a status that another attempt would not change."""
@@ -45,6 +47,3 @@ def read_page(
         if told is None and not reply.is_passing:
             raise PageRefused(f"{name} cannot be read: {fault}; {_UNCHANGED}", reply.status)
     raise PriceError(f"{name} cannot be read: {fault}; {_UNCHANGED}; try again later")
-
-
-_UNCHANGED = "nothing was changed"

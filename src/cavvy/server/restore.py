@@ -219,7 +219,7 @@ async def _compare(
         elsewhere = await asyncio.to_thread(find_agents, [each.gang for each in comparison.lost])
         access = await count_access(store, clock.now())
         if not dry_run:
-            _refuse_double_runs(comparison, elsewhere, root)
+            _refuse_double_runs(comparison, elsewhere)
             await mark_restored(store, comparison, clock.now())
             if ends:
                 await end_access(store, clock.now())
@@ -235,7 +235,7 @@ async def _compare(
 
 
 def _refuse_double_runs(
-    comparison: RestoreComparison, elsewhere: Mapping[str, Sequence[int]], root: Path
+    comparison: RestoreComparison, elsewhere: Mapping[str, Sequence[int]]
 ) -> None:
     """Raise StateDirError if the server would run jobs again that still run on this machine."""
     if not elsewhere:

@@ -31,7 +31,7 @@ from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.domain.web_addresses import is_web_address
-from cavvy.store.base import ProjectFilter
+from cavvy.store.base import ProjectFilter, is_visible
 
 router = RouteGroup("costs", prefix="/v1")
 NamePath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
@@ -47,10 +47,7 @@ _LONGEST = 2000  # characters of a text
 )
 async def list_budgets(app_state: AppState, projects: ProjectFilter) -> list[wire.BudgetView]:
     found = await app_state.store.budgets.list()
-    if projects is not None:
-        names = {projects} if isinstance(projects, str) else projects
-        found = [each for each in found if each.project in names]
-    return [await _view(app_state, each) for each in found]
+    return [await _view(app_state, each) for each in found if is_visible(each.project, projects)]
 
 
 @router.put(

@@ -333,7 +333,7 @@ async def retry(
     errors=("job-not-found", "job-not-running"),
 )
 async def drill(
-    request: Request, app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.DrillAsk
+    app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.DrillAsk
 ) -> wire.JobListing:
     if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
         raise ApiProblem(

@@ -35,7 +35,7 @@ router = RouteGroup("fleet")
     errors=("no-joining",),
     when={Refused: "join-refused"},
 )
-async def invite(request: Request, app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationView:
+async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationView:
     if not 0 < ask.valid_s <= _LONGEST_H * 3600:
         raise ApiProblem(
             "invalid-request", f"`valid_s` must be more than 0 and at most {_LONGEST_H} hours"

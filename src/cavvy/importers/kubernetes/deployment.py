@@ -80,7 +80,7 @@ def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec
         kept_keys.refuse(objects.mark, "spec.template.spec.containers", "expected one container")
     env, secrets = _read_env(objects, kept_keys)
     service = _read_service(objects, kept_keys)
-    run = _read_command(objects, kept_keys)
+    run = _read_command(objects)
     return TaskSpec(
         name=slug(str(at(objects.deployment, "metadata").get("name", ""))),
         run=run,
@@ -93,7 +93,7 @@ def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec
     )
 
 
-def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
+def _read_command(objects: ServiceObjects) -> str:
     """Return the container's command as a line of shell code. Without `command`, it is the image's
     own entry point, with the image's own arguments if `args` is absent too
     (https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container).
