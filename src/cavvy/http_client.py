@@ -166,8 +166,10 @@ class HttpClient:
     ) -> HttpReply:
         kind = {} if body is None else {"Content-Type": "application/octet-stream"}
         try:
-            if urlsplit(url).scheme not in ("http", "https"):
+            if (parts := urlsplit(url)).scheme not in ("http", "https"):
                 raise InvalidRequest("the address is not an http or https address")
+            if "@" in parts.netloc:
+                raise InvalidRequest("the address has a user name, which cannot be sent")
             if self._targets is not None:
                 check_host(url, self._targets)
             request = _Request(url, body, {**kind, **headers}, method=method)

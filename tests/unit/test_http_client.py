@@ -511,6 +511,13 @@ def test_a_reply_that_is_not_http_is_not_quoted(sent: bytes) -> None:
     assert str(raised.value) == "the server does not reply as HTTP prescribes"
 
 
+@pytest.mark.parametrize("login", ["ann@", "ann:word@", "@", ":word@"])
+def test_an_address_with_a_login_is_not_called(login: str) -> None:
+    """It was looked up as a host, which seemed to be unknown."""
+    with serving(reply) as server, pytest.raises(InvalidRequest, match="user name"):
+        HttpClient().send("GET", server.url.replace("://", f"://{login}"))
+
+
 def test_a_reason_does_not_control_a_terminal() -> None:
     sent = b"HTTP/1.1 404 \x1b]0;Gone\x07" + b"!" * 9999 + b"\r\nContent-Length: 0\r\n\r\n"
     with serving(send_raw(sent)) as server:

@@ -83,7 +83,14 @@ def test_no_request_can_be_sent_to_such_an_address(text: str) -> None:
         parse_task(f"run: x\nwebhooks: ['{text}']")
 
 
-@pytest.mark.parametrize("text", ["https://a", "http://[::1]:80/x", "https://a.example/h?b=c"])
+def test_a_web_address_with_a_password_is_refused() -> None:
+    text = "https://ann:secret@a.example/x"
+    assert not is_web_address(text)
+    with pytest.raises(SpecError, match="user name or password, which cannot be sent"):
+        parse_task(f"run: x\nwebhooks: ['{text}']")
+
+
+@pytest.mark.parametrize("text", ["https://a", "http://[::1]:80/x", "https://a.example/h?b=c@d"])
 def test_a_web_address(text: str) -> None:
     assert is_web_address(text)
 

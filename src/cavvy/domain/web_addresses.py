@@ -9,12 +9,14 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1
 
 
 def is_web_address(text: str) -> bool:
-    """Return whether a request can be sent to a URL. The URL must have a host and a valid port."""
+    """Return whether a request can be sent to a URL. The URL must have a host and a valid port,
+    and no user name or password, which the server's client does not send.
+    """
     if not _FORM.fullmatch(text):
         return False
     try:
         parts = urlsplit(text)
-        return bool(parts.hostname) and parts.port != 0
+        return bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         return False
 

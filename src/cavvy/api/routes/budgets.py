@@ -188,7 +188,7 @@ def _check(ask: wire.BudgetAsk) -> None:
             f"hard_percent to at least {stops[0]}"
         )
     elif ask.webhook and not is_web_address(ask.webhook):
-        problem = f"the webhook {ask.webhook[:200]!r} is not an http or https address"
+        problem = f"the webhook {ask.webhook[:200]!r} is not a web address without a login"
     elif ask.project and not PROJECT_NAME.fullmatch(ask.project):
         problem = f"{ask.project[:80]!r} cannot be the name of a project"
     elif ask.service and not PROJECT_NAME.fullmatch(ask.service):

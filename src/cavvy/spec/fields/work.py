@@ -115,6 +115,8 @@ WORK = section(
 
 def _read_web_address(text: str) -> str:
     if not is_web_address(text):
+        if "@" in text:  # probably a password
+            raise WrongValue("the web address has a user name or password, which cannot be sent")
         raise WrongValue(f"{shown(text)} is not a web address")
     return text
 
