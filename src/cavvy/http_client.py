@@ -376,7 +376,7 @@ class _TimedReply(HTTPResponse):
         self._interim = 0
 
     def _read_status(self) -> tuple[str, int, str]:
-        version, status, reason = super()._read_status()  # type: ignore[misc]  # http.client hides it
+        version, status, reason = super()._read_status()  # type: ignore[misc]  # hidden
         if CONTINUE <= status < OK:
             self._interim += 1
             if status == SWITCHING_PROTOCOLS or self._interim > _MOST_INTERIM:

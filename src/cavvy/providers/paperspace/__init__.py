@@ -27,7 +27,8 @@ MANIFEST = make_manifest(
         Feature.SELF_END: "Paperspace bills the disk of a machine until the API deletes the disk "
         f"({_API}/machine), and nodes get no API key, because a key may delete all machines of "
         "the team; the server deletes machines that are off",
-        Feature.VOLUMES: "https://docs.digitalocean.com/reference/paperspace/pspace/commands/shared-drive",
+        Feature.VOLUMES: "https://docs.digitalocean.com/reference/paperspace/pspace/commands/"
+        "shared-drive",
         Feature.NETWORK: f"the API does not report the speed of the network ({_API}/machine)",
         Feature.DISK: "all disks have the size of the setting `disk_gb`; a size for one task is "
         f"not supported yet ({_API}/machine)",

@@ -70,7 +70,7 @@ def start_apart(call: Callable[[], T], name: str) -> "Future[T]":
     def run() -> None:
         try:
             found.set_result(call())
-        except Exception as error:  # noqa: BLE001 - raised again when the caller asks for the result
+        except Exception as error:  # noqa: BLE001 - raised again by `result()`
             found.set_exception(error)
 
     Thread(target=run, name=name, daemon=True).start()
