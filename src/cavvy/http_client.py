@@ -38,7 +38,6 @@ from http.client import (
     HTTPResponse,
     HTTPSConnection,
     InvalidURL,
-    RemoteDisconnected,
     UnknownProtocol,
 )
 from math import inf
@@ -168,10 +167,10 @@ class HttpClient:
         try:
             if (parts := urlsplit(url)).scheme not in ("http", "https"):
                 raise InvalidRequest("the address is not an http or https address")
-            if "@" in parts.netloc:
-                raise InvalidRequest("the address has a user name, which cannot be sent")
             if self._targets is not None:
                 check_host(url, self._targets)
+            if "@" in parts.netloc:
+                raise InvalidRequest("the address has a user name, which cannot be sent")
             request = _Request(url, body, {**kind, **headers}, method=method)
             request.deadline = deadline
             with self._opener.open(request, timeout=self._idle_s) as reply:
@@ -181,11 +180,10 @@ class HttpClient:
             raise InvalidRequest(f"the address or a header is malformed: {problem}") from error
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            if isinstance(reason, BadStatusLine | UnknownProtocol) and not isinstance(
-                reason, RemoteDisconnected
-            ):
-                raise NoReply("the server does not reply as HTTP prescribes") from error
-            raise NoReply(str(reason) or type(reason).__name__) from error
+            told = str(reason) or type(reason).__name__
+            if isinstance(reason, BadStatusLine | UnknownProtocol):  # quotes the reply
+                told = _clean(told) or "the reply is not HTTP"
+            raise NoReply(told) from error
 
     def _read(self, reply: HTTPResponse, into: BinaryIO | None) -> HttpReply:
         """Raises ReplyTooLong, OSError, HTTPException."""
@@ -196,8 +194,8 @@ class HttpClient:
                 raise
             body = b""
         headers = {name.lower(): value for name, value in reply.headers.items()}
-        words = "".join(filter(str.isprintable, reply.reason))[:_MOST_REASON]
-        return HttpReply(status=reply.status, reason=words, headers=headers, body=body)
+        reason = _clean(reply.reason)
+        return HttpReply(status=reply.status, reason=reason, headers=headers, body=body)
 
     def _read_body(self, reply: HTTPResponse, into: BinaryIO | None) -> bytes:
         """Return the body, or write it to `into`. Raises ReplyTooLong, OSError, HTTPException."""
@@ -211,6 +209,11 @@ class HttpClient:
             total = size + reply.length
             raise ConnectionError(f"the server sent only {size:,} of {total:,} bytes")
         return kept.getvalue()
+
+
+def _clean(line: str) -> str:
+    """Return the printable part of a reply's first line, which may be shown in a terminal."""
+    return "".join(filter(str.isprintable, line))[:_MOST_REASON]
 
 
 def _read_part(reply: HTTPResponse) -> bytes:
@@ -380,7 +383,7 @@ class _TimedReply(HTTPResponse):
         if CONTINUE <= status < OK:
             self._interim += 1
             if status == SWITCHING_PROTOCOLS or self._interim > _MOST_INTERIM:
-                raise BadStatusLine(str(status))
+                raise BadStatusLine(f"{version} {status} {reason}")
             status = CONTINUE  # the only interim status that http.client skips
         return version, status, reason
 
