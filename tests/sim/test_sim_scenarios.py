@@ -450,6 +450,31 @@ def test_limits_hold_for_jobs_of_machines() -> None:
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
 
 
+def test_a_project_gets_its_quota_back() -> None:
+    """Borrowers run for half an hour at least, save a checkpoint, and go on later."""
+    quota = ProjectPolicy(quota_gpus=2 * WITHOUT_GPU)
+    saves = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
+    jobs = [
+        SimSubmission(task=task(9000, name=f"a{n}", project="a", checkpoint=saves))
+        for n in range(2)
+    ]
+    jobs.append(SimSubmission(task=task(1000, name="b0", project="b"), at_s=100))
+    ending = run_scenario(
+        offers=(FREE,), submissions=tuple(jobs), policies=(BoundPolicy("b", quota),)
+    )
+    one, other, lender = ending.traces
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
+    assert sorted(len(trace.attempts) for trace in (one, other)) == [1, 2]
+    (moved,) = (trace for trace in (one, other) if len(trace.attempts) == 2)
+    first, second = moved.attempts
+    assert first.running_at is not None
+    assert first.finished_at is not None
+    assert first.finished_at - first.running_at >= timedelta(minutes=30)
+    (reclaimed,) = (event.text for event in moved.events if event.kind == "reclaimed")
+    assert reclaimed == "gives its nodes back, because project b gets its quota back"
+    assert lender.attempts[0].created_at < second.created_at
+
+
 def started(ending: ScenarioResult) -> list[str]:
     """Names of the jobs in the order of their starts."""
     starts = sorted((trace.attempts[0].created_at, trace.job.name) for trace in ending.traces)

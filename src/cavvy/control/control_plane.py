@@ -52,7 +52,7 @@ from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.retention import RetentionDays
-from cavvy.domain.shares import HALF_LIFE
+from cavvy.domain.shares import HALF_LIFE, MIN_RUN
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import (
@@ -100,6 +100,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     discounts: Sequence[Discount] = ()
     retention: RetentionDays | None = None  # None: everything is kept
     half_life: timedelta = HALF_LIFE  # in which the past use of projects decays by half
+    min_run: timedelta = MIN_RUN  # of work whose nodes another project may get back for its quota
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
 
@@ -136,7 +137,7 @@ class ControlPlane:
         self._name_gang = partial(gang_name, installation)
         self._warm = self._make_warm()
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
-        self.fair_queue = FairQueue(store, dependencies.half_life)
+        self.fair_queue = FairQueue(store, dependencies.half_life, dependencies.min_run)
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)

@@ -11,14 +11,13 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.policies import PolicyBook
-from cavvy.domain.shares import ProjectUse, QueueRow
+from cavvy.domain.shares import MIN_RUN, ProjectUse, QueueRow
 from cavvy.domain.values import Struct
 from cavvy.scheduler.shares import (
     SLACK,
     ProjectStanding,
     QueueTurn,
     ShareBook,
-    ShareLimits,
     ShareRule,
     decay,
     give_turns,
@@ -84,19 +83,18 @@ class QueuePlace(Struct, frozen=True):
 class FairQueue:
     """The order of the waiting jobs of all projects."""
 
-    def __init__(self, store: Store, half_life: timedelta) -> None:
+    def __init__(self, store: Store, half_life: timedelta, min_run: timedelta = MIN_RUN) -> None:
         self._store = store
         self.half_life = half_life
+        self.min_run = min_run  # of work before its nodes are reclaimed for a quota
         self._line: Sequence[QueueRow] = ()  # all waiting jobs, in order
         self._places: Mapping[str, int] = {}
         self._lined_up = datetime.min.replace(tzinfo=UTC)
 
-    async def order_heads(
-        self, limit: int, now: datetime
-    ) -> tuple[Sequence[QueueTurn], ShareLimits]:
-        """Return the next jobs in the order of their turns, and the limits, in which only what is
-        held now counts. At most `limit` of the jobs may start, and at most `limit` wait for a limit
-        if the jobs before them start. Also store the use of projects whose held GPUs have changed.
+    async def order_heads(self, limit: int, now: datetime) -> tuple[Sequence[QueueTurn], ShareBook]:
+        """Return the next jobs in the order of their turns, and the state of all projects. At most
+        `limit` of the jobs may start, and at most `limit` wait for a limit if the jobs before them
+        start. Also store the use of projects whose held GPUs have changed.
         """
         rows = await self._store.queue.heads(now, limit)
         book, uses = await self._read_book(now)
@@ -112,7 +110,7 @@ class FairQueue:
             turns.append(turn)
             free += not turn.limit
             limited += bool(turn.limit)
-        return turns, ShareLimits(book)
+        return turns, book
 
     async def find_place(self, job: JobRecord, now: datetime) -> QueuePlace | None:
         """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit

@@ -31,10 +31,13 @@ from cavvy.control.decide.queue import (
     Start,
     decide_turn,
     explain_waits,
+    free_gangs,
     is_blocked,
     line_up,
     looks_deep,
+    make_borrowers,
     note_arrival,
+    reclaim_gang,
 )
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
@@ -48,13 +51,21 @@ from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.offers import Offer
 from cavvy.domain.shares import QueueRow, size_of_task
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
-from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity
-from cavvy.scheduler.shares import ShareLimits
+from cavvy.scheduler.queue import (
+    JobPlacement,
+    JobScheduler,
+    JobWait,
+    QueueCapacity,
+    WaitingJob,
+)
+from cavvy.scheduler.reclaim import choose_borrowers
+from cavvy.scheduler.shares import ShareBook, ShareLimits
 from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
@@ -120,10 +131,10 @@ class QueueReconciler:
         if deep:
             self._deep_at = now
         limit, per_machine = (_DEEP, _DEEP_PER_MACHINE) if deep else (_HEAD, PER_MACHINE)
-        turns, limits = await self._fair_queue.order_heads(limit, now)
+        turns, book = await self._fair_queue.order_heads(limit, now)
         head = await self._store.waiting(now, [each.row.id for each in turns], per_machine)
         try:
-            return await self._place_all(head, limits, limit, now)
+            return await self._place_all(head, book, limit, now)
         except StaleVersion:
             return timedelta(milliseconds=10)
         except (
@@ -134,7 +145,7 @@ class QueueReconciler:
             return timedelta(seconds=1)
 
     async def _place_all(
-        self, head: Sequence[JobRecord], limits: ShareLimits, limit: int, now: datetime
+        self, head: Sequence[JobRecord], book: ShareBook, limit: int, now: datetime
     ) -> timedelta | None:
         """Process each job: start the job, fail the job, or record why the job waits. Jobs that
         wait for their machine or for a limit of their project do not block other jobs.
@@ -144,7 +155,8 @@ class QueueReconciler:
             return await self._until_next([], now)
         self._snapshot = snapshot = await self._pool.market()
         scheduler = JobScheduler(await self._capacity(snapshot))
-        stays, machines, limited = await self._give_turns(head, limits, scheduler, snapshot, now)
+        stays, machines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
+        await self._reclaim(stays, book, snapshot, now)
         held_back = {each.wait.job.id for each in limited}
         head = [job for job in head if job.id not in held_back]
         jobs, events = explain_waits(stays, now, limited, *machines)
@@ -166,7 +178,7 @@ class QueueReconciler:
     async def _give_turns(
         self,
         head: Sequence[JobRecord],
-        limits: ShareLimits,
+        book: ShareBook,
         scheduler: JobScheduler,
         snapshot: MarketSnapshot,
         now: datetime,
@@ -180,6 +192,7 @@ class QueueReconciler:
         limited: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
         full = False
+        limits = ShareLimits(book)
         barred = await self._bar_jobs(head, now)
         for job in head:
             if job.id in barred:
@@ -271,9 +284,7 @@ class QueueReconciler:
         must wait, return the reason.
         """
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
-        resting = await self._advisor.history.cooling_down()
-        prices = await self._advisor.egress_of(job.task)
-        lines = rank_candidates(found, resting, prices)
+        lines = await self._rank(job, found)
         decision = decide_turn(job, found, lines, scheduler, self._name_gang, now)
         match decision:
             case QueueWait():
@@ -362,6 +373,49 @@ class QueueReconciler:
         """
         attempts = await self._store.attempts(job.id) if job.attempt and is_limited(job) else ()
         return await self._advisor.situation(job, attempts, now)
+
+    async def _reclaim(
+        self, stays: Sequence[QueueWait], book: ShareBook, snapshot: MarketSnapshot, now: datetime
+    ) -> None:
+        """Let other jobs give their gangs back if the first jobs of the queue wait within their
+        projects' quotas."""
+        waiting = [stay.wait.job for stay in stays[:EXPLAINED] if stay.wait.behind]
+        if not waiting or not any(each.quota for each in book.rules.values()):
+            return
+        attempts = await self._store.open_attempts()
+        running = [(each, await self._store.job(each.job_id)) for each in attempts]
+        leaving = {each.gang for each in attempts if each.reclaimed_for}
+        capacity = await self._capacity(snapshot)
+        for job in waiting:
+            found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
+            ranked = await self._rank(job, found)
+            lines = [line_up(wish, offers, self._name_gang, now) for wish, offers in ranked]
+
+            def suffices(gangs: Collection[str], lines: Sequence[WaitingJob] = lines) -> bool:
+                freed = JobScheduler(free_gangs(capacity, attempts, leaving.union(gangs)))
+                return any(freed.can_start(line) for line in lines)
+
+            row = QueueRow(job.id, job.project, job.user, size_of_task(job.task))
+            borrowers = make_borrowers(running)
+            chosen = choose_borrowers(
+                row, borrowers, book, suffices, now - self._fair_queue.min_run
+            )
+            gangs = {each.gang for each in chosen}
+            for attempt, owner in running:
+                if attempt.gang in gangs:
+                    changes = reclaim_gang(attempt, owner, job.project, now)
+                    await self._store.commit(make_write(changes))
+                    self._hint(owner.id)
+            if gangs:
+                return
+
+    async def _rank(
+        self, job: JobRecord, found: Sequence[tuple[JobRecord, Candidates]]
+    ) -> Sequence[tuple[JobRecord, tuple[Offer, ...]]]:
+        """Return the offers to try, best first, each with the job of its alternative."""
+        resting = await self._advisor.history.cooling_down()
+        prices = await self._advisor.egress_of(job.task)
+        return rank_candidates(found, resting, prices)
 
     async def _capacity(self, snapshot: MarketSnapshot) -> QueueCapacity:
         hosts = snapshot.market.hosts

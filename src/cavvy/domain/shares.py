@@ -10,6 +10,9 @@ from cavvy.domain.values import Struct
 
 HALF_LIFE_SETTING = "queue.half_life_days"
 HALF_LIFE = timedelta(days=7)  # Slurm's default of PriorityDecayHalfLife
+MIN_RUN_SETTING = "queue.min_run_minutes"
+# How long work runs before its nodes may be reclaimed for another project's quota.
+MIN_RUN = timedelta(minutes=30)
 WITHOUT_GPU = 1 / 8  # GPUs that a node without GPUs counts as; the usual node has eight
 
 

@@ -32,7 +32,7 @@ from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
 from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING, RetentionDays
-from cavvy.domain.shares import HALF_LIFE_SETTING
+from cavvy.domain.shares import HALF_LIFE_SETTING, MIN_RUN_SETTING
 from cavvy.domain.targets import EVERY, read_targets
 from cavvy.domain.tasks import ResourceSpec, Scalar
 from cavvy.domain.units import Money, UnitError
@@ -297,6 +297,7 @@ def _make_control_plane(
                 jobs=parts.settings.whole(JOBS_SETTING), audit=parts.settings.whole(AUDIT_SETTING)
             ),
             half_life=timedelta(days=parts.settings.whole(HALF_LIFE_SETTING)),
+            min_run=timedelta(minutes=parts.settings.whole(MIN_RUN_SETTING)),
         ),
     )
     relays.notify = made.agents.notify

@@ -463,6 +463,8 @@ def _ours(view: AttemptSnapshot) -> str:
     """Return the reason shown when the control plane itself removes a gang."""
     if not view.attempt.moved:
         return "a fire drill reclaims the node"
+    if project := view.attempt.reclaimed_for:
+        return f"project {project} gets its quota back"
     return (
         "the job waits for spot capacity"
         if gives_back(view.job)

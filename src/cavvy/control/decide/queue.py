@@ -5,13 +5,25 @@ from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.placement import MarketSnapshot, date_plan, is_news
-from cavvy.control.decide.rows import make_event
+from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.control.decide.standby import HANDOVER
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JobPhase, JobRecord, PlanState, attempt_id
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
+from cavvy.domain.services import SERVICE_TAG
+from cavvy.domain.shares import size_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import Candidates, merge_candidates
-from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
+from cavvy.scheduler.pools import take
+from cavvy.scheduler.queue import (
+    JobPlacement,
+    JobScheduler,
+    JobWait,
+    QueueCapacity,
+    WaitingJob,
+    place_of,
+)
+from cavvy.scheduler.reclaim import Borrower
 
 # how many waiting jobs, counted from the head of the queue, get their reasons updated in one pass
 EXPLAINED = 4
@@ -79,6 +91,53 @@ def line_up(
     gang = name_gang(attempt_id(wish.id, wish.last_number + 1))
     avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
     return WaitingJob(job=wish, gang=gang, offers=offers, avoid=avoid)
+
+
+def make_borrowers(
+    running: Sequence[tuple[Attempt, JobRecord]],
+) -> Sequence[Borrower]:
+    """Return the running jobs that may give their gangs back. Replicas, sessions and the jobs of
+    machines keep theirs, as people or requests would notice."""
+    return [
+        Borrower(
+            gang=attempt.gang,
+            project=job.project,
+            size=size_of_task(job.task),
+            since=attempt.running_at,
+            saves=job.task.checkpoint is not None,
+        )
+        for attempt, job in running
+        if attempt.phase is AttemptPhase.RUNNING
+        and attempt.running_at is not None
+        and attempt.drill_until is None
+        and attempt.number == job.attempt
+        and job.task.machine is None
+        and not job.task.session
+        and SERVICE_TAG not in job.task.tags
+    ]
+
+
+def reclaim_gang(attempt: Attempt, job: JobRecord, project: str, now: datetime) -> RowChanges:
+    """Let the job save a checkpoint and return to the queue, because `project` gets its quota
+    back."""
+    until = now + max(HANDOVER, job.task.grace)
+    text = f"gives its nodes back, because project {project} gets its quota back"
+    return RowChanges(
+        attempts=(replace(attempt, drill_until=until, moved=True, reclaimed_for=project),),
+        events=(make_event(job, now, "reclaimed", text, attempt.number),),
+    )
+
+
+def free_gangs(
+    capacity: QueueCapacity, attempts: Sequence[Attempt], gangs: Collection[str]
+) -> QueueCapacity:
+    """Return the capacity after these gangs have ended."""
+    used = dict(capacity.used)
+    for attempt in attempts:
+        if attempt.gang in gangs and not attempt.offer.shared:
+            take(used, attempt.offer, -attempt.nodes)
+    left = [each for each in capacity.allocations if each.gang not in gangs]
+    return replace(capacity, used=used, allocations=left)
 
 
 def explain_waits(

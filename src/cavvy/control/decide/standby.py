@@ -46,7 +46,7 @@ from cavvy.planner.spot.view import RunMode
 REVIEW = timedelta(seconds=60)  # time between two calls of the deadline advisor
 # How long a gang that the job leaves has for its last checkpoint, unless the task's grace period is
 # longer.
-_HANDOVER = timedelta(seconds=30)
+HANDOVER = timedelta(seconds=30)
 # maximum time to wait for a checkpoint before the job leaves a gang
 _LONGEST_WAIT = timedelta(minutes=10)
 _RISKY = timedelta(minutes=30)  # how long a job avoids an offer after a warning about it
@@ -224,7 +224,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
     """Reclaim the job's own gang. The gang's agents get a notice that leaves enough time for a last
     checkpoint."""
-    notice = max(_HANDOVER, rows.job.task.grace)
+    notice = max(HANDOVER, rows.job.task.grace)
     return RowChanges(
         attempts=(replace(own, drill_until=now + notice, moved=True),),
         events=(make_event(rows.job, now, kind, text, own.number),),

@@ -1,0 +1,105 @@
+"""Which jobs give their GPUs back for another project's quota (`scheduler.reclaim`)."""
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.scheduler.reclaim import Borrower, choose_borrowers
+from cavvy.scheduler.shares import ShareBook, ShareRule
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def job(gang: str, size: float = 1, *, minutes: int = 60, saves: bool = True) -> Borrower:
+    """The project is the first letter of the gang."""
+    since = NOW - timedelta(minutes=minutes)
+    return Borrower(gang=gang, project=gang[0], size=size, since=since, saves=saves)
+
+
+def book(quotas: Mapping[str, float | None], *running: Borrower, **used_h: float) -> ShareBook:
+    held: dict[str, float] = {}
+    for each in running:
+        held[each.project] = held.get(each.project, 0) + each.size
+    return ShareBook(
+        rules={name: ShareRule(quota=quota) for name, quota in quotas.items()},
+        held=[HeldShare(name, "u", gpus, 1) for name, gpus in held.items()],
+        used_h=used_h,
+    )
+
+
+def needs(gpus: float, running: Collection[Borrower]) -> Callable[[Collection[str]], bool]:
+    sizes = {each.gang: each.size for each in running}
+    return lambda gangs: sum(sizes[gang] for gang in gangs) >= gpus
+
+
+def choose(size: float, running: list[Borrower], state: ShareBook, *, free: float = 0) -> list[str]:
+    row = QueueRow("0", "p", "u", size)
+    latest = NOW - timedelta(minutes=30)
+    found = choose_borrowers(row, running, state, needs(size - free, running), latest)
+    return [each.gang for each in found]
+
+
+def test_the_fewest_jobs_give_back_the_latest_first() -> None:
+    running = [job("a1", minutes=90), job("a2", minutes=40), job("a3", minutes=60)]
+    assert choose(2, running, book({"p": 4}, *running)) == ["a2", "a3"]
+    assert choose(2, running, book({"p": 4}, *running), free=1) == ["a2"]
+
+
+def test_only_a_project_within_its_quota_gets_something_back() -> None:
+    running = [job("a1", 4), job("p1", 3)]
+    for quota, expected in ((None, []), (4, []), (5, ["a1"])):
+        assert choose(2, running, book({"p": quota}, *running)) == expected
+
+
+def test_no_job_of_a_project_within_its_quota_gives_back() -> None:
+    running = [job("a1", 2), job("a2", 2), job("b1", 4)]
+    assert choose(4, running, book({"p": 4, "a": 4, "b": 4}, *running)) == []
+    assert choose(2, running, book({"p": 4, "a": 2, "b": 4}, *running)) == ["a1"]
+    assert choose(4, running, book({"p": 4, "a": 2, "b": 4}, *running)) == []
+
+
+def test_jobs_that_have_just_begun_and_jobs_of_the_same_quota_keep_their_gangs() -> None:
+    running = [job("a1", minutes=29), job("p1", minutes=300)]
+    assert choose(1, running, book({"p": 4}, *running)) == []
+
+
+def test_jobs_that_save_and_projects_that_have_used_most_are_first() -> None:
+    running = [job("a1", saves=False, minutes=31), job("a2", minutes=99), job("b1", minutes=98)]
+    state = book({"p": 4}, *running, a=1, b=50)
+    assert choose(1, running, state) == ["b1"]
+    assert choose(2, running, state) == ["b1", "a2"]
+    assert choose(3, running, state) == ["b1", "a2", "a1"]
+
+
+def test_a_large_job_replaces_small_ones_that_do_not_suffice() -> None:
+    running = [job("a1", 1, minutes=31), job("a2", 8, minutes=99)]
+    assert choose(8, running, book({"p": 8}, *running)) == ["a2"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8), st.integers(0, 90)), max_size=12),
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 12)),
+    st.integers(1, 16),
+)
+def test_lenders_and_the_minimum_time_are_kept(
+    jobs: list[tuple[str, int, int]], quotas: dict[str, int], size: int
+) -> None:
+    running = [
+        job(f"{name}{number}", gpus, minutes=minutes)
+        for number, (name, gpus, minutes) in enumerate(jobs)
+    ]
+    state = book({"p": 16, **quotas}, *running)
+    chosen = choose(size, running, state)
+    by_gang = {each.gang: each for each in running}
+    assert not chosen or needs(size, running)(chosen)
+    for gang in chosen:
+        assert by_gang[gang].since <= NOW - timedelta(minutes=30)
+        assert not needs(size, running)([each for each in chosen if each != gang])
+    for name, quota in quotas.items():
+        mine = [by_gang[gang].size for gang in chosen if gang[0] == name]
+        if mine:  # the project held more than its quota when the last of its jobs was chosen
+            held = sum(each.size for each in running if each.project == name)
+            assert held - sum(mine) + max(mine) > quota
