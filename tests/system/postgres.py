@@ -18,10 +18,12 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
+from tests.shared import when_group_ends
 from tests.system.packages import install_packages
 from tests.system.tied import start_tied
 from tests.waits import START_S
@@ -53,18 +55,39 @@ class PostgresMissing(Exception):
 
 def new_database() -> str:
     """The URL of a new, empty database. Raises PostgresMissing."""
-    return _url(_create())
+    return _url(_create_for_group())
 
 
 def opened_database() -> str:
     """The URL of a new database with the tables of a store, and nothing in them. Raises
     PostgresMissing.
     """
-    return _url(_create(_model()))
+    return _url(_create_for_group(_model()))
 
 
 def _url(name: str) -> str:
     return f"postgresql+psycopg://cavvy@/{name}?host={_start()}"
+
+
+def _create_for_group(model: str = "template1") -> str:
+    """A database that is removed after the last test of the group. There are hundreds in a run, of
+    8 MB each and more."""
+    name = _create(model)
+    when_group_ends(partial(_drop, name))
+    return name
+
+
+def _drop(name: str) -> None:
+    import psycopg
+
+    # Where a test has stopped the server, its folder goes with this process.
+    with (
+        suppress(psycopg.OperationalError),
+        psycopg.connect(
+            host=str(_start()), user="cavvy", dbname="postgres", autocommit=True
+        ) as connection,
+    ):
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")  # type: ignore[call-overload]  # a literal, of our own making
 
 
 def _create(model: str = "template1") -> str:
