@@ -56,6 +56,7 @@ PLACES = {
         for each in registry.manifests()
         if each.name not in ("local", "join")
     },
+    "clouds": "an account of a cloud",
     "credentials": "an account of a cloud",
     "install": "root, systemd, docker or kubectl",
     "isolation": "root, and a firewall to change",
