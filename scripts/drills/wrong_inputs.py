@@ -105,6 +105,7 @@ BAD_FILES = [name for name in FILES if name not in ("good.yaml", "parameter.yaml
 AT_RUN = {"impossible.yaml", "secret.yaml"}
 COMMANDS = (  # commands that take the name of a job, with a job that does not exist
     "status none",
+    "ps none",
     "logs none",
     "logs -f none",
     "events none",
@@ -131,7 +132,7 @@ ps --limit abc
 ps --limit 0
 ps --limit
 ps --phase bogus
-ps extra
+ps train extra
 ps -o xml
 ps --watch
 ps -p Bad_Project

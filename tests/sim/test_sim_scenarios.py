@@ -2,6 +2,7 @@
 every single step.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from cavvy.domain.shares import WITHOUT_GPU
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
+    IndexRange,
     JobLimits,
     JobSchedule,
     ResourceSpec,
@@ -473,6 +475,59 @@ def test_a_project_gets_its_quota_back() -> None:
     (reclaimed,) = (event.text for event in moved.events if event.kind == "reclaimed")
     assert reclaimed == "gives its nodes back, because project b gets its quota back"
     assert lender.attempts[0].created_at < second.created_at
+
+
+def array(run_s: float, count: int, **changes: object) -> SimSubmission:
+    return SimSubmission(task=task(run_s, array=(IndexRange(0, count - 1),), **changes))
+
+
+def most_at_once(traces: Sequence[JobTrace]) -> int:
+    """The number of jobs that held nodes at the same time."""
+    spans = [(each.created_at, each.ended_at) for trace in traces for each in trace.attempts]
+    return max(
+        sum(begin <= at and (end is None or at < end) for begin, end in spans) for at, _ in spans
+    )
+
+
+def test_at_most_parallel_jobs_of_an_array_run_and_others_are_not_kept_waiting() -> None:
+    other = SimSubmission(task=task(100, name="other"), at_s=1)
+    ending = run_scenario(submissions=(array(500, 20, name="a", parallel=3), other))
+    members = [trace for trace in ending.traces if trace.job.array_id]
+    assert len(members) == 20
+    assert most_at_once(members) == 3
+    assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
+    assert started(ending).index("other") <= 3
+    assert [name for name in started(ending) if name != "other"][:4] == ["a.0", "a.1", "a.2", "a.3"]
+
+
+def test_a_stop_and_a_retry_apply_to_all_jobs_of_an_array() -> None:
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=600)
+    submissions = (array(500, 6, name="a", parallel=2),)
+    ending = run_scenario(submissions=submissions, interventions=(stop,))
+    phases = [trace.job.phase for trace in ending.traces]
+    assert phases == [JobPhase.DONE] * 2 + [JobPhase.STOPPED] * 4
+    retry = UserIntervention(action=UserAction.RETRY, job=0, at_s=900)
+    ending = run_scenario(submissions=submissions, interventions=(stop, retry))
+    assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
+    assert most_at_once(ending.traces) == 2
+
+
+def test_the_server_may_die_during_an_array() -> None:
+    """No job is lost, and none runs twice, also while all are stopped and retried."""
+    submissions = (array(100, 4, name="a", parallel=2),)
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=150)
+    retry = UserIntervention(action=UserAction.RETRY, job=0, at_s=400)
+    calls = run_scenario(submissions=submissions, interventions=(stop, retry)).calls
+    for call in range(1, calls + 1, 7):
+        when = CrashMoment.BEFORE if call % 2 else CrashMoment.AFTER
+        ending = run_scenario(
+            submissions=submissions,
+            interventions=(stop, retry),
+            crashes=(ServerCrash(call=call, when=when, down_s=20),),
+        )
+        assert [trace.job.member for trace in ending.traces] == [0, 1, 2, 3]
+        assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
+        assert most_at_once(ending.traces) <= 2
 
 
 def started(ending: ScenarioResult) -> list[str]:

@@ -240,6 +240,7 @@ class FakeClient:
         phases: Collection[str] = (),
         cursor: str | None = None,
         limit: int = 50,
+        arrays: bool = False,
     ) -> wire.JobPage:
         wanted = [job for job in self.all_jobs.values() if not phases or job.phase in phases]
         first = int(cursor or 0)
@@ -395,6 +396,8 @@ class FakeClient:
         return [wire.CleanupItem(**{**asdict(each), "done": not dry_run}) for each in self.found]
 
     def ask(self, target: str, kind: Any, body: Any = None, *, method: str = "") -> Any:
+        if "/arrays/" in target:
+            raise ApiError("job-not-found", "project default has no array", "", 404)
         assert target.startswith("/v1/services"), target
         return self.served
 

@@ -19,6 +19,7 @@ from msgspec.json import encode
 from msgspec.structs import asdict, replace
 from tests.unit.cli_client import (
     OFFER,
+    T0,
     FakeClient,
     at,
     client,
@@ -37,6 +38,7 @@ from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_wi
 from cavvy.cli.view.output import rows_out
 from cavvy.client import (
     account_wire,
+    array_wire,
     audit_wire,
     budget_wire,
     credential_wire,
@@ -111,6 +113,42 @@ POLICY = policy_wire.ProjectPolicyView(
     max_gpus=16384,
     user_gpus=0.125,
     user_jobs=1000,
+)
+ARRAY = array_wire.ArrayDetail(
+    array=wire.JobListing(
+        id="0123456789abcdef",
+        project=PROJECT,
+        name=NAME,
+        user="ada",
+        phase="running",
+        reason="8 running, 9,992 queued",
+        priority=0,
+        submitted_at=T0,
+        since=T0,
+        ended_at=None,
+        attempt=0,
+        exit_code=None,
+        placement=None,
+        spent_micros=123_456_780_000,
+    ),
+    parallel=8,
+    jobs=[
+        array_wire.ArrayMemberView(
+            index=9999,
+            id="0123456789abcdef",
+            name=f"{NAME}.9999",
+            phase="stopping",
+            reason="the node of rank 3 was lost",
+            attempt=12,
+            exit_code=137,
+            placement="primeintellect/eu-north-1/gpu.h100x8/spot",
+            since=T0,
+            ended_at=None,
+            spent_micros=123_456_780_000,
+            params={"learning_rate": 1e-05, "optimizer": "adam"},
+            progress={"validation_loss": 0.123456789},
+        )
+    ],
 )
 SHARES = share_wire.ShareReport(
     half_life_days=7,
@@ -275,6 +313,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
+    monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)
     monkeypatch.setattr(share_wire, "read_shares", lambda *_: SHARES)
     monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
@@ -406,6 +445,7 @@ TABLES = {  # command -> the names that its table must contain
     f"diff {NAME} b": ["result.phase"],
     "audit list": [PROJECT],
     f"policy show -p {PROJECT}": [PROJECT],
+    "ps tune --best validation_loss:min": [f"{NAME}.9999", "0.123456789", "adam"],
     "shares": [PROJECT, "33.3%"],
     f"credential list -p {PROJECT}": ["primeintellect"],
     "trust list": ["company"],
@@ -454,7 +494,7 @@ def test_every_module_with_a_table_is_rendered_here() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "rows_out"
     }
-    rendered = {f"{command.split()[0]}.py" for command in TABLES}
+    rendered = {f"{command.split()[0]}.py" for command in TABLES} | {"arrays.py"}  # `ps ARRAY`
     assert with_table - rendered <= APART | {"down.py", "summary.py"}
 
 

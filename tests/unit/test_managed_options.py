@@ -30,7 +30,7 @@ def test_other_options_are_the_services_own() -> None:
     assert object_to_options("aws-batch", task) == []
 
 
-@pytest.mark.parametrize("key", ["sweep", "matrix", "array", "tuning"])
-def test_a_sweep_in_a_task_file_is_refused_with_what_to_do(key: str) -> None:
-    with pytest.raises(SpecError, match="cavvy run -d --param NAME=VALUE"):
+@pytest.mark.parametrize("key", ["matrix", "tuning", "tuner"])
+def test_a_sweep_of_another_tool_is_refused_with_what_to_do(key: str) -> None:
+    with pytest.raises(SpecError, match="write `params` and their values as `sweep`"):
         parse_task(f"run: x\n{key}: {{lr: [0.1, 0.2]}}")

@@ -175,6 +175,9 @@ class LongLine(SqlQueue):
     async def held(self) -> Sequence[HeldShare]:
         return ()
 
+    async def running(self) -> Mapping[str, int]:
+        return {}
+
     async def used(self) -> Mapping[str, ProjectUse]:
         return {}
 

@@ -408,6 +408,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "service.events: webhook": {"secret": "S"},
     "service.events: secret": {"webhook": "a"},
     "service.events: signature": {"webhook": "a", "secret": "S"},
+    ": parallel": {"array": "0-99"},
+    ": sweep": {"params": {"lr": 0.1, "seed": 0}},
     "service.events: body": {"cron": "0 3 * * *"},
 }
 EXAMPLES = [

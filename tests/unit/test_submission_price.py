@@ -5,7 +5,7 @@ from datetime import timedelta
 from cavvy.api.routes.submission import describe_price
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer
-from cavvy.domain.tasks import JobLimits, TaskSpec
+from cavvy.domain.tasks import IndexRange, JobLimits, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 
 ADDRESS = ExtraPrice(kind=ChargeKind.ADDRESS, price=Money(250_000), usual=1)
@@ -29,3 +29,9 @@ def test_disks_and_addresses_are_part_of_the_price() -> None:
 
 def test_a_minimum_charge_is_part_of_the_most() -> None:
     assert "about $2.00 at most" in describe(1, minimum_charge=timedelta(hours=1))
+
+
+def test_the_price_of_an_array_is_that_of_each_job() -> None:
+    task = TaskSpec(name="t", run="true", array=(IndexRange(0, 999),))
+    made = Offer(provider="c", region="r", instance_type="i", rate=RATE)
+    assert describe_price(task, made).startswith("each of the 1,000 jobs of t costs $1.00/h at")

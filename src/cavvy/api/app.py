@@ -21,6 +21,7 @@ from cavvy.api.openapi import describe
 from cavvy.api.routes import (
     accounts,
     agents,
+    arrays,
     audit_log,
     blobs,
     boot,
@@ -61,6 +62,7 @@ _ROUTERS = tuple(
         sign_in,
         trusts,
         jobs,
+        arrays,
         ledger,
         budgets,
         logs,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs, since_option, until_option
+from cavvy.cli.reach.arrays import array_instead
 from cavvy.cli.reach.session import any_project_option, list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.ledger_wire import LedgerSumView
     from cavvy.client.wire import AuditReport, CostView, JobDetail
     from cavvy.costs.reconcile import Difference
@@ -120,8 +122,9 @@ def show(
     everything: bool,
     output: str,
 ) -> None:
-    """Show spending. With NAME, show every charge of the job and its time by phase. Without NAME,
-    show the newest jobs and the total of the project. --since, --until and --by add up the ledger.
+    """Show spending. With NAME, show every charge of the job and its time by phase, or the cost of
+    each job of an array. Without NAME, show the newest jobs and the total of the project. --since,
+    --until and --by add up the ledger.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider does
     not answer.
@@ -131,6 +134,8 @@ def show(
             "--since, --until and --by cannot be used with NAME or --audit, because these "
             "options apply to sums over jobs"
         )
+    from cavvy.client import ApiError
+
     _check_period(since, until)
     with session() as client:
         if since or until or by:
@@ -140,13 +145,34 @@ def show(
             _audit_out(client.audit(project, name), output)
             return
         if name is not None:
-            job = _unless_refused(lambda: client.job(project, name))
+            try:
+                job = _unless_refused(lambda: client.job(project, name))
+            except ApiError as error:
+                _array_out(array_instead(client, project, name, error), output)
+                return
             _job_out(job, client.cost(project, name), output)
             return
         _jobs_out(client, project, output, everything=everything)
 
 
 command.params.extend(each for each in show.params if isinstance(each, click.Option))
+
+
+def _array_out(found: "ArrayDetail", output: str) -> None:
+    """Print the cost of each job of an array."""
+    show = formatting.make_money_format(
+        [*(job.spent_micros for job in found.jobs), found.array.spent_micros]
+    )
+    columns = [
+        TableColumn("name"),
+        TableColumn("id", hidden=True),
+        TableColumn("phase"),
+        TableColumn("attempt", "TRIES"),
+        TableColumn("spent_micros", "SPENT", show),
+    ]
+    rows_out(columns, found.jobs, output, title=f"array {found.array.name}")
+    if output == "table":
+        click.echo(f"total {show(found.array.spent_micros)}")
 
 
 def _jobs_out(client: "ApiClient", project: str, output: str, *, everything: bool) -> None:

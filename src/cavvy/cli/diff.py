@@ -24,12 +24,11 @@ _TEXTS = frozenset(
 @output_option
 def command(first: str, second: str, project: str, output: str) -> None:
     """Show what differed between two runs: task, parameters, code, offer, versions and result."""
-    from cavvy.domain.services import is_replica
-
     with session() as client:
         jobs = client.job(project, first), client.job(project, second)
-    if len({is_replica(job.name) for job in jobs}) > 1:
-        replica = next(job.name for job in jobs if is_replica(job.name))
+    replicas = {job.name for job in jobs if _is_replica(job)}
+    if len({job.name in replicas for job in jobs}) > 1:
+        replica = next(iter(replicas))
         text = f"{first} and {second} cannot be compared: {replica} is a replica of a service"
         raise CommandFailure(text, "`cavvy ps --all` lists the jobs and their reruns")
     a, b = (dict(_facts(job)) for job in jobs)
@@ -44,6 +43,17 @@ def command(first: str, second: str, project: str, output: str) -> None:
         TableColumn("second", second, wrap=True),
     ]
     rows_out(columns, rows, output, empty="nothing differed")
+
+
+def _is_replica(job: "JobDetail") -> bool:
+    """Return whether the job is a replica; jobs of arrays have the same form of names."""
+    import msgspec
+
+    from cavvy.domain.arrays import is_array
+    from cavvy.domain.services import is_replica
+    from cavvy.domain.tasks import TaskSpec
+
+    return is_replica(job.name) and not is_array(msgspec.json.decode(job.task, type=TaskSpec))
 
 
 def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:

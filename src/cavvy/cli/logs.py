@@ -17,10 +17,12 @@ from cavvy.cli.reach.session import (
     rank_option,
     session,
 )
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
-    from cavvy.client import LogChunk
+    from cavvy.client import ApiClient, LogChunk
+    from cavvy.client.array_wire import ArrayDetail
 
 
 @click.command("logs")
@@ -53,11 +55,14 @@ def command(
     since: datetime | None,
     timestamps: bool,
 ) -> None:
-    """Print or follow a job's log. Logs are kept after the nodes are removed.
+    """Print or follow a job's log, or print the logs of all jobs of an array. Logs are kept after
+    the nodes are removed.
 
     --since and --timestamps use the local time at which the server received a line.
     """
+    from cavvy.cli.reach.arrays import array_instead
     from cavvy.cli.reach.follow import follow
+    from cavvy.client import ApiError
 
     if since and tail is not None:
         raise click.UsageError("--since and --tail cannot be used together")
@@ -66,7 +71,11 @@ def command(
         if following and plain:
             follow(client, project, name)
             return
-        job = client.job(project, name, session=True)
+        try:
+            job = client.job(project, name, session=True)
+        except ApiError as error:
+            _array_out(client, project, array_instead(client, project, name, error), following)
+            return
         if tail is not None:
             attempt = attempt or job.attempt or None
 
@@ -92,6 +101,20 @@ def command(
                 return
         for data in read(following, 0 if tail is not None else None):
             out.write(data)
+            out.flush()
+
+
+def _array_out(client: "ApiClient", project: str, found: "ArrayDetail", following: bool) -> None:
+    """Print the logs of the jobs of an array, each line with the name of its job."""
+    if following:
+        hint = f"follow one of its jobs, such as {found.jobs[0].name}"
+        raise CommandFailure(f"{found.array.name} is an array, whose jobs have own logs", hint, 2)
+    out = sys.stdout.buffer
+    for job in found.jobs:
+        if job.attempt:
+            begin = f"{job.name}: ".encode()
+            data = b"".join(chunk.data for chunk in client.log_chunks(project, job.id))
+            out.writelines(begin + line + b"\n" for line in data.splitlines())
             out.flush()
 
 

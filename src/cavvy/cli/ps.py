@@ -4,24 +4,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import any_project_option, list_jobs
+from cavvy.cli.reach.arguments import complete_jobs
+from cavvy.cli.reach.session import any_project_option, default_project, list_jobs
 from cavvy.cli.reach.watch import show_repeatedly, watch_option
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
+    from cavvy.client import ApiClient
     from cavvy.client.wire import JobListing
 
 _RECENT = 20
 
 
 @click.command("ps")
+@click.argument("array", required=False, shell_complete=complete_jobs)
 @click.option(
     "-a",
     "--all",
     "everything",
     is_flag=True,
-    help="List all jobs; by default, only the newest ones are listed.",
+    help="List all jobs, also each job of arrays; by default, only the newest ones are listed, and "
+    "an array is one row.",
 )
 @any_project_option
 @click.option(
@@ -30,18 +35,32 @@ _RECENT = 20
     metavar="PHASE",
     help="List only jobs in this phase, such as running or failed.",
 )
+@click.option(
+    "--best",
+    metavar="METRIC:min|max",
+    help="List the jobs of the array by a metric that they report, the best first.",
+)
 @click.option("-n", "--limit", type=WholeRange(1), default=None, help="Maximum number of rows.")
 @watch_option
 @output_option
 def command(
+    array: str | None,
     everything: bool,
     project: str | None,
     phase: tuple[str, ...],
+    best: str | None,
     limit: int | None,
     watch: bool,
     output: str,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first, or the jobs of one array."""
+    if array is not None:
+        _array_out(array, project, phase, best, limit, watch, output)
+        return
+    if best is not None:
+        hint = "for example `cavvy ps train --best loss:min`"
+        raise CommandFailure("--best needs the name of an array", hint, 2)
+    grouped = not everything and not phase
     wanted = limit or (None if everything else _RECENT)
 
     def show(found: "tuple[list[JobListing], bool]") -> None:
@@ -49,7 +68,35 @@ def command(
         if found[1] and output == "table" and not limit:
             click.echo("… show older jobs: cavvy ps --all")
 
-    show_repeatedly(lambda client: list_jobs(client, project, phase, wanted), show, watch, output)
+    def read(client: "ApiClient") -> "tuple[list[JobListing], bool]":
+        return list_jobs(client, project, phase, wanted, arrays=grouped)
+
+    show_repeatedly(read, show, watch, output)
+
+
+def _array_out(
+    name: str,
+    project: str | None,
+    phases: tuple[str, ...],
+    best: str | None,
+    limit: int | None,
+    watch: bool,
+    output: str,
+) -> None:
+    """Print the jobs of an array."""
+    from cavvy.cli.reach.arrays import members_out, rank_members, read_best
+    from cavvy.client.array_wire import ArrayDetail, read_array
+
+    metric, highest = read_best(best) if best is not None else (None, False)
+
+    def show(found: ArrayDetail) -> None:
+        jobs = [job for job in found.jobs if not phases or job.phase in phases]
+        if metric is not None:
+            jobs = rank_members(jobs, metric, highest=highest)
+        members_out(jobs[:limit], output, metric)
+
+    place = project or default_project()
+    show_repeatedly(lambda client: read_array(client, place, name), show, watch, output)
 
 
 def _jobs_out(rows: "list[JobListing]", output: str) -> None:

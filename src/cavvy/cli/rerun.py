@@ -24,6 +24,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     from cavvy.cli.reach.waiting import find_wait
     from cavvy.cli.task.submission import submit
     from cavvy.client import ApiError
+    from cavvy.domain.arrays import is_array
     from cavvy.domain.jobs import RunOrigin
     from cavvy.domain.services import is_replica
     from cavvy.domain.tasks import TaskSpec
@@ -33,6 +34,12 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         old = client.job(project, name)
         origin = msgspec.json.decode(old.origin, type=RunOrigin)
         task = msgspec.json.decode(old.task, type=TaskSpec)
+        if is_array(task):
+            raise CommandFailure(
+                f"{old.name} is a job of an array, which cannot be run again alone",
+                f"`cavvy retry {old.name}` queues it again after a failure; `cavvy run` submits "
+                "the task again, with --param for the values of one job",
+            )
         if is_replica(old.name):
             raise CommandFailure(
                 f"{old.name} is a replica of a service, not a job that can be run again",

@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs
+from cavvy.cli.reach.arrays import array_instead
 from cavvy.cli.reach.session import list_jobs, project_option, session
 from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, show_size
 
 if TYPE_CHECKING:
     from cavvy.client.client import ApiClient
+
+
+_SHOWN = 20  # names in a question
 
 
 @click.command("rm")
@@ -30,22 +34,35 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
         if ended:
             found = tuple(row.name for row in list_jobs(client, project, ENDED)[0])
         else:
-            found = tuple(_find_ended(client, project, name) for name in names)
+            found = tuple(each for name in names for each in _find_ended(client, project, name))
         if found and not yes:
-            confirm(f"remove {', '.join(found)}, with logs and checkpoints?")
+            several = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            confirm(f"remove {', '.join(found[:_SHOWN])}{several}, with logs and checkpoints?")
         for name in found:
             _remove(client, project, name, skip_busy=ended)
         if not found:
             click.echo(f"project {project} has no ended jobs")
 
 
-def _find_ended(client: "ApiClient", project: str, name: str) -> str:
-    """Return the name of the ended job with this name or ID. Raises CommandFailure."""
-    job = client.job(project, name)
+def _find_ended(client: "ApiClient", project: str, name: str) -> list[str]:
+    """Return the name of the ended job with this name or ID, or those of an array. Raises
+    CommandFailure.
+    """
+    from cavvy.client import ApiError
+
+    try:
+        job = client.job(project, name)
+    except ApiError as error:
+        array = array_instead(client, project, name, error)
+        if any(each.phase not in ENDED for each in array.jobs):
+            hint = f"`cavvy stop {name}` stops all its jobs"
+            message = f"{name} has jobs that have not ended ({array.array.reason})"
+            raise CommandFailure(f"{message}, so it is not removed", hint) from None
+        return [each.name for each in array.jobs]
     if job.phase not in ENDED:
         hint = f"`cavvy stop {job.name}` stops the job"
         raise CommandFailure(f"{job.name} is {job.phase}, so it is not removed", hint)
-    return job.name
+    return [job.name]
 
 
 def _remove(client: "ApiClient", project: str, name: str, *, skip_busy: bool) -> None:

@@ -8,7 +8,7 @@ import click
 
 from cavvy.cli.reach.session import detach_option, named, session
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
-from cavvy.cli.task.options import TaskCommand, task_options
+from cavvy.cli.task.options import TaskCommand, add_array, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
@@ -18,9 +18,29 @@ if TYPE_CHECKING:
     from cavvy.importers import LoadedTask, ReadOptions
 
 
+_SHOWN = 10  # failed jobs of an array that are named
+
+
 @click.command("run", cls=TaskCommand)
 @task_options
 @param_option
+@click.option(
+    "--array",
+    metavar="INDICES",
+    help="Run a job for each index, such as 0-99, 0-99:5 or 1,3,7-9.",
+)
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Run a job for each value of a parameter, such as lr=0.1,0.01 or seed=0..4; repeatable, "
+    "for each combination.",
+)
+@click.option(
+    "--parallel",
+    metavar="COUNT",
+    help="How many jobs of the array or sweep run at the same time; the default is all.",
+)
 @detach_option
 @yes_option
 @click.option(
@@ -37,6 +57,9 @@ def command(
     file: str,
     options: "ReadOptions",
     param: tuple[str, ...],
+    array: str | None,
+    sweep: tuple[str, ...],
+    parallel: str | None,
     detach: bool,
     yes: bool,
     project: str | None,
@@ -56,6 +79,7 @@ def command(
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
+    options = add_array(options, array, sweep, parallel)
     try:
         loaded = read_task(file, params, options, tells=True)
     except CommandFailure:
@@ -73,7 +97,9 @@ def command(
             _show(client, loaded, file, params, project, name)
             return
         job = submit_loaded(client, loaded, file, params, project, name, yes)
-        if detach:
+        if job.members is not None:
+            _follow_array(client, job, output, detach=detach)
+        elif detach:
             _print(client, job, output)
             if loaded.task.machine is not None and output != "json":
                 click.echo(say_machine(client.machine(job.project, loaded.task.machine)))
@@ -84,6 +110,30 @@ def command(
                     machine = client.machine(job.project, loaded.task.machine)
                     click.echo(say_machine(machine), err=True)
                 follow(client, project, job.name)
+
+
+def _follow_array(client: "ApiClient", job: "Submitted", output: str, *, detach: bool) -> None:
+    """Print that an array was submitted and, unless `detach` is set, wait for its jobs."""
+    from cavvy.cli.reach.arrays import exit_code_of, follow_array
+    from cavvy.cli.reach.follow import leave_running
+
+    if detach and output == "json":
+        _print(client, job, output)
+        return
+    there = named(job.project, job.name)
+    click.echo(f"{job.name} ({job.id}): {job.members} jobs submitted", err=not detach)
+    if detach:
+        click.echo(f"list its jobs: cavvy ps {there}    stop it: cavvy stop {there}")
+        return
+    with leave_running(job.project, job.name, "wait"):
+        jobs = follow_array(client, job.project, job.id).jobs
+    failed = [each for each in jobs if each.phase != "done"]
+    for each in failed[:_SHOWN]:
+        click.echo(f"{each.name}: {each.phase}, {each.reason}", err=True)
+    if failed:
+        more = f", and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+        click.echo(f"{len(failed)} of {len(jobs)} jobs did not succeed{more}", err=True)
+    sys.exit(exit_code_of(jobs))
 
 
 def _chooses_service(file: str, params: dict[str, str], options: "ReadOptions") -> bool:
@@ -197,7 +247,8 @@ def _print(client: "ApiClient", job: "Submitted", output: str) -> None:
     if output == "json":
         from cavvy.cli.view.output import json_out
 
-        json_out({"id": job.id, "name": job.name, "project": job.project, "phase": job.phase})
+        document = {"id": job.id, "name": job.name, "project": job.project, "phase": job.phase}
+        json_out(document | ({} if job.members is None else {"members": job.members}))
         return
     from cavvy.cli.reach.waiting import find_wait
 

@@ -7,15 +7,17 @@ import click
 from msgspec.json import decode, encode
 
 from cavvy.cli.reach.arguments import job_argument
-from cavvy.cli.reach.session import project_option
+from cavvy.cli.reach.arrays import array_instead
+from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
-from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
+from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
 from cavvy.client.metrics import TOTALS
 from cavvy.domain.units import format_duration, format_measure
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.wire import ForecastView, JobDetail
 
 _IDLE_TOLD_S = 300  # loading and compiling leave GPUs idle for shorter times
@@ -27,14 +29,41 @@ _IDLE_TOLD_S = 300  # loading and compiling leave GPUs idle for shorter times
 @watch_option
 @json_option
 def command(name: str, project: str, watch: bool, output: str) -> None:
-    """Show one job: phase, placement, attempts, reasons, position in the queue."""
+    """Show one job: phase, placement, attempts, reasons, position in the queue, or an array."""
+    from cavvy.client import ApiError
 
-    def read(client: "ApiClient") -> "tuple[JobDetail, ForecastView | None]":
-        job = client.job(project, name, session=True)
+    def read(client: "ApiClient") -> "tuple[JobDetail, ForecastView | None] | ArrayDetail":
+        try:
+            job = client.job(project, name, session=True)
+        except ApiError as error:
+            return array_instead(client, project, name, error)
         planned = job.plan_state is not None and job.ended_at is None
         return job, client.forecast(project, job.id) if planned else None
 
-    show_repeatedly(read, lambda found: _show(*found, output), watch, output)
+    def show(found: "tuple[JobDetail, ForecastView | None] | ArrayDetail") -> None:
+        if isinstance(found, tuple):
+            _show(*found, output)
+        else:
+            _show_array(found, output)
+
+    show_repeatedly(read, show, watch, output)
+
+
+def _show_array(found: "ArrayDetail", output: str) -> None:
+    array = found.array
+    if output == "json":
+        json_out(decode(encode(found)))
+        return
+    facts: list[tuple[str, object]] = [
+        ("array", f"{array.name} ({array.id}) in project {array.project}"),
+        ("jobs", f"{len(found.jobs)}: {array.reason}"),
+        ("submitted", f"{formatting.show_time(array.submitted_at)} by {array.user or 'unknown'}"),
+        ("spent", formatting.show_money(array.spent_micros)),
+    ]
+    facts += [("parallel", f"at most {found.parallel} jobs")] if found.parallel else []
+    facts += [("tags", formatting.show_tags(array.tags))] if array.tags else []
+    pairs_out(facts)
+    text_out(f"`cavvy ps {named(array.project, array.name)}` lists the jobs")
 
 
 def _show(job: "JobDetail", forecast: "ForecastView | None", output: str) -> None:

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs, needless_yes_option
+from cavvy.cli.reach.arrays import find_array, follow_array
 from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.array_wire import ArrayDetail
 
 
 @click.command("stop")
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 @click.option("--wait/--no-wait", default=True, help="Wait until the jobs have ended.")
 @needless_yes_option
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
-    """Stop jobs. Each job gets its grace period to save its work; then its nodes are released.
+    """Stop jobs, or all jobs of an array. Each job gets its grace period to save its work; then its
+    nodes are released.
 
     A service starts a new replica when it needs one. `cavvy unserve` ends services.
     """
@@ -31,9 +34,15 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         )
     with session() as client:
         if everything:
-            ids = [row.id for row in list_jobs(client, project, UNFINISHED)[0]]
+            rows = list_jobs(client, project, UNFINISHED, arrays=True)[0]
+            ids = [row.id for row in rows if not row.members]
+            arrays = [row.id for row in rows if row.members]
         else:
-            ids = [_find(client, project, name) for name in names]
+            found = [_find(client, project, name) for name in names]
+            ids = [each for each in found if isinstance(each, str)]
+            arrays = [each.array.id for each in found if not isinstance(each, str)]
+        for array_id in arrays:
+            _stop_array(client, project, array_id, wait=wait)
         # Each job is stopped by its ID. If a request with a name were sent again, it could stop the
         # machine's next session.
         for job_id in ids:
@@ -44,7 +53,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
                 _wait(client, project, job.id)
             else:
                 click.echo(f"{job.name}: stopping")
-        if not ids:
+        if not ids and not arrays:
             click.echo(f"project {project} has no unfinished jobs")
         _tell_services(client, project, None if everything else ids)
 
@@ -70,15 +79,26 @@ def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None
             )
 
 
-def _find(client: "ApiClient", project: str, name: str) -> str:
-    """Return the ID of a job. If `name` is a machine and not a job, raises a CommandFailure that
-    shows the command to stop the machine.
+def _stop_array(client: "ApiClient", project: str, array_id: str, *, wait: bool) -> None:
+    from cavvy.client.array_wire import stop_array
+
+    array = stop_array(client, project, array_id)
+    if wait:
+        array = follow_array(client, project, array_id).array
+    click.echo(f"{array.name}: {array.reason}")
+
+
+def _find(client: "ApiClient", project: str, name: str) -> "str | ArrayDetail":
+    """Return the ID of a job, or an array. If `name` is a machine and neither of them, raises a
+    CommandFailure that shows the command to stop the machine.
     """
     from cavvy.client import ApiError
 
     try:
         return client.job(project, name, session=True).id
     except ApiError as error:
+        if error.code == "job-not-found" and (array := find_array(client, project, name)):
+            return array
         machines = client.machines(project) if error.code == "job-not-found" else []
         if not any(each.name == name for each in machines):
             raise

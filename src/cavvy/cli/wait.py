@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs
+from cavvy.cli.reach.arrays import array_instead, exit_code_of, follow_array
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
@@ -38,9 +39,11 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
-    """Wait for jobs, and say why a queued job waits. The exit code is the code of the first job
-    that failed, or 0 if no job failed. After the timeout, the exit code is 124.
+    """Wait for jobs, or all jobs of an array, and say why a queued job waits. The exit code is the
+    code of the first job that failed, or 0 if no job failed. After the timeout, the exit code is
+    124.
     """
+    from cavvy.client import ApiError
     from cavvy.domain.units import UnitError, parse_duration
 
     try:
@@ -51,7 +54,15 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
     code = 0
     with session(patience_s=FOLLOW_PATIENCE_S) as client:
         for name in names:
-            job = _wait(client, project, name, reached, until)
+            try:
+                job = _wait(client, project, name, reached, until)
+            except ApiError as error:
+                name = array_instead(client, project, name, error).array.id
+                found = follow_array(client, project, name, reached, until)
+                click.echo(f"{found.array.name}: {found.array.reason}")
+                ended = [each for each in found.jobs if each.phase in ENDED]
+                code = code or exit_code_of(ended)
+                continue
             click.echo(f"{job.name}: {job.phase}, {job.reason}")
             if job.phase in ENDED and job.phase != "done":
                 code = code or job.exit_code or 1

@@ -24,7 +24,7 @@ from cavvy.client.transport import ClientConnection, HttpAnswer
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 13  # increases with every change to the routes
+REVISION = 14  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -161,12 +161,13 @@ class ApiClient:
         phases: Collection[str] = (),
         cursor: str | None = None,
         limit: int = 50,
+        arrays: bool = False,
     ) -> wire.JobPage:
         """Return one page of jobs, newest first, of one project or, if `project` is None, of all
-        projects.
+        projects. If `arrays` is set, each array is one row.
         """
         base = "/v1/jobs" if project is None else f"{project_path(project)}/jobs"
-        asked = query(limit=limit, phase=phases, cursor=cursor)
+        asked = query(limit=limit, phase=phases, cursor=cursor, arrays=arrays)
         return self.ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:

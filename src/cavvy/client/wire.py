@@ -66,7 +66,9 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    """The job that this submission, or an earlier submission with the same key, has created."""
+    """The job that this submission, or an earlier submission with the same key, has created. For an
+    array, `id` and `name` are those of the array, and `members` is the number of its jobs.
+    """
 
     id: str
     project: str
@@ -74,6 +76,7 @@ class Submitted(Answer, frozen=True, kw_only=True):
     phase: str
     # False if an earlier submission with the same idempotency key created the job
     created: bool = True
+    members: int | None = None
 
 
 class SubmissionCheck(Answer, frozen=True, kw_only=True):
@@ -108,6 +111,8 @@ class JobListing(Answer, frozen=True, kw_only=True):
     held: bool = False
     machine: str | None = None
     tags: dict[str, str] = {}
+    # for an array in a list in which arrays are one row: the number of its jobs in each phase
+    members: dict[str, int] = {}
 
 
 class JobPage(Answer, frozen=True, kw_only=True):

@@ -164,14 +164,19 @@ class Deferred:
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         return self._job(await self._store.find_job(project, name_or_id))
 
+    async def find_jobs(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        return [self._job(job) for job in await self._store.find_jobs(job_ids)]
+
     async def list_jobs(
         self,
         project: str | None,
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
+        *,
+        arrays: bool = False,
     ) -> SummaryPage:
-        page = await self._store.list_jobs(project, phases, cursor, limit)
+        page = await self._store.list_jobs(project, phases, cursor, limit, arrays=arrays)
         if not self._jobs:
             return page
         shown = [

@@ -142,5 +142,6 @@ class FairQueue:
             rules=make_rules(policies),
             used_h=advance(uses, now, self.half_life),
             held=await self._store.queue.held(),
+            running=await self._store.queue.running(),
         )
         return book, uses

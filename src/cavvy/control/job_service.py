@@ -9,7 +9,7 @@ Errors, which are subclasses of JobServiceError:
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -30,15 +30,18 @@ from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
+from cavvy.domain.arrays import StoredArray, list_indices
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, RunOrigin
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
 _RANDOM_BITS = 30
+_AT_ONCE = 200  # jobs of an array that are changed in one write
+_AT_WORK = (JobPhase.STARTING, JobPhase.RUNNING)
 _TRIES = 10  # tries of a write that fails because the row was changed meanwhile
 T = TypeVar("T")
 # deletes the logs and checkpoints of an ended job
@@ -171,6 +174,114 @@ class JobService:
             self._hint(stored.id)
         self._arrived()
         return stored
+
+    async def submit_array(
+        self,
+        task: TaskSpec,
+        origin: RunOrigin,
+        project: str,
+        *,
+        user: str = "",
+        account: str = "",
+        consented: bool = False,
+        ceiling: Money | None = None,
+        array_id: str | None = None,
+        note: str = "",
+    ) -> StoredArray:
+        """Queue a job for each member of the task's array, in one write. Otherwise like `submit`.
+        The `array_id` may be chosen, as the ID of a job."""
+        now = self._clock.now()
+        array_id = array_id or self.make_id()
+        job = JobRecord(
+            id=array_id,
+            project=project,
+            name=task.name,
+            array_id=array_id,
+            user=user,
+            account=account,
+            task=task,
+            origin=origin,
+            submitted_at=now,
+            since=now,
+            consented=consented,
+            ceiling=ceiling,
+        )
+        held, event = _hold(job, now)
+        if note:
+            event = replace(event, text=f"{event.text}; {note}")
+        members = {self.make_id(): index for index in list_indices(task)}
+        stored = await self._store.arrays.submit(held, event, members, task.parallel)
+        for job_id in members if is_timed(held) else ():
+            self._hint(job_id)
+        self._arrived()
+        return stored
+
+    async def stop_array(
+        self, project: str, name: str, reason: str = "stopped by the user"
+    ) -> StoredArray:
+        """Stop all members that have not ended, those that wait first, so that none of them starts
+        meanwhile. Raises RowNotFound.
+        """
+        array = await self._store.arrays.find(project, name)
+        members = [each.job for each in await self._store.arrays.members(array.id)]
+        waiting = [each.id for each in members if each.phase is JobPhase.QUEUED]
+        others = [each.id for each in members if each.phase in _AT_WORK]
+        now = self._clock.now()
+        await self._change_all(
+            waiting[::-1] + others,
+            lambda job: None if is_stopping(job) else stop_job(job, reason, now),
+            self._put,
+        )
+        return await self._store.arrays.get(array.id)
+
+    async def retry_array(self, project: str, name: str, account: str = "") -> StoredArray:
+        """Queue all failed and stopped members again. Raises RowNotFound."""
+        array = await self._store.arrays.find(project, name)
+        ended = (JobPhase.FAILED, JobPhase.STOPPED)
+        members = await self._store.arrays.members(array.id)
+        wanted = [each.job.id for each in members if each.job.phase in ended]
+        now = self._clock.now()
+
+        def retry(job: JobRecord) -> RowChanges | None:
+            removing = job.removing or job.id in self._removing
+            refused = object_to_retry(replace(job, removing=removing))
+            return None if refused else retry_job(job, now, account)
+
+        await self._change_all(wanted, retry, self._store.commit)
+        self._arrived()
+        return await self._store.arrays.get(array.id)
+
+    async def _change_all(
+        self,
+        job_ids: Sequence[str],
+        change: Callable[[JobRecord], RowChanges | None],
+        write: Callable[[AtomicWrite], Awaitable[None]],
+    ) -> None:
+        """Write what `change` returns for each of the jobs, many in one write. A repeated request
+        continues after a crash, because a job that has changed is left out."""
+        for start in range(0, len(job_ids), _AT_ONCE):
+            await self._change_some(job_ids[start : start + _AT_ONCE], change, write)
+
+    async def _change_some(
+        self,
+        job_ids: Sequence[str],
+        change: Callable[[JobRecord], RowChanges | None],
+        write: Callable[[AtomicWrite], Awaitable[None]],
+    ) -> None:
+        for _ in range(_TRIES):
+            jobs = await self._store.find_jobs(job_ids)
+            found = [(job, changes) for job in jobs if (changes := change(job)) is not None]
+            written = [changes.job for _, changes in found if changes.job is not None]
+            events = [event for _, changes in found for event in changes.events]
+            with suppress(StaleVersion):
+                if found:
+                    await write(AtomicWrite(jobs=written, events=events))
+                for job, changes in found:
+                    self._hint(job.id)
+                    for what in changes.notices if job.task.webhooks else ():
+                        self._notify(job.id, what)
+                return
+        raise StaleVersion("the jobs of the array kept changing during the request; try again")
 
     def check_times(self, task: TaskSpec) -> None:
         """Raise UnsupportedTask if the task's schedule never starts the task."""

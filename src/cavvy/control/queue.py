@@ -197,7 +197,7 @@ class QueueReconciler:
         for job in head:
             if job.id in barred:
                 continue
-            row = QueueRow(job.id, job.project, job.user, size_of_task(job.task))
+            row = _make_row(job)
             if reason := limits.find(row):
                 wait = JobWait(job=job, reason=reason, behind=())
                 limited.append(QueueWait(wait=wait, again_at=now + _LOOK_AGAIN))
@@ -395,7 +395,7 @@ class QueueReconciler:
                 freed = JobScheduler(free_gangs(capacity, attempts, leaving.union(gangs)))
                 return any(freed.can_start(line) for line in lines)
 
-            row = QueueRow(job.id, job.project, job.user, size_of_task(job.task))
+            row = _make_row(job)
             borrowers = make_borrowers(running)
             chosen = choose_borrowers(
                 row, borrowers, book, suffices, now - self._fair_queue.min_run
@@ -425,6 +425,11 @@ class QueueReconciler:
             # requires separation applies to them too.
             hosts = [host if host.obstacle else replace(host, separates=True) for host in hosts]
         return QueueCapacity(hosts=hosts, allocations=allocations, used=snapshot.used)
+
+
+def _make_row(job: JobRecord) -> QueueRow:
+    size, parallel = size_of_task(job.task), job.task.parallel
+    return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:

@@ -224,6 +224,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     id: str  # ids sort by the time of submission
     project: str
     name: str  # unique in the project
+    array_id: str | None = None  # the array that the job is a member of
+    member: int | None = None  # its index in the array
     user: str = ""
     account: str = ""  # that submitted the job or retried it; "" for the owner of the server
     task: TaskSpec

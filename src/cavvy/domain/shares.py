@@ -17,12 +17,15 @@ WITHOUT_GPU = 1 / 8  # GPUs that a node without GPUs counts as; the usual node h
 
 
 class QueueRow(Struct, frozen=True):
-    """A waiting job in the queue of its project, with its size in GPUs."""
+    """A waiting job in the queue of its project, with its size in GPUs. `array` is the array that
+    it is a member of, of which at most `parallel` members run at once."""
 
     id: str
     project: str
     user: str
     size: float
+    array: str | None = None
+    parallel: int | None = None
 
 
 class HeldShare(Struct, frozen=True):

@@ -376,6 +376,26 @@ class Objection(Struct, frozen=True):
         return f"{self.field}: {self.reason}"
 
 
+class IndexRange(Struct, frozen=True):
+    """The indices from `first` to at most `last`, each `step` above the one before."""
+
+    first: int
+    last: int
+    step: int = 1
+
+    @property
+    def indices(self) -> range:
+        return range(self.first, self.last + 1, self.step)
+
+
+class SweptParam(Struct, frozen=True):
+    """The values of one parameter in a sweep, and their texts as the user wrote them."""
+
+    name: str
+    values: tuple[Scalar, ...]
+    texts: tuple[str, ...]
+
+
 class TaskSpec(Struct, frozen=True, kw_only=True):
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
@@ -389,6 +409,11 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0  # -100 to 100; tasks with higher values go first
     params: dict[str, Scalar] = field(default_factory=dict)
+    # If `array` or `sweep` is set, the task is submitted as an array of jobs. In `run` and `env`,
+    # the expressions of swept parameters are then still to be replaced, see `make_member`.
+    array: tuple[IndexRange, ...] = ()
+    sweep: tuple[SweptParam, ...] = ()
+    parallel: int | None = None  # how many jobs of the array run at once
     resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
     encrypt: bool = False  # whether the traffic between the nodes is encrypted

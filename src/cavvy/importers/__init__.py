@@ -27,6 +27,7 @@ from cavvy.spec import SpecError, check_uses, parse_own, read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 
 if TYPE_CHECKING:
+    from cavvy.spec.fields.params import WrittenValue
     from cavvy.spec.tree import Node, ScalarNode
 
 __all__ = [
@@ -176,6 +177,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     """Return the only task of a file, with the variables and the shell that its commands expect.
     Raises SpecError if the file needs a key that is not supported.
     """
+    from cavvy.spec.fields.arrays import list_misfits
     from cavvy.spec.fields.task import list_excess
 
     for each in found.refused:
@@ -206,6 +208,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         for name, count, most in list_excess(found.task):
             message = f"{count:,} entries are too many"
             notes.outside(name, message, expected=f"at most {most:,} entries")
+        for key, message, hint in list_misfits(found.task):
+            notes.outside(key, message, suggestion=hint)
     try:
         notes.check()
     except SpecError as error:
@@ -243,7 +247,7 @@ def _parse(
     """
     from cavvy.importers.unread_files import compose_readable
     from cavvy.planner.slices import spread_task
-    from cavvy.spec.overrides import apply_overrides, list_overridden
+    from cavvy.spec.overrides import apply_overrides, list_overridden, read_sweep
 
     text = text.removeprefix("\ufeff")
     notes = ProblemNotes(str(file), text, now)
@@ -264,7 +268,8 @@ def _parse(
     else:
         # `${{` is Cavvy's own syntax, which shells refuse.
         neutral = neutral and dialect is None and "${{" not in text
-        found = _parse_own(documents, notes, params, is_neutral=neutral)
+        sweep = read_sweep(changed)
+        found = _parse_own(documents, notes, params, sweep, is_neutral=neutral)
     gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
     kept = (
         replace(each, refused=each.refused and not (submits and each.until_submitted))
@@ -361,6 +366,7 @@ def _parse_own(
     documents: "Sequence[Node]",
     notes: ProblemNotes,
     params: Mapping[str, Scalar],
+    sweep: "Mapping[str, Sequence[WrittenValue]] | None",
     *,
     is_neutral: bool,
 ) -> Translation:
@@ -369,7 +375,7 @@ def _parse_own(
     """
     text, now = notes.text, notes.now
     try:
-        task = parse_own(documents, notes, notes.file, params)
+        task = parse_own(documents, notes, notes.file, params, sweep)
     except SpecError as error:
         if not is_neutral:
             raise
@@ -409,6 +415,7 @@ def _parse_other(
     """Read a file of another tool by the rules of that tool. Files of other tools have environment
     variables instead of parameters, so any entry in `params` is an error.
     """
+    from cavvy.spec.overrides import read_sweep, read_variables
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import check_single, compose_all
 
@@ -426,8 +433,10 @@ def _parse_other(
         notes.outside(
             f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
         )
-    from cavvy.spec.overrides import read_variables
-
+    for name in read_sweep(overrides) or {}:
+        message = f"this {dialect} file declares no parameter {name}"
+        hint = "use --array, and compute the values from CAVVY_ARRAY_INDEX"
+        notes.outside(f"--sweep {name}", message, suggestion=hint)
     if dialect is Dialect.DSTACK:
         check_single(documents, notes)
     found = translate(dialect, documents, notes, read_variables(overrides))

@@ -50,12 +50,14 @@ class ShareRule(Struct, frozen=True, kw_only=True):
 
 class ShareBook(Struct, frozen=True, kw_only=True):
     """The state of all projects at one time: their parents and rules, their decayed use in
-    GPU-hours without that of the projects below them, and what they hold."""
+    GPU-hours without that of the projects below them, and what they hold. `running` are the members
+    of each array that run."""
 
     parents: Mapping[str, str | None] = field(default_factory=dict)
     rules: Mapping[str, ShareRule] = field(default_factory=dict)
     used_h: Mapping[str, float] = field(default_factory=dict)
     held: Sequence[HeldShare] = ()
+    running: Mapping[str, int] = field(default_factory=dict)
 
 
 class ProjectStanding(Struct, frozen=True, kw_only=True):
@@ -281,15 +283,22 @@ class ShareLimits:
         self._jobs: defaultdict[tuple[str, str | None], int] = defaultdict(int)
         self._full: dict[tuple[str, str | None], str] = {}
         self._lines: dict[str, Sequence[str]] = {}
+        self._members = Counter(book.running)
         for each in book.held:
             self._add(each.project, each.user, each.gpus, each.jobs)
 
     def start(self, row: QueueRow) -> None:
         """Count a job as started."""
         self._add(row.project, row.user, row.size, 1)
+        if row.array is not None:
+            self._members[row.array] += 1
 
     def find(self, row: QueueRow) -> str:
-        """Return why the job must wait, or "" if no limit keeps it waiting."""
+        """Return why the job must wait, or "" if no limit keeps it waiting. A member that waits for
+        its array keeps no other jobs waiting. The reason names no numbers that change, because it
+        is stored with each member."""
+        if row.parallel is not None and self._members[row.array or ""] >= row.parallel:
+            return f"waits for its array, of which at most {row.parallel} jobs run at once"
         for owner in self._owners(row.project):
             rule = self._rules[owner]
             for whose, most, jobs in (

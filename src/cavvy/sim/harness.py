@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -9,6 +10,7 @@ from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, JobServiceError
+from cavvy.domain.arrays import is_array
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.units import Money
 from cavvy.providers.base import AgentEndpoint
@@ -27,6 +29,7 @@ from cavvy.store.base import StoreError
 from cavvy.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
+_TRIES = 20  # of a user's request for an array
 _LOOK = timedelta(minutes=1)  # virtual time between two checks of whether the scenario has ended
 
 
@@ -40,6 +43,7 @@ class _Harness:
         self._scenario = scenario
         self._clock = VirtualClock(START)
         self._ids: list[str | None] = [None] * len(scenario.submissions)
+        self._arrays: dict[int, str] = {}  # IDs of arrays by the index of their submission
         self._control_plane: ControlPlane | None = None
 
     async def play(self) -> ScenarioResult:
@@ -111,6 +115,12 @@ class _Harness:
     async def _submit(self, index: int, item: SimSubmission) -> None:
         await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
         control_plane = await self._server()
+        if is_array(item.task):
+            array = await control_plane.jobs.submit_array(
+                item.task, RunOrigin(), item.task.project, consented=item.consented
+            )
+            self._arrays[index] = array.id
+            return
         job = await control_plane.jobs.submit(
             item.task,
             RunOrigin(),
@@ -125,6 +135,9 @@ class _Harness:
         control_plane = await self._server()
         job_id = self._ids[item.job]
         if job_id is None:
+            array = self._arrays.get(item.job)
+            if array is not None:
+                await self._intervene_array(control_plane, array, item)
             return
         job = await self._memory.job(job_id)
         try:
@@ -133,6 +146,21 @@ class _Harness:
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return
+
+    async def _intervene_array(
+        self, control_plane: ControlPlane, array_id: str, item: UserIntervention
+    ) -> None:
+        """Stop or retry all jobs of an array. The user repeats a request that was not answered."""
+        project = (await self._memory.arrays.get(array_id)).project
+        for _ in range(_TRIES):
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(60):
+                    if item.action is UserAction.STOP:
+                        await control_plane.jobs.stop_array(project, array_id)
+                    else:
+                        await control_plane.jobs.retry_array(project, array_id)
+                    return
+            control_plane = await self._server()
 
     async def _add_rows(self) -> None:
         for project in self._scenario.projects:
@@ -159,7 +187,12 @@ class _Harness:
 
     async def _ending(self, finished: bool) -> ScenarioResult:
         traces = []
-        for job_id in self._ids:
+        members = [
+            each.job.id
+            for array_id in self._arrays.values()
+            for each in await self._memory.arrays.members(array_id)
+        ]
+        for job_id in [*self._ids, *members]:
             if job_id is not None:
                 attempts = await self._memory.attempts(job_id)
                 traces.append(

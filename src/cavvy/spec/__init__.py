@@ -12,6 +12,7 @@ from cavvy.domain.values import replace
 from cavvy.spec.problems import ProblemNotes, SpecError, SpecProblem
 
 if TYPE_CHECKING:
+    from cavvy.spec.fields.params import WrittenValue
     from cavvy.spec.tree import Node
 
 __all__ = ["SpecError", "SpecProblem", "check_uses", "parse_own", "read_file"]
@@ -20,10 +21,17 @@ _MOST_BYTES = 4 << 20
 
 
 def parse_own(
-    documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
+    documents: "Sequence[Node]",
+    notes: ProblemNotes,
+    file: str,
+    params: Mapping[str, Scalar],
+    sweep: "Mapping[str, Sequence[WrittenValue]] | None" = None,
 ) -> TaskSpec:
-    """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
+    """Read the task of a file in Cavvy's own format. `sweep` replaces the `sweep` of the file.
+    Raises SpecError with every problem.
+    """
     from cavvy.spec.engine_section import add_own_command, expand_engine
+    from cavvy.spec.fields.arrays import SWEEP
     from cavvy.spec.fields.hints import elsewhere
     from cavvy.spec.fields.params import ParamFiller, read_params
     from cavvy.spec.fields.task import TASK
@@ -35,17 +43,23 @@ def parse_own(
     if root is None:
         notes.check()
         raise AssertionError("the file could not be parsed, but no problem was recorded")
-    values = read_params(root, params, notes)
+    if sweep is None and isinstance(root, MapNode) and (node := root.get("sweep")) is not None:
+        sweep = SWEEP.read(node, notes)
+    values, swept = read_params(root, params, notes, sweep or {})
     if isinstance(root, MapNode):
-        fill = ParamFiller(values, notes, root.get("run")).fill
-        # Declarations under `params` contain no expressions that could be replaced.
-        entries = tuple((k, v if k.text == "params" else fill(v)) for k, v in root.entries)
+        filler = ParamFiller(values, notes, root.get("run"), sweep or ())
+        # Declarations under `params` and `sweep` contain no expressions that could be replaced.
+        entries = tuple(
+            (key, value if key.text in ("params", "sweep") else filler.fill_key(key.text, value))
+            for key, value in root.entries
+        )
         root = add_own_command(expand_engine(replace(root, entries=entries), notes))
     task: TaskSpec | None = TASK.read(root, notes)
     notes.check()
     assert task is not None
     settled = {name: written.value for name, written in values.items() if written is not None}
-    return replace(task, name=task.name or slug(Path(file).stem) or "task", params=settled)
+    name = task.name or slug(Path(file).stem) or "task"
+    return replace(task, name=name, params=settled, sweep=swept)
 
 
 def check_uses(home: Path, task: TaskSpec, file: str) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import starmap
 
 from cavvy.catalog.residency import say_unplaced
+from cavvy.domain.arrays import count_members, is_array
 from cavvy.domain.services import DEFAULT_AVAILABILITY
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -59,6 +60,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
             ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes),
         ),
         ("params", ", ".join(f"{name}={_scalar(value)}" for name, value in task.params.items())),
+        ("jobs", _members(task)),
         ("secrets", ", ".join(task.secrets)),
         ("checkpoint", _checkpoint(task)),
         ("takes", _takes(task)),
@@ -67,6 +69,15 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("tries again", _retry(task)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _members(task: TaskSpec) -> str:
+    """Return how many jobs an array has, and what differs between them, or ""."""
+    if not is_array(task):
+        return ""
+    at_once = f", at most {task.parallel} at once" if task.parallel else ""
+    over = " by ".join(f"{len(each.values)} values of {each.name}" for each in task.sweep)
+    return f"{count_members(task):,}{over and f' ({over})'}{at_once}"
 
 
 def describe_spares(task: TaskSpec) -> str:

@@ -2,14 +2,16 @@
 values in the task file. The task file may be written for any supported tool.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
+from cavvy.spec.fields.arrays import SWEEP
 from cavvy.spec.fields.hints import elsewhere
 from cavvy.spec.fields.kinds import SectionReader, SectionSpec
+from cavvy.spec.fields.params import WrittenValue
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import MapNode, check_single, compose_all
@@ -51,6 +53,22 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
     values = _OVERRIDES.read(root, notes) if root is not None else None
     notes.check()
     return _merge(task, values or {})
+
+
+def read_sweep(text: str) -> Mapping[str, Sequence[WrittenValue]] | None:
+    """Return the parameters that an override text sweeps, or None if it has no sweep. Raises
+    SpecError for invalid values.
+    """
+    if '"sweep"' not in text and "sweep:" not in text:
+        return None
+    notes = ProblemNotes("the options", text)
+    root = check_single(documents, notes) if (documents := compose_all(text, notes)) else None
+    node = root.get("sweep") if isinstance(root, MapNode) else None
+    found: Mapping[str, Sequence[WrittenValue]] | None = None
+    if node is not None:
+        found = SWEEP.read(node, notes)
+    notes.check()
+    return found
 
 
 def list_overridden(text: str) -> frozenset[str]:

@@ -42,6 +42,8 @@ JOB_FIELDS = (
     "stop_reason",
     "exit_code",
     "ended_at",
+    "array_id",
+    "member",
     "version",
 )
 _rest = {

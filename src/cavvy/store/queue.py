@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
 from cavvy.store.documents import to_micros, to_time
-from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
 
 # While a job waits, it gains one point of priority each hour, so that no job waits for ever behind
 # later jobs of higher priority. As all waiting jobs gain the same, the order of two jobs never
@@ -14,13 +14,22 @@ AGEING = timedelta(hours=1)
 READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 TURN = f"(submitted_at - priority * {AGEING // timedelta(microseconds=1)})"
 _FREE = f"{READY} AND machine IS NULL"
-_HEADS = (
-    "SELECT id, project, user_name, size FROM (SELECT id, project, user_name, size, "
-    f"{TURN} AS turn, ROW_NUMBER() OVER (PARTITION BY project, user_name ORDER BY {TURN}, id) "
-    f"AS place FROM jobs WHERE {_FREE}) AS p1 WHERE place <= ? "
-    "ORDER BY turn, id"
+_COLUMNS = "id, project, user_name, size, array_id"
+_PARALLEL = "(SELECT r.parallel FROM job_arrays r WHERE r.id = array_id)"
+_ROW = f"{_COLUMNS}, {_PARALLEL}, {TURN} AS turn"
+_SINGLES = (
+    f"SELECT {_COLUMNS}, CAST(NULL AS BIGINT), turn FROM (SELECT {_COLUMNS}, {TURN} AS turn, "
+    f"ROW_NUMBER() OVER (PARTITION BY project, user_name ORDER BY {TURN}, id) AS place "
+    f"FROM jobs WHERE {_FREE} AND array_id IS NULL) AS p1 WHERE place <= ?"
 )
-_ALL = f"SELECT id, project, user_name, size FROM jobs WHERE {_FREE} ORDER BY {TURN}, id"
+# An array may have 10,000 members, so only its first ones are read, from an index in their order.
+_NEXT_ARRAY = (
+    "SELECT array_id FROM jobs WHERE phase = 'queued' AND array_id > ? ORDER BY array_id LIMIT 1"
+)
+_FIRST_OF_ARRAY = (
+    f"SELECT {_ROW} FROM jobs WHERE array_id = ? AND {_FREE} ORDER BY {TURN}, id LIMIT ?"
+)
+_ALL = f"SELECT {_COLUMNS}, {_PARALLEL} FROM jobs WHERE {_FREE} ORDER BY {TURN}, id"
 _KEPT = "CASE a.phase WHEN 'kept' THEN"
 _HELD = (
     f"SELECT a.project, j.user_name, SUM({_KEPT} 0 ELSE j.size END), "
@@ -29,6 +38,12 @@ _HELD = (
     f"SUM({_KEPT} j.size ELSE 0 END) "
     "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' "
     "GROUP BY a.project, j.user_name ORDER BY a.project, j.user_name"
+)
+_RUNNING = (
+    "SELECT j.array_id, CAST(COUNT(DISTINCT j.id) AS BIGINT) FROM attempts a JOIN jobs j "
+    "ON j.id = a.job_id WHERE a.phase NOT IN ('ended', 'kept') AND j.phase <> 'queued' "
+    "AND j.array_id IS NOT NULL "
+    "GROUP BY j.array_id"
 )
 _USED = "SELECT project, gpu_hours, held, at FROM project_use"
 _PUT = (
@@ -48,8 +63,19 @@ class SqlQueue:
 
     async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
         """Return the jobs without a machine that may start now, sorted by priority and age. At most
-        `limit` jobs of each user in each project are returned."""
-        return await self._rows(_HEADS, to_micros(now), limit)
+        `limit` jobs of each array, and of each user in each project beside arrays, are returned."""
+        at = to_micros(now)
+
+        def read(session: DatabaseSession) -> list[Row]:
+            found = session.run(_SINGLES, (at, limit)).fetchall()
+            last = ""
+            while (row := session.run(_NEXT_ARRAY, (last,)).fetchone()) is not None:
+                last = row[0]
+                found += session.run(_FIRST_OF_ARRAY, (last, at, limit)).fetchall()
+            return found
+
+        found = sorted(await self._read(read), key=lambda row: (row[6], row[0]))
+        return [QueueRow(*row[:6]) for row in found]
 
     async def rows(self, now: datetime) -> Sequence[QueueRow]:
         """Return all jobs without a machine that may start now, sorted as by `heads`."""
@@ -59,6 +85,10 @@ class SqlQueue:
         """Return what each user holds in each project now."""
         found = await self._read(lambda session: session.run(_HELD).fetchall())
         return [HeldShare(*row) for row in found]
+
+    async def running(self) -> Mapping[str, int]:
+        """Return how many members of each array run now."""
+        return dict(await self._read(lambda session: session.run(_RUNNING).fetchall()))
 
     async def used(self) -> Mapping[str, ProjectUse]:
         """Return the use of each project. Damaged rows are omitted, as the queue must go on."""

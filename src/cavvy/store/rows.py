@@ -10,6 +10,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.arrays import make_member
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
@@ -227,15 +228,20 @@ class DocumentCache:
         self._lock = Lock()
         columns = [f"j.{name}" for name in _JOBS.columns]
         self.jobs = RowReader(
-            f"SELECT {', '.join(columns)}, j.rest, j.document, d.task, d.origin"
-            " FROM jobs j JOIN documents d ON d.job_id = j.id",
+            f"SELECT {', '.join(columns)}, j.rest, j.document, COALESCE(d.task, r.task),"
+            " COALESCE(d.origin, r.origin) FROM jobs j LEFT JOIN documents d ON d.job_id = j.id"
+            " LEFT JOIN job_arrays r ON r.id = j.array_id WHERE j.removed IS NULL",
             self._make_job,
         )
 
     def _make_job(self, row: Row) -> JobRecord:
         known = _JOBS.fields(row)
         apart = dict(zip(_APART, row[len(known) :], strict=True))
-        task, origin = self._read(known["id"], apart["document"], apart["task"], apart["origin"])
+        member, shared = known["member"], known["array_id"]
+        owner, written = (known["id"], apart["document"]) if shared is None else (shared, 0)
+        task, origin = self._read(owner, written, apart["task"], apart["origin"])
+        if member is not None:
+            task = make_member(task, member)
         return JobRecord(**known, **decode_rest(apart["rest"]), task=task, origin=origin)
 
     def _read(
@@ -258,8 +264,10 @@ class DocumentCache:
 
     def written_at(self, job: JobRecord) -> int | None:
         """Return the version of the job at which these task and origin objects were written, or
-        None if that version is unknown.
+        None if that version is unknown. The task of an array is written once.
         """
+        if job.array_id is not None:
+            return 0
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin
         return kept[0] if kept is not None and same else None

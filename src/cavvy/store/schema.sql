@@ -40,6 +40,8 @@ CREATE TABLE jobs (
     removed TEXT,  -- former name of a removed job, of which only the bill is left
     machine TEXT,  -- name of the machine on which the job runs
     size DOUBLE PRECISION DEFAULT 1 NOT NULL,  -- in GPUs
+    array_id {id},  -- for a member of an array: the array, which has the task
+    member BIGINT,  -- its index in the array
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)
 );
@@ -57,6 +59,25 @@ CREATE INDEX jobs_machine_turns ON jobs
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
+
+-- An array is one task with many jobs, which are its members. Its task is stored once.
+CREATE TABLE job_arrays (
+    id {id} NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    parallel BIGINT,  -- how many members run at once; NULL for all
+    task TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    snapshot TEXT,  -- content hash of the working folder
+    PRIMARY KEY (id),
+    CONSTRAINT job_arrays_name UNIQUE (project, name)
+);
+CREATE INDEX job_arrays_project ON job_arrays (project, id);
+CREATE INDEX job_arrays_snapshot ON job_arrays (snapshot) WHERE snapshot IS NOT NULL;
+CREATE INDEX jobs_array ON jobs (array_id, phase) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_array_queue ON jobs
+    (phase, array_id, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND array_id IS NOT NULL;
 
 -- Separate from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (

@@ -28,6 +28,7 @@ from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
 from cavvy.store.accounts import in_projects
 from cavvy.store.archive import SqlArchive
+from cavvy.store.arrays import SqlArrays
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
     PER_MACHINE,
@@ -80,7 +81,7 @@ _T = TypeVar("_T")
 _GROUP = 64
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _ON_MACHINES = (
-    "WHERE j.id IN (SELECT id FROM (SELECT id,"
+    "AND j.id IN (SELECT id FROM (SELECT id,"
     f" ROW_NUMBER() OVER (PARTITION BY project, machine ORDER BY {TURN}, id) AS place"
     f" FROM jobs WHERE {READY} AND machine IS NOT NULL) AS p1 WHERE place <= ?)"
     f" ORDER BY {TURN}, j.id"
@@ -92,7 +93,7 @@ _UNFINISHED = (
 )
 _SNAPSHOTS = " UNION ".join(
     f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
-    for table in ("documents", "services")
+    for table in ("documents", "job_arrays", "services")
 )
 
 
@@ -127,6 +128,7 @@ class Store:
         self.provider_credentials = SqlCredentials(*database)
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
         self.retention, self.queue = SqlRetention(*database), SqlQueue(*database)
+        self.arrays = SqlArrays(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -251,7 +253,14 @@ class Store:
         return stored
 
     async def job(self, job_id: str) -> JobRecord:
-        return await self._one(f"no job {job_id}", self._documents.jobs, "WHERE j.id = ?", job_id)
+        return await self._one(f"no job {job_id}", self._documents.jobs, "AND j.id = ?", job_id)
+
+    async def find_jobs(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        """Return those of the jobs that exist, in this order."""
+        marks = ", ".join("?" * len(job_ids))
+        found = await self._all(self._documents.jobs, f"AND j.id IN ({marks})", *job_ids)
+        by_id = {job.id: job for job in found}
+        return [by_id[each] for each in job_ids if each in by_id]
 
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         """Return the job of this project that has exactly this name or ID, or else the replica
@@ -265,7 +274,7 @@ class Store:
             *([("name", replica)] if replica else []),
         ]
         for column, value in tries:
-            where = f"WHERE j.project = ? AND j.{column} = ?"
+            where = f"AND j.project = ? AND j.{column} = ?"
             with suppress(RowNotFound):
                 return await self._one(missing, self._documents.jobs, where, project, value)
         raise RowNotFound(missing)
@@ -276,8 +285,11 @@ class Store:
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
+        *,
+        arrays: bool = False,
     ) -> SummaryPage:
-        sql, values = _listing(project, phases, cursor, limit + 1)
+        """Return a page of jobs, without the members of arrays if `arrays` is set."""
+        sql, values = _listing(project, phases, cursor, limit + 1, arrays=arrays)
         found = [SUMMARIES.make(row) for row in await self._rows(sql, *values)]
         return make_page(found, limit)
 
@@ -303,7 +315,7 @@ class Store:
         by_id = {}
         if chosen:
             marks = ", ".join("?" * len(chosen))
-            where = f"WHERE j.id IN ({marks}) AND phase = 'queued' AND stop_reason IS NULL"
+            where = f"AND j.id IN ({marks}) AND phase = 'queued' AND stop_reason IS NULL"
             by_id = {job.id: job for job in await self._all(self._documents.jobs, where, *chosen)}
         return [*(by_id[each] for each in chosen if each in by_id), *found]
 
@@ -708,14 +720,20 @@ def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _listing(
-    project: ProjectFilter, phases: Collection[JobPhase], cursor: str | None, limit: int
+    project: ProjectFilter,
+    phases: Collection[JobPhase],
+    cursor: str | None,
+    limit: int,
+    *,
+    arrays: bool,
 ) -> tuple[str, tuple[object, ...]]:
     """Return the SQL that lists jobs, newest first, and the statement's values. The statement reads
     the index once for each phase, so that it finds jobs in a rare phase quickly among 100,000.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
     own, values = in_projects("project", project)
-    conditions = ["removed IS NULL", *(["phase = ?"] if wanted else []), own]
+    single = ["array_id IS NULL"] if arrays else []
+    conditions = ["removed IS NULL", *single, *(["phase = ?"] if wanted else []), own]
     if cursor is not None:
         conditions, values = [*conditions, "id < ?"], (*values, cursor)
     one = f"{SUMMARIES.select} WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?"

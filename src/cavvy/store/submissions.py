@@ -143,6 +143,11 @@ def _insert(session: DatabaseSession, jobs: Sequence[JobRecord]) -> dict[str, Jo
     check_open(session, {job.project for job in jobs})
     # the order is the same in all transactions
     by_name = sorted(jobs, key=lambda job: (job.project, job.name, job.id))
+    sql = "SELECT project, name FROM job_arrays WHERE name = ANY(?)"
+    arrays = set(session.run(sql, ([job.name for job in by_name],)).fetchall())
+    by_name = [job for job in by_name if (job.project, job.name) not in arrays]
+    if not by_name:
+        return {}
     rows = [job_values(job, 1) for job in by_name]
     then = "ON CONFLICT DO NOTHING RETURNING id"
     done = {job_id for (job_id,) in insert_many(session, "jobs", JOB_COLUMNS, rows, then)}

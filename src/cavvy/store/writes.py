@@ -13,6 +13,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
 from cavvy.store.archive import check_open
+from cavvy.store.arrays import is_array_name, remove_empty
 from cavvy.store.base import (
     AllocationConflict,
     AtomicWrite,
@@ -116,6 +117,8 @@ def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRec
 
 def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, str]) -> bool:
     """Insert the job; return False if its name is in use."""
+    if is_array_name(session, stored.project, stored.name):
+        return False
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
             raise StaleVersion(f"job {stored.id} exists already")
@@ -127,11 +130,13 @@ def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, s
 
 def remove_job(session: DatabaseSession, job: JobRecord) -> None:
     """Implement `Store.remove_job` in the open transaction."""
-    change = "removed = name, name = id, machine = NULL, version = version + 1"
+    change = "removed = name, name = id, machine = NULL, array_id = NULL, version = version + 1"
     where = "id = ? AND project = ? AND version = ?"
     guarded = (job.id, job.project, job.version)
     if session.run(f"UPDATE jobs SET {change} WHERE {where}", guarded).rowcount == 0:
         raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
+    if job.array_id is not None:
+        remove_empty(session, job.array_id)
     attempts = "SELECT id FROM attempts WHERE job_id = ?"
     session.run(f"DELETE FROM nodes WHERE attempt_id IN ({attempts})", (job.id,))
     for table in ("events", "checkpoints", "documents"):

@@ -26,6 +26,7 @@ from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
 from cavvy.domain.accounts import Permission
+from cavvy.domain.arrays import StoredArray, find_phase
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
@@ -47,6 +48,7 @@ CursorQuery = Annotated[
     str | None,
     Query(max_length=200, description="The cursor from the previous page."),
 ]
+ArraysQuery = Annotated[bool, Query(description="List each array as one row, instead of its jobs.")]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
 WaitQuery = Annotated[
     float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for new data.")
@@ -97,7 +99,17 @@ async def submit(
     job, created = await submit_task(
         app_state, project, ask, key, principal_of(request).account or "", announce
     )
-    answer = view(wire.Submitted, job, created=created)
+    if isinstance(job, StoredArray):
+        answer = wire.Submitted(
+            id=job.id,
+            project=job.project,
+            name=job.name,
+            phase=find_phase(job.counts),
+            created=created,
+            members=sum(job.counts.values()),
+        )
+    else:
+        answer = view(wire.Submitted, job, created=created)
     return reply(answer, 201 if created else 200)
 
 
@@ -136,9 +148,10 @@ async def list_all(
     phase: PhaseQuery = None,
     cursor: CursorQuery = None,
     limit: LimitQuery = 50,
+    arrays: ArraysQuery = False,
 ) -> wire.JobPage:
     projects = filter_projects(request, Permission.VIEW)
-    return await _page(app_state, projects, phase, cursor, limit)
+    return await _page(app_state, projects, phase, cursor, limit, arrays=arrays)
 
 
 @router.get(
@@ -152,8 +165,9 @@ async def list_some(
     phase: PhaseQuery = None,
     cursor: CursorQuery = None,
     limit: LimitQuery = 50,
+    arrays: ArraysQuery = False,
 ) -> wire.JobPage:
-    return await _page(app_state, project, phase, cursor, limit)
+    return await _page(app_state, project, phase, cursor, limit, arrays=arrays)
 
 
 async def _page(
@@ -162,9 +176,24 @@ async def _page(
     phases: list[JobPhase] | None,
     cursor: str | None,
     limit: int,
+    *,
+    arrays: bool,
 ) -> wire.JobPage:
-    page = await app_state.store.list_jobs(project, phases or (), cursor, limit)
-    return wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor)
+    page = await app_state.store.list_jobs(project, phases or (), cursor, limit, arrays=arrays)
+    rows = [views.job_row(job) for job in page.jobs]
+    if not arrays:
+        return wire.JobPage(jobs=rows, cursor=page.cursor)
+    # The IDs of arrays and jobs sort together by the time of submission. Rows below `end` belong to
+    # the next page, because only some of the jobs or of the arrays below it were read.
+    found = await app_state.store.arrays.list(project, cursor, limit + 1)
+    ends = [page.cursor, found[limit - 1].id if len(found) > limit else None]
+    end = max((each for each in ends if each is not None), default=None)
+    rows += [row for row in map(views.array_row, found) if not phases or row.phase in phases]
+    rows = sorted(
+        (row for row in rows if end is None or row.id >= end), key=lambda row: row.id, reverse=True
+    )
+    cut = len(rows) > limit
+    return wire.JobPage(jobs=rows[:limit], cursor=rows[limit - 1].id if cut else end)
 
 
 @router.get(
@@ -379,6 +408,11 @@ async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
         replica = next((each.name for each in page.jobs if each.name.startswith(f"{name}.")), "")
         hint = f"{name} is a service, which `cavvy services show {name}{place}` shows"
         hint += f"; its newest replica is the job {replica}" if replica else ""
+        return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)
+    with suppress(RowNotFound):
+        array = await app_state.store.arrays.find(project, name)
+        place = "" if project == _USUAL_PROJECT else f" -p {project}"
+        hint = f"{name} is an array, whose jobs `cavvy ps {array.name}{place}` lists"
         return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)
     close = nearest(name, (each.name for each in reversed(page.jobs)))
     hint = f"did you mean {close}? {CODES['job-not-found'].hint}" if close else ""

@@ -24,6 +24,7 @@ from cavvy.client.ids import read_time
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.costs.extras import expect_extras
+from cavvy.domain.arrays import StoredArray, count_members, is_array
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
@@ -62,11 +63,10 @@ async def submit_task(
     key: str | None,
     account: str,
     announce: Callable[[str, TaskSpec], None],
-) -> tuple[JobRecord, bool]:
-    """Store the job as a job of `account`, which is "" for the owner of the server. The second
-    returned value is False if an earlier request with the same `key` has already created the job.
-    `announce` is called with the ID and the task before the job
-    is stored.
+) -> tuple[JobRecord | StoredArray, bool]:
+    """Store the job, or the array of jobs, as a job of `account`, which is "" for the owner of the
+    server. The second returned value is False if an earlier request with the same `key` has already
+    created the job. `announce` is called with the ID and the task before the job is stored.
     Raises ApiProblem, SpecError.
     """
     now = app_state.now()
@@ -83,8 +83,13 @@ async def submit_task(
     await check_uses(app_state, task, origin.snapshot)
     task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
+    submit = (
+        partial(jobs.submit_array, array_id=job_id)
+        if is_array(task)
+        else partial(jobs.submit, job_id=job_id)
+    )
     try:
-        job = await jobs.submit(
+        job = await submit(
             task,
             origin,
             project,
@@ -92,7 +97,6 @@ async def submit_task(
             account=account,
             consented=consented,
             ceiling=read_ceiling(ask),
-            job_id=job_id,
             note=note,
         )
     except StaleVersion:
@@ -206,9 +210,17 @@ def _is_of_now(app_state: AppState, key: str) -> bool:
     return made is not None and any(abs(made - each.timestamp()) <= _KEY_AGE_S for each in times)
 
 
-async def _made_before(app_state: AppState, project: str, key: str, origin: RunOrigin) -> JobRecord:
+async def _made_before(
+    app_state: AppState, project: str, key: str, origin: RunOrigin
+) -> JobRecord | StoredArray:
+    job: JobRecord | StoredArray
     try:
-        job = await app_state.store.job(key)
+        try:
+            job = await app_state.store.job(key)
+            text = job.origin.task_text
+        except RowNotFound:
+            job = await app_state.store.arrays.get(key)
+            text = await app_state.store.arrays.text(key)
     except RowNotFound:
         raise ApiProblem(
             "invalid-request",
@@ -218,7 +230,7 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
         ) from None
     if job.project != project:  # the message must not name a job that the caller may not see
         raise ApiProblem("key-reused", f"the idempotency key {key} created another job")
-    if job.origin.task_text != origin.task_text:
+    if text != origin.task_text:
         raise ApiProblem(
             "key-reused",
             f"the idempotency key {key} created the job {job.name} of project {job.project}",
@@ -433,4 +445,7 @@ def describe_price(task: TaskSpec, offer: Offer) -> str:
     if task.machine is not None:
         kept = f"machine {task.machine} costs as much while it waits for work as while it works"
         ceiling += f"; {kept}, for at most {format_duration(task.keep)}"
-    return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"
+    whose = task.name
+    if is_array(task):
+        whose = f"each of the {count_members(task):,} jobs of {task.name}"
+    return f"{whose} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

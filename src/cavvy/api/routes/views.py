@@ -15,8 +15,10 @@ from cavvy.control.decide.machines import describe_hardware
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.allocations import Allocation
+from cavvy.domain.arrays import StoredArray, describe_counts, find_phase
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import (
+    JOB_ENDS,
     Attempt,
     AttemptOutcome,
     AttemptPhase,
@@ -39,6 +41,29 @@ _NO_FAILURES = (None, AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED)
 
 def job_row(job: JobSummary) -> wire.JobListing:
     return view(wire.JobListing, job, placement=job.place, spent_micros=job.spent.micros)
+
+
+def array_row(array: StoredArray) -> wire.JobListing:
+    """Return the list entry of an array: its phase is that of its jobs together."""
+    phase = find_phase(array.counts)
+    return wire.JobListing(
+        id=array.id,
+        project=array.project,
+        name=array.name,
+        user=array.user,
+        phase=phase,
+        reason=describe_counts(array.counts),
+        priority=array.priority,
+        submitted_at=array.submitted_at,
+        since=array.since,
+        ended_at=array.since if phase in JOB_ENDS else None,
+        attempt=0,
+        exit_code=None,
+        placement=None,
+        spent_micros=array.spent_micros,
+        tags=array.tags,
+        members=array.counts,
+    )
 
 
 def changed_row(job: JobRecord, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:

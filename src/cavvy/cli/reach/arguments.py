@@ -20,8 +20,14 @@ _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the project's newest jobs, or none if no server runs."""
-    return _complete(ctx, lambda client, project: client.jobs(project, limit=200).jobs, incomplete)
+    """Return names of the project's newest jobs and arrays, or none if no server runs. The jobs of
+    arrays are listed once their dot was written."""
+    arrays = "." not in incomplete
+
+    def read(client: "ApiClient", project: str) -> "Sequence[JobListing]":
+        return client.jobs(project, limit=200, arrays=arrays).jobs
+
+    return _complete(ctx, read, incomplete)
 
 
 def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

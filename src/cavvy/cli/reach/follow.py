@@ -64,15 +64,17 @@ def follow_start(client: "ApiClient", job: "JobDetail") -> None:
 
 
 @contextmanager
-def leave_running(project: str, name: str) -> Iterator[None]:
-    """On Ctrl-C, print that the job continues and which command follows the job, and exit."""
+def leave_running(project: str, name: str, again: str = "logs -f") -> Iterator[None]:
+    """On Ctrl-C, print that the job continues and which command follows the job (`again`), and
+    exit.
+    """
     try:
         yield
     except KeyboardInterrupt:
         click.echo(f"\ndetached: {name} keeps running", err=True)
         there = named(project, name)
         click.echo(
-            f"follow it again: cavvy logs -f {there}    stop it: cavvy stop {there}", err=True
+            f"follow it again: cavvy {again} {there}    stop it: cavvy stop {there}", err=True
         )
         sys.exit(_DETACHED)
 

@@ -126,14 +126,21 @@ def find_project_note(client: "ApiClient", project: str | None, undo: str) -> st
 
 
 def list_jobs(
-    client: "ApiClient", project: str | None, phases: Collection[str] = (), limit: int | None = None
+    client: "ApiClient",
+    project: str | None,
+    phases: Collection[str] = (),
+    limit: int | None = None,
+    *,
+    arrays: bool = False,
 ) -> "tuple[list[JobListing], bool]":
-    """Return at most `limit` jobs, newest first, and whether more jobs exist."""
+    """Return at most `limit` jobs, newest first, and whether more jobs exist. If `arrays` is set,
+    each array is one row.
+    """
     rows: list[JobListing] = []
     cursor = None
     while True:
         size = _PAGE if limit is None else min(_PAGE, limit - len(rows))
-        page = client.jobs(project, phases=phases, cursor=cursor, limit=size)
+        page = client.jobs(project, phases=phases, cursor=cursor, limit=size, arrays=arrays)
         rows += page.jobs
         cursor = page.cursor
         if cursor is None or (limit is not None and len(rows) >= limit):

@@ -223,6 +223,33 @@ def _read_options(
     return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
 
 
+def add_array(
+    options: "ReadOptions", array: str | None, sweep: tuple[str, ...], parallel: str | None
+) -> "ReadOptions":
+    """Add the options that make a task an array of jobs. Raises CommandFailure."""
+    from cavvy.domain.values import replace
+
+    given: dict[str, Any] = {}
+    if array is not None:
+        read_value("--array", "array", array)
+        given["array"] = array
+    if parallel is not None:
+        read_value("--parallel", "parallel", parallel)
+        given["parallel"] = parallel
+    for pair in sweep:
+        name, equals, values = pair.partition("=")
+        if not equals or not name or not values:
+            hint = "for example --sweep lr=0.1,0.01 or --sweep seed=0..4"
+            raise CommandFailure(f"--sweep {pair}: expected NAME=VALUES", hint, exit_code=2)
+        if name in given.setdefault("sweep", {}):
+            hint = f"write all its values together: --sweep {name}=VALUE,VALUE"
+            raise CommandFailure(f"--sweep {pair}: {name} is swept twice", hint, exit_code=2)
+        given["sweep"][name] = values
+    if not given:
+        return options
+    return replace(options, overrides=json.dumps(json.loads(options.overrides or "{}") | given))
+
+
 def _say_folder() -> str:
     """Return how to submit the folder with the command's files."""
     from cavvy.spec.own_folder import explain_unfit

@@ -4,10 +4,10 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar, SweptParam, TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.spec.fields.kinds import (
     EitherKind,
@@ -109,10 +109,13 @@ _TYPE_WORDS = {
 
 
 def read_params(
-    root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
-) -> dict[str, WrittenValue | None]:
-    """Return the value of every declared parameter. An invalid parameter has the value None, and a
-    problem is added to `notes`.
+    root: Node,
+    overrides: Mapping[str, Scalar],
+    notes: ProblemNotes,
+    sweep: Mapping[str, Sequence[WrittenValue]] = {},
+) -> tuple[dict[str, WrittenValue | None], tuple[SweptParam, ...]]:
+    """Return the value of every declared parameter, and the values of those in the sweep. An
+    invalid parameter has the value None, and a problem is added to `notes`.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}
@@ -124,7 +127,7 @@ def read_params(
         values = dict.fromkeys(key.text for key, _ in section.entries)
     for name, param in declared.items():
         values[name] = param.default
-        if name not in overrides and param.default is None:
+        if name not in overrides and name not in sweep and param.default is None:
             message = f"the parameter {name!r} has no default and was not set"
             hint = f"set it with `--param {name}=…`, or add a `default`"
             notes.add(param.mark, message, suggestion=hint)
@@ -135,11 +138,41 @@ def read_params(
             values[name] = _override(declared[name], text, place, notes)
         elif name not in values:
             _note_unknown(name, place, declared, notes)
-    return values
+    swept = []
+    for name, texts in sweep.items():
+        place = f"sweep.{name}"
+        if name in overrides:
+            notes.outside(place, "--param sets the parameter, too", suggestion="delete one of them")
+        elif name in declared:
+            swept.append(_sweep(name, declared[name], texts, notes))
+            values[name] = texts[0] if texts else None
+        elif name not in values:
+            _note_unknown(name, place, declared, notes, option="sweep")
+    return values, tuple(swept)
+
+
+def _sweep(
+    name: str, param: ParamSpec, given: Sequence[WrittenValue], notes: ProblemNotes
+) -> SweptParam:
+    """Return the values of a parameter in a sweep, in the type of the parameter."""
+    if not given:
+        notes.outside(f"sweep.{name}", "the list has no values", suggestion="add one")
+    places = [f"sweep.{name}={shown(each.text)}" for each in given]
+    fits = [
+        _override(param, each.text, place, notes) for each, place in zip(given, places, strict=True)
+    ]
+    found = [each for each in fits if each is not None]
+    if len(found) == len(given) > len({each.value for each in found}):
+        notes.outside(f"sweep.{name}", "a value is in the list twice", suggestion="delete one")
+    return SweptParam(name, tuple(each.value for each in found), tuple(each.text for each in found))
 
 
 def _note_unknown(
-    name: str, place: str, declared: Mapping[str, ParamSpec], notes: ProblemNotes
+    name: str,
+    place: str,
+    declared: Mapping[str, ParamSpec],
+    notes: ProblemNotes,
+    option: str = "param",
 ) -> None:
     close = nearest(name, declared)
     names = f"one of {', '.join(sorted(declared))}"
@@ -147,13 +180,16 @@ def _note_unknown(
         place,
         f"the file has no parameter {shown(name)}",
         expected=names if declared else "no parameter, because the file declares none",
-        suggestion=f"did you mean `--param {close}=…`?" if close else "",
+        suggestion=f"did you mean `--{option} {close}=…`?" if close else "",
     )
 
 
 class ParamFiller:
     """Replaces expressions in the nodes of one file, and limits the length of the result. In the
     node `run`, the expressions for the image's own command are kept: they are filled in later.
+
+    If parameters are `swept`, `run` and `env` differ between the jobs of the sweep. There, the
+    expressions of these parameters are kept, and `make_member` fills them in.
     """
 
     def __init__(
@@ -161,9 +197,17 @@ class ParamFiller:
         values: Mapping[str, WrittenValue | None],
         notes: ProblemNotes,
         run: Node | None = None,
+        swept: Collection[str] = (),
     ) -> None:
         self._values, self._notes, self._run = values, notes, run
+        self._swept = {f"params.{name}" for name in swept}
+        self._keeps = False
         self._left = MAX_CHARACTERS
+
+    def fill_key(self, key: str, node: Node) -> Node:
+        """Fill in the value of a key of the task."""
+        self._keeps = bool(self._swept) and key in ("run", "env")
+        return self.fill(node)
 
     def fill(self, node: Node) -> Node:
         """Replace every `${{ params.NAME }}` in a node. If a value is a single expression and
@@ -188,7 +232,7 @@ class ParamFiller:
             parts.append(node.text[end : match.start()])
             end = match.end()
             if match[1] is None:
-                parts.append("${{")
+                parts.append("$${{" if self._keeps else "${{")
                 continue
             if not match[2]:
                 is_open = True
@@ -196,7 +240,15 @@ class ParamFiller:
             if match[1].strip() in _LATER and node is self._run:
                 parts.append(match[0])
                 continue
-            written = _look_up(match[1].strip(), self._values)
+            expression = match[1].strip()
+            if expression in self._swept and self._keeps:
+                parts.append(match[0])
+                continue
+            written = (
+                _explain_swept(expression)
+                if expression in self._swept
+                else _look_up(expression, self._values)
+            )
             if isinstance(written, WrongValue):
                 bad = True
                 _note(node, match, written, self._notes)
@@ -207,9 +259,10 @@ class ParamFiller:
                 return (
                     replace(node, text="", value=None, plain=True)
                     if written is None
-                    else _put(node, written)
+                    else _put(node, written, escaped=self._keeps)
                 )
-            parts.append(written.text if written else "")
+            text = written.text if written else ""
+            parts.append(escape(text) if self._keeps else text)
         parts.append(node.text[end:])
         if is_open and not bad:
             suggestion = "write `${{ params.NAME }}`, or `$${{` for a literal `${{`"
@@ -317,9 +370,18 @@ def _type_hint(wanted: str, given: WrittenValue) -> str:
     return ""
 
 
-def _put(node: ScalarNode, written: WrittenValue) -> ScalarNode:
-    return replace(
-        node, text=written.text, value=written.value, plain=not isinstance(written.value, str)
+def _put(node: ScalarNode, written: WrittenValue, *, escaped: bool) -> ScalarNode:
+    text, value = written.text, written.value
+    if escaped and isinstance(value, str):
+        text, value = escape(text), escape(value)
+    return replace(node, text=text, value=value, plain=not isinstance(value, str))
+
+
+def _explain_swept(expression: str) -> WrongValue:
+    return WrongValue(
+        f"{expression} differs between the jobs of the sweep, which share everything but `run` "
+        "and `env`",
+        suggestion="use it in `run` or `env`, or submit a job for each value with --param",
     )
 
 
@@ -377,7 +439,7 @@ def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: Pr
 # The kinds of values in `params`
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     if not re.fullmatch(_NAME, name) or len(name) > 60:
         raise WrongValue(
             f"{shown(name)} cannot be a parameter's name",
@@ -465,19 +527,19 @@ def _read_alone(node: ScalarNode) -> ParamSpec:
 
 
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
-_WRITTEN = ScalarKind("a string, a number, true or false", _read_scalar_param, _SCALAR_SCHEMA)
+WRITTEN = ScalarKind("a string, a number, true or false", _read_scalar_param, _SCALAR_SCHEMA)
 _BOUND = ScalarKind("a number", _read_bound, {"type": "number"})
 PARAM = section(
     "params.NAME",
     _build,
     type=ScalarKind(listed(TYPES), _read_type, {"enum": list(TYPES)}),
-    default=_WRITTEN,
+    default=WRITTEN,
     min=_BOUND,
     max=_BOUND,
-    choices=ListKind(_WRITTEN),
+    choices=ListKind(WRITTEN),
     help=ScalarKind("a string", read_text),
 )
 _ALONE = ScalarKind("a default", _read_alone, _SCALAR_SCHEMA)
 PARAMS = MapKind(
-    "names with defaults", _check_name, EitherKind((_ALONE, PARAM)), {"pattern": f"^{_NAME}$"}
+    "names with defaults", check_name, EitherKind((_ALONE, PARAM)), {"pattern": f"^{_NAME}$"}
 )

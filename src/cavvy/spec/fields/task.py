@@ -10,6 +10,7 @@ from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
+from cavvy.spec.fields.arrays import ARRAY, SWEEP
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
@@ -285,6 +286,9 @@ class TaskKeys(TypedDict, total=False):
     tags: Annotated["Mapping[str, Label]", _TAGS]
     priority: Annotated["Whole", whole(-100, 100)]
     params: Annotated["Mapping[str, Scalar | Param]", FieldSpec(PARAMS, to=())]
+    array: Annotated["str", ARRAY]
+    sweep: Annotated["Mapping[str, Scalar | Sequence[Scalar]]", FieldSpec(SWEEP, to=())]
+    parallel: Annotated["Whole", whole(1, 10_000)]
     resources: Annotated["Resources", RESOURCES]
     nodes: Annotated["Whole", whole(1, 10_000)]
     encrypt: Annotated["Switch", FLAG]

@@ -1,0 +1,85 @@
+"""Routes of arrays of jobs. Arrays are submitted and listed with the other jobs, and each of their
+jobs can be used by its own name."""
+
+from starlette.requests import Request
+
+from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
+from cavvy.api.routes import views
+from cavvy.api.routes.jobs import JobPath, ProjectPath
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_path, principal_of
+from cavvy.client import array_wire, wire
+from cavvy.domain.accounts import Permission
+from cavvy.domain.arrays import StoredArray, choose_values
+from cavvy.store.base import RowNotFound
+
+router = RouteGroup("jobs", "/v1")
+
+
+@router.get(
+    "/projects/{project}/arrays/{name}",
+    "Get an array with its jobs.",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
+)
+async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array_wire.ArrayDetail:
+    array = await _find(app_state, project, name)
+    members = await app_state.store.arrays.members(array.id)
+    sweep = (await app_state.store.job(members[0].job.id)).task.sweep if members else ()
+    jobs = [
+        array_wire.ArrayMemberView(
+            index=each.index,
+            id=each.job.id,
+            name=each.job.name,
+            phase=each.job.phase,
+            reason=each.job.reason,
+            attempt=each.job.attempt,
+            exit_code=each.job.exit_code,
+            placement=each.job.place,
+            since=each.job.since,
+            ended_at=each.job.ended_at,
+            spent_micros=each.job.spent.micros,
+            params={one.name: one.values[at] for one, at in choose_values(sweep, each.index)},
+            progress=each.progress,
+        )
+        for each in members
+    ]
+    return array_wire.ArrayDetail(array=views.array_row(array), parallel=array.parallel, jobs=jobs)
+
+
+@router.post(
+    "/projects/{project}/arrays/{name}/stop",
+    "Stop all jobs of an array.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found",),
+)
+async def stop(
+    app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
+) -> wire.JobListing:
+    array = await _find(app_state, project, name)
+    jobs = app_state.control_plane.jobs
+    return views.array_row(await jobs.stop_array(project, array.id, ask.reason))
+
+
+@router.post(
+    "/projects/{project}/arrays/{name}/retry",
+    "Queue all failed and stopped jobs of an array again.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "project-archived"),
+)
+async def retry(
+    request: Request, app_state: AppState, project: ProjectPath, name: JobPath
+) -> wire.JobListing:
+    await app_state.store.archive.check(project)
+    array = await _find(app_state, project, name)
+    account = principal_of(request).account or ""
+    jobs = app_state.control_plane.jobs
+    return views.array_row(await jobs.retry_array(project, array.id, account))
+
+
+async def _find(app_state: AppState, project: str, name: str) -> StoredArray:
+    try:
+        return await app_state.store.arrays.find(project, name)
+    except RowNotFound as error:
+        raise ApiProblem("job-not-found", str(error)) from error

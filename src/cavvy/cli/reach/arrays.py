@@ -1,0 +1,139 @@
+"""Arrays of jobs in commands: finding an array by its name, waiting for its jobs, and its table."""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import named
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient, ApiError
+    from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
+
+_SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
+
+
+def find_array(client: "ApiClient", project: str, name: str) -> "ArrayDetail | None":
+    """Return the array with this name or ID, or None if there is none. The names of arrays have no
+    dot."""
+    from cavvy.client import ApiError
+    from cavvy.client.array_wire import read_array
+
+    if "." in name:
+        return None
+    try:
+        return read_array(client, project, name)
+    except ApiError as error:
+        if error.code != "job-not-found":
+            raise
+        return None
+
+
+def array_instead(client: "ApiClient", project: str, name: str, error: "ApiError") -> "ArrayDetail":
+    """Return the array with this name if `error` says that there is no such job; otherwise raise
+    the error.
+    """
+    found = find_array(client, project, name) if error.code == "job-not-found" else None
+    if found is None:
+        raise error
+    return found
+
+
+def follow_array(
+    client: "ApiClient",
+    project: str,
+    name: str,
+    reached: Collection[str] = ENDED,
+    until: float | None = None,
+) -> "ArrayDetail":
+    """Wait until all jobs of the array are in one of the phases `reached`, print how many are in
+    each phase when this changes, and return the array. Raises CommandFailure at the time `until`.
+    """
+    from cavvy.client.array_wire import read_array
+
+    pause, told = _SHORTEST_S, ""
+    while True:
+        found = read_array(client, project, name)
+        if found.array.reason != told:
+            told, pause = found.array.reason, _SHORTEST_S
+            click.echo(f"{found.array.name}: {told}", err=True)
+        if all(job.phase in reached for job in found.jobs):
+            return found
+        if until is not None and time.monotonic() >= until:
+            hint = f"the jobs continue; `cavvy ps {named(project, found.array.name)}` lists them"
+            raise CommandFailure(f"{found.array.name} has not ended: {told}", hint, exit_code=124)
+        time.sleep(pause)
+        pause = min(_LONGEST_S, pause * 1.5)
+
+
+def exit_code_of(jobs: "Sequence[ArrayMemberView]") -> int:
+    """Return 0 if all jobs succeeded, and otherwise the exit code of the first that did not."""
+    return next((job.exit_code or 1 for job in jobs if job.phase != "done"), 0)
+
+
+def read_best(text: str) -> tuple[str, bool]:
+    """Read the option --best: return the metric, and whether its maximum is the best. Raises
+    CommandFailure.
+    """
+    metric, colon, which = text.rpartition(":")
+    if not colon or not metric or which not in ("min", "max"):
+        hint = "for example --best loss:min"
+        raise CommandFailure(f"--best {text}: expected METRIC:min or METRIC:max", hint, 2)
+    return metric, which == "max"
+
+
+def rank_members(
+    jobs: "Sequence[ArrayMemberView]", metric: str, *, highest: bool
+) -> "list[ArrayMemberView]":
+    """Return the jobs that reported the metric, the best first. Raises CommandFailure if none did,
+    with the metrics that were reported.
+    """
+    found = [(value, job) for job in jobs if (value := _read_number(job, metric)) is not None]
+    if not found:
+        known = sorted({key for job in jobs for key in job.progress if _read_number(job, key)})
+        hint = f"they reported {', '.join(known)}" if known else "the guide of arrays says how"
+        raise CommandFailure(f"no job of the array has reported {metric}", hint)
+    ordered = sorted(found, key=lambda each: (-each[0] if highest else each[0], each[1].index))
+    return [job for _, job in ordered]
+
+
+def _read_number(job: "ArrayMemberView", metric: str) -> float | None:
+    value = job.progress.get(metric)
+    return value if isinstance(value, (int, float)) and value == value else None
+
+
+def members_out(jobs: "Sequence[ArrayMemberView]", output: str, metric: str | None = None) -> None:
+    """Print the jobs of an array, with their parameters and the metric."""
+    from cavvy.cli.view import formatting
+    from cavvy.cli.view.output import TableColumn, rows_out
+
+    params = list(dict.fromkeys(name for job in jobs for name in job.params))
+    shown = [] if metric is None else [metric]
+    columns = [
+        TableColumn("name"),
+        TableColumn("index", hidden=True),
+        TableColumn("id", hidden=True),
+        *(TableColumn(name, name) for name in params),
+        *(TableColumn(name, name) for name in shown),
+        TableColumn("phase"),
+        TableColumn("since", "SINCE", formatting.show_ago, drop=5),
+        TableColumn("attempt", "TRY", drop=3),
+        TableColumn("exit_code", "EXIT", drop=4),
+        TableColumn("spent_micros", "SPENT", drop=2),
+        TableColumn("placement", drop=1),
+        TableColumn("reason", cut=True),
+    ]
+    own = [column.name for column in columns]
+    rows = [
+        {
+            **{name: getattr(job, name, None) for name in own},
+            **{name: job.progress.get(name) for name in shown},
+            **{name: job.params.get(name) for name in params},
+        }
+        for job in jobs
+    ]
+    rows_out(columns, rows, output, empty="the array has no jobs")

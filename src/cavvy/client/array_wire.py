@@ -1,0 +1,54 @@
+"""Response types of the routes of arrays, and client functions that call these routes."""
+
+from datetime import datetime
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, segment
+from cavvy.client.wire import Answer, JobListing, Scalar, StopAsk
+
+
+class ArrayMemberView(Answer, frozen=True, kw_only=True):
+    """One job of an array. `params` are its values of the parameters that differ between the jobs,
+    and `progress` is what its last attempt reported.
+    """
+
+    index: int
+    id: str
+    name: str
+    phase: str
+    reason: str
+    attempt: int
+    exit_code: int | None
+    placement: str | None
+    since: datetime
+    ended_at: datetime | None
+    spent_micros: int
+    params: dict[str, Scalar]
+    progress: dict[str, float | str]
+
+
+class ArrayDetail(Answer, frozen=True, kw_only=True):
+    """An array with its jobs, sorted by index. At most `parallel` of them run at once."""
+
+    array: JobListing
+    parallel: int | None
+    jobs: list[ArrayMemberView]
+
+
+def read_array(client: ApiClient, project: str, name: str) -> ArrayDetail:
+    """Return an array by its name or ID. Raises ApiError `job-not-found`."""
+    return client.ask(_path(project, name), ArrayDetail)
+
+
+def stop_array(client: ApiClient, project: str, name: str) -> JobListing:
+    """Request that all jobs of the array stop, and return immediately."""
+    return client.ask(f"{_path(project, name)}/stop", JobListing, StopAsk())
+
+
+def retry_array(client: ApiClient, project: str, name: str) -> JobListing:
+    """Queue all failed and stopped jobs of the array again."""
+    return client.ask(f"{_path(project, name)}/retry", JobListing, method="POST")
+
+
+def _path(project: str, name: str) -> str:
+    return f"{project_path(project)}/arrays/{segment('array', name)}"

@@ -1,0 +1,126 @@
+"""The fields `array` and `sweep`: the members of an array of jobs."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+from cavvy.domain.arrays import MOST_MEMBERS, count_members, is_array
+from cavvy.domain.tasks import IndexRange, TaskSpec
+from cavvy.spec.fields.kinds import (
+    TEXT_OR_NUMBER,
+    EitherKind,
+    ListKind,
+    MapKind,
+    ScalarKind,
+    WrongValue,
+    read_text,
+    text_kind,
+)
+from cavvy.spec.fields.params import WRITTEN, WrittenValue, check_name
+from cavvy.spec.problems import shown
+from cavvy.spec.tree import ScalarNode, read_scalar
+
+_HIGHEST = 9_999_999  # index
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_VALUES = re.compile(r"(-?[0-9]{1,15})\.\.(-?[0-9]{1,15})(?::([0-9]{1,15}))?")
+_EXPECTED = "indices such as 0-99, 0-99:5 or 1,3,7-9"
+
+
+def _read_array(text: str) -> tuple[IndexRange, ...]:
+    text = text.strip()
+    if re.fullmatch("[0-9]+", text):
+        count = int(text)
+        meant = f"0-{count - 1} for {count:,} jobs, or " if count > 1 else ""
+        what = "an array of 0 has no jobs" if not count else f"{text} may be a number or an index"
+        raise WrongValue(what, suggestion=f"write {meant}{text}-{text} for one job of index {text}")
+    if "%" in text:
+        before, _, most = text.partition("%")
+        hint = f"write {before}, and `parallel: {most}` or --parallel {most}"
+        raise WrongValue(f"{shown(text)} contains %", suggestion=hint)
+    found = tuple(_read_range(part.strip()) for part in text.split(","))
+    if (count := sum(len(each.indices) for each in found)) > MOST_MEMBERS:
+        raise WrongValue(f"{count:,} jobs are too many", expected=f"at most {MOST_MEMBERS:,} jobs")
+    seen = set[int]()
+    for index in chain.from_iterable(each.indices for each in found):
+        if index in seen:
+            raise WrongValue(f"the index {index} is in {shown(text)} twice")
+        seen.add(index)
+    return found
+
+
+def _read_range(text: str) -> IndexRange:
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise WrongValue(f"{shown(text)} is not a range of indices")
+    first = int(found[1])
+    last, step = int(found[2] or first), int(found[3] or 1)
+    if last < first:
+        raise WrongValue(f"{text} ends before it begins", suggestion=f"write {last}-{first}")
+    if not step:
+        raise WrongValue(f"{text} has a step of 0")
+    if last > _HIGHEST:
+        raise WrongValue(f"the index {last:,} is too large", expected=f"at most {_HIGHEST:,}")
+    return IndexRange(first, last, step)
+
+
+def _read_one_line(node: ScalarNode) -> tuple[WrittenValue, ...]:
+    """Read values in one string: `0..4`, `0..100:10`, or values with commas between them."""
+    text = read_text(node).strip()
+    if found := _VALUES.fullmatch(text):
+        first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
+        if last < first or not step:
+            raise WrongValue(f"{text} contains no values")
+        count = (last - first) // step + 1
+        if count > MOST_MEMBERS:
+            expected = f"at most {MOST_MEMBERS:,} values"
+            raise WrongValue(f"{text} contains {count:,} values", expected=expected)
+        return tuple(
+            WrittenValue(value=each, text=str(each)) for each in range(first, last + 1, step)
+        )
+    parts = [part.strip() for part in text.split(",")]
+    if "" in parts:
+        raise WrongValue(f"{shown(text)} contains an empty value")
+    if len(set(parts)) < len(parts):
+        raise WrongValue(f"{shown(text)} contains a value twice")
+    return tuple(WrittenValue(value=_parse(part), text=part) for part in parts)
+
+
+def _parse(text: str) -> str | int | float | bool:
+    value = read_scalar(text)
+    return text if value is None else value
+
+
+ARRAY = text_kind(_EXPECTED, _read_array, numbers=True)
+_LINE = ScalarKind("values such as 0.1,0.01 or 0..4", _read_one_line, TEXT_OR_NUMBER)
+SWEEP = MapKind(
+    "names of parameters, each with its values",
+    check_name,
+    EitherKind((_LINE, ListKind(WRITTEN))),
+)
+
+
+def list_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield each key of the task that cannot be used as it is with or without an array: the key,
+    the reason, and a hint."""
+    if not is_array(task):
+        if task.parallel is not None:
+            yield "parallel", "only an array or a sweep has jobs that run in parallel", "delete it"
+        return
+    kind = "sweep" if task.sweep else "array"
+    if task.array and task.sweep:
+        yield (
+            "array",
+            "a task has either `array` or `sweep`",
+            "use the index as one more parameter of the sweep, such as `index: 0..9`",
+        )
+    elif (count := count_members(task)) > MOST_MEMBERS:
+        yield kind, f"{count:,} jobs are too many", f"use at most {MOST_MEMBERS:,} jobs"
+    misfits = {
+        "service": task.service is not None,
+        "machine": task.machine is not None,
+        "session": task.session,
+        "schedule": task.schedule is not None,
+    }
+    for key, misfit in misfits.items():
+        if misfit:
+            yield key, f"`{kind}` cannot be used with `{key}`", f"delete `{key}` or `{kind}`"

@@ -1,0 +1,250 @@
+"""Arrays of jobs: `Store.arrays`. The members of an array are rows of `jobs`, which share one task.
+
+An array has no phase of its own: what it shows is counted from its members. Its row is deleted with
+its last member.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cavvy.domain.arrays import StoredArray, name_member
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import JobRecord
+from cavvy.domain.values import Struct, replace
+from cavvy.store.accounts import in_projects
+from cavvy.store.archive import check_open
+from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.documents import (
+    check_readable,
+    decode_node,
+    decode_origin,
+    decode_tags,
+    storable_event,
+    storable_job,
+    to_time,
+)
+from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
+from cavvy.store.rows import (
+    EVENTS,
+    JOB_COLUMNS,
+    SUMMARIES,
+    insert_into,
+    job_values,
+)
+
+_AT_ONCE = 1000  # members in one statement
+_COLUMNS = ("id", "project", "name", "parallel", "task", "origin", "snapshot")
+_INSERT = insert_into("job_arrays", _COLUMNS, "ON CONFLICT DO NOTHING")
+_INSERT_JOB = insert_into("jobs", JOB_COLUMNS, "ON CONFLICT DO NOTHING")
+_NEXT_NUMBER = (
+    "INSERT INTO names (project, name, last) VALUES (?, ?, 2)"
+    " ON CONFLICT (project, name) DO UPDATE SET last = names.last + 1 RETURNING last"
+)
+_OWN = {"id": "m.id", "name": "m.name", "member": "m.member"}
+# `rowcount` of Python's SQLite is right only for a statement that begins with INSERT.
+_COPY = (
+    f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) WITH m(id, name, member) AS (VALUES {{}}) "
+    f"SELECT {', '.join(_OWN.get(each, f'j.{each}') for each in JOB_COLUMNS)} "
+    "FROM m CROSS JOIN jobs j WHERE j.id = ? ON CONFLICT DO NOTHING"
+)
+_COPY_EVENT = (
+    f"INSERT INTO events ({', '.join(EVENTS.columns)}) "
+    f"SELECT {', '.join('j.id' if each == 'job_id' else f'e.{each}' for each in EVENTS.columns)} "
+    "FROM jobs j CROSS JOIN events e WHERE j.array_id = ? AND j.id <> ? AND e.job_id = ? "
+    "ORDER BY j.id"
+)
+_TAKEN = (
+    "SELECT 1 FROM jobs WHERE project = ? AND name = ? "
+    "UNION ALL SELECT 1 FROM services WHERE project = ? AND name = ?"
+)
+# The first member that is left stands for what all members have in common.
+_LIST = (
+    "SELECT a.id, a.project, a.name, a.parallel, j.phase, CAST(COUNT(*) AS BIGINT), MAX(j.since), "
+    "CAST(SUM(j.spent) AS BIGINT), MIN(j.submitted_at), MIN(j.user_name), MIN(j.priority), "
+    "MIN(j.tags) FROM job_arrays a JOIN jobs j ON j.array_id = a.id WHERE {} "
+    "GROUP BY a.id, j.phase ORDER BY a.id DESC"
+)
+_MEMBERS = f"{SUMMARIES.select} WHERE array_id = ? ORDER BY member"
+_INDICES = "SELECT id, member FROM jobs WHERE array_id = ?"
+_PROGRESS = (
+    "SELECT j.id, n.document FROM jobs j JOIN attempts a ON a.job_id = j.id AND "
+    "a.number = j.attempt JOIN nodes n ON n.attempt_id = a.id WHERE j.array_id = ? AND n.rank = 0"
+)
+
+
+class ArrayMember(Struct, frozen=True, kw_only=True):
+    """A member of an array, with what its last attempt reported."""
+
+    index: int
+    job: JobSummary
+    progress: dict[str, float | str]
+
+
+class SqlArrays:
+    """The rows of arrays."""
+
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read, self._write = read, write
+
+    async def submit(
+        self, job: JobRecord, event: Event, members: Mapping[str, int], parallel: int | None
+    ) -> StoredArray:
+        """Insert an array with the ID `job.array_id`, and a copy of `job` for each of its members:
+        `members` are their IDs and indices. The array gets the name of `job` or, if a job, a
+        service or an array has that name, the first free one of NAME-2, NAME-3 and so on. Raises
+        StaleVersion if the array exists already, ProjectArchived.
+        """
+        await self._write(lambda session: _insert(session, job, event, members, parallel))
+        return await self.find(job.project, str(job.array_id))
+
+    async def find(self, project: str, name_or_id: str) -> StoredArray:
+        """Return the array with this name or ID. Raises RowNotFound."""
+        where = "a.project = ? AND (a.name = ? OR a.id = ?)"
+        for found in await self._list(where, project, name_or_id, name_or_id):
+            return found
+        raise RowNotFound(f"project {project} has no array named {name_or_id}")
+
+    async def get(self, array_id: str) -> StoredArray:
+        """Raises RowNotFound."""
+        for found in await self._list("a.id = ?", array_id):
+            return found
+        raise RowNotFound(f"no array {array_id}")
+
+    async def list(
+        self, projects: ProjectFilter = None, before: str | None = None, limit: int = 50
+    ) -> Sequence[StoredArray]:
+        """Return the newest arrays whose ID is less than `before`, newest first."""
+        where, values = in_projects("project", projects)
+        if before is not None:
+            where, values = f"{where} AND id < ?", (*values, before)
+        chosen = f"SELECT id FROM job_arrays WHERE {where} ORDER BY id DESC LIMIT ?"
+        return await self._list(f"a.id IN (SELECT id FROM ({chosen}) AS p1)", *values, limit)
+
+    async def text(self, array_id: str) -> str:
+        """Return the text of the array's task file. Raises RowNotFound."""
+        sql = "SELECT origin FROM job_arrays WHERE id = ?"
+        rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
+        if not rows:
+            raise RowNotFound(f"no array {array_id}")
+        return decode_origin(rows[0][0]).task_text
+
+    async def members(self, array_id: str) -> Sequence[ArrayMember]:
+        """Return the members, in the order of their indices."""
+
+        def read(session: DatabaseSession) -> Sequence[ArrayMember]:
+            found = [SUMMARIES.make(row) for row in session.run(_MEMBERS, (array_id,)).fetchall()]
+            indices: dict[str, int] = dict(session.run(_INDICES, (array_id,)).fetchall())
+            reported = {
+                job_id: decode_node(document).progress
+                for job_id, document in session.run(_PROGRESS, (array_id,)).fetchall()
+            }
+            return [
+                ArrayMember(index=indices[job.id], job=job, progress=reported.get(job.id, {}))
+                for job in found
+            ]
+
+        return await self._read(read)
+
+    async def _list(self, where: str, *values: object) -> Sequence[StoredArray]:
+        rows = await self._read(lambda session: session.run(_LIST.format(where), values).fetchall())
+        return [*_add_up(rows)]
+
+
+def is_array_name(session: DatabaseSession, project: str, name: str) -> bool:
+    sql = "SELECT 1 FROM job_arrays WHERE project = ? AND name = ?"
+    return session.run(sql, (project, name)).fetchone() is not None
+
+
+def remove_empty(session: DatabaseSession, array_id: str) -> None:
+    """Delete the array if it has no members left."""
+    session.run(
+        "DELETE FROM job_arrays WHERE id = ? AND NOT EXISTS "
+        "(SELECT 1 FROM jobs WHERE array_id = ?)",
+        (array_id, array_id),
+    )
+
+
+def _add_up(rows: Sequence[Row]) -> Iterator[StoredArray]:
+    """Yield one array for all rows with the same ID."""
+    found: StoredArray | None = None
+    for row in rows:
+        array_id, project, name, parallel, phase, count, since, spent, *first = row
+        each = StoredArray(
+            id=array_id,
+            project=project,
+            name=name,
+            parallel=parallel,
+            counts={phase: count},
+            since=to_time(since),
+            spent_micros=spent,
+            submitted_at=to_time(first[0]),
+            user=first[1],
+            priority=first[2],
+            tags=decode_tags(first[3]),
+        )
+        if found is not None and found.id != each.id:
+            yield found
+            found = None
+        found = each if found is None else _merge(found, each)
+    if found is not None:
+        yield found
+
+
+def _merge(one: StoredArray, other: StoredArray) -> StoredArray:
+    return replace(
+        one,
+        counts=one.counts | other.counts,
+        since=max(one.since, other.since),
+        spent_micros=one.spent_micros + other.spent_micros,
+    )
+
+
+def _insert(
+    session: DatabaseSession,
+    job: JobRecord,
+    event: Event,
+    members: Mapping[str, int],
+    parallel: int | None,
+) -> None:
+    check_open(session, [job.project])
+    texts = check_readable(job)
+    if session.run("SELECT 1 FROM job_arrays WHERE id = ?", (job.array_id,)).fetchone():
+        raise StaleVersion(f"array {job.array_id} exists already")
+    name = job.name
+    while not _insert_as(session, job, name, members, (parallel, *texts, job.origin.snapshot)):
+        number = session.run(_NEXT_NUMBER, (job.project, job.name)).fetchone()
+        assert number is not None
+        name = f"{job.name}-{number[0]}"
+    first = next(iter(members))
+    session.run(EVENTS.insert, EVENTS.values(storable_event(replace(event, job_id=first))))
+    session.run(_COPY_EVENT, (job.array_id, first, first))
+
+
+def _insert_as(
+    session: DatabaseSession,
+    job: JobRecord,
+    name: str,
+    members: Mapping[str, int],
+    rest: tuple[object, ...],
+) -> bool:
+    """Insert the array and its members under this name; return False if a name is in use."""
+    taken = (job.project, name, job.project, name)
+    if session.run(_TAKEN, taken).fetchone():
+        return False
+    if not session.run(_INSERT, (job.array_id, job.project, name, *rest)).rowcount:
+        return False
+    (first, index), *others = members.items()
+    own = replace(job, id=first, name=name_member(name, index), member=index, version=0)
+    inserted = session.run(_INSERT_JOB, job_values(storable_job(own), 1)).rowcount
+    for start in range(0, len(others), _AT_ONCE):
+        part = others[start : start + _AT_ONCE]
+        marks = ", ".join(["(?, ?, ?)"] * len(part))
+        values = [
+            value for member, index in part for value in (member, name_member(name, index), index)
+        ]
+        inserted += session.run(_COPY.format(marks), (*values, first)).rowcount
+    if inserted == len(members):
+        return True
+    # jobs of a service that has ended have the names of members
+    session.run("DELETE FROM jobs WHERE array_id = ?", (job.array_id,))
+    session.run("DELETE FROM job_arrays WHERE id = ?", (job.array_id,))
+    return False

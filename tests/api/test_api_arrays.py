@@ -1,0 +1,87 @@
+"""Arrays of jobs over HTTP."""
+
+from typing import Any
+
+from tests.api.api_state import Api
+
+from cavvy.client.ids import make_key
+
+TASK = "{name: train, params: {lr: 0.1}, sweep: {lr: [0.1, 0.01, 0.001]}, parallel: 1, run: 'x'}"
+
+
+async def submit(api: Api, text: str = TASK, key: str | None = None) -> dict[str, Any]:
+    answer = await api.post_job(text, key=key)
+    assert answer.status_code in (200, 201), answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def read(api: Api, path: str) -> dict[str, Any]:
+    answer = await api.http.get(f"/v1/projects/default/{path}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_an_array_is_submitted_once_and_listed_as_one(api: Api) -> None:
+    key = make_key()
+    made = await submit(api, key=key)
+    assert (made["name"], made["members"], made["created"]) == ("train", 3, True)
+    again = await submit(api, key=key)
+    assert (again["id"], again["created"]) == (made["id"], False)
+    await submit(api, "{name: other, run: 'x'}")
+    [other, array] = (await read(api, "jobs?arrays=true"))["jobs"]
+    assert (other["name"], other["members"]) == ("other", {})
+    assert (array["name"], sum(array["members"].values())) == ("train", 3)
+    names = [job["name"] for job in (await read(api, "jobs"))["jobs"]]
+    assert names == ["other", "train.2", "train.1", "train.0"]
+    found = await read(api, "arrays/train")
+    assert [(job["name"], job["params"]) for job in found["jobs"]] == [
+        ("train.0", {"lr": 0.1}),
+        ("train.1", {"lr": 0.01}),
+        ("train.2", {"lr": 0.001}),
+    ]
+
+
+async def test_pages_contain_each_job_and_each_array_once(api: Api) -> None:
+    for number in range(3):
+        await submit(api, f"{{name: a{number}, array: 0-4, run: 'x'}}")
+        await submit(api, f"{{name: b{number}, run: 'x'}}")
+    names, cursor = [], ""
+    while True:
+        page = await read(api, f"jobs?arrays=true&limit=2{cursor}")
+        names += [job["name"] for job in page["jobs"]]
+        if page["cursor"] is None:
+            break
+        cursor = f"&cursor={page['cursor']}"
+    assert names == ["b2", "a2", "b1", "a1", "b0", "a0"]
+    assert (await api.http.post("/v1/projects/default/arrays/a2/stop", json={})).status_code == 200
+    names, cursor = [], ""
+    while True:  # the newest array is stopping or has stopped, and is passed over
+        page = await read(api, f"jobs?arrays=true&limit=1&phase=queued&phase=starting{cursor}")
+        names += [job["name"] for job in page["jobs"] if job["members"]]
+        if page["cursor"] is None:
+            break
+        cursor = f"&cursor={page['cursor']}"
+    assert names == ["a1", "a0"]
+
+
+async def test_an_array_is_stopped_and_retried_as_one(api: Api) -> None:
+    await submit(api, "{name: train, array: 0-2, parallel: 1, run: 'x'}")
+    where = "/v1/projects/default/arrays/train"
+    for _ in range(2):  # a repeated request changes nothing
+        answer = (await api.http.post(f"{where}/stop", json={"reason": "enough"})).json()
+        assert answer["members"].get("queued") is None
+    jobs = (await read(api, "arrays/train"))["jobs"]
+    assert {job["reason"] for job in jobs if job["phase"] == "stopped"} == {"enough"}
+    stopped = sum(job["phase"] == "stopped" for job in jobs)
+    answer = (await api.http.post(f"{where}/retry")).json()
+    assert sum(answer["members"].get(phase, 0) for phase in ("queued", "starting")) >= stopped
+
+
+async def test_what_is_refused_is_not_stored(api: Api) -> None:
+    for text in ("{array: '0', run: x}", "{array: 0-99999, run: x}", "{sweep: {a: [1]}, run: x}"):
+        assert (await api.post_job(text)).status_code == 422
+    assert (await read(api, "jobs"))["jobs"] == []
+    answer = await api.http.get("/v1/projects/default/arrays/none")
+    assert (answer.status_code, answer.json()["code"]) == (404, "job-not-found")

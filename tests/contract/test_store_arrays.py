@@ -1,0 +1,146 @@
+"""Arrays of jobs in every kind of store."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.contract.store_suite import NOW, make_attempt, make_event, make_job, submit
+
+from cavvy.domain.arrays import StoredArray
+from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, RunOrigin
+from cavvy.domain.tasks import IndexRange, SweptParam, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.sql import Store
+
+pytestmark = pytest.mark.anyio
+RANGE = (IndexRange(0, 2),)
+ORIGIN = RunOrigin(task_text="run: echo", snapshot="a" * 64)
+
+
+@dataclass
+class Spec:
+    """What an array is submitted with."""
+
+    array_id: str = "a0"
+    name: str = "train"
+    parallel: int | None = None
+    count: int = 3
+
+    async def submit(self, store: Store, **task: Any) -> StoredArray:
+        wanted = task or {"array": RANGE}
+        spec = TaskSpec(name=self.name, run="echo", **wanted)
+        job = make_job(
+            self.array_id, name=self.name, array_id=self.array_id, task=spec, origin=ORIGIN
+        )
+        members = {f"{self.array_id}-{index:05}": index for index in range(self.count)}
+        return await store.arrays.submit(job, make_event(job), members, self.parallel)
+
+
+async def test_the_members_are_jobs_with_their_own_names_and_variables(store: Store) -> None:
+    array = await Spec().submit(store)
+    assert (array.name, array.counts) == ("train", {"queued": 3})
+    job = await store.find_job("p", "train.2")
+    assert job == await store.find_job("p", "train-2") == await store.job("a0-00002")
+    assert (job.array_id, job.member, job.origin) == ("a0", 2, ORIGIN)
+    assert job.task.env["CAVVY_ARRAY_INDEX"] == "2"
+    assert job.task.env["CAVVY_ARRAY_COUNT"] == "3"
+    events = await store.events(job.id)
+    assert [(each.text, each.job_id) for each in events] == [("submitted", job.id)]
+    assert await store.snapshots() == {"a" * 64}
+
+
+async def test_the_members_of_a_sweep_have_their_own_values(store: Store) -> None:
+    sweep = (SweptParam("lr", (0.001, 0.1), ("1e-3", "0.1")), SweptParam("n", (1, 2), ("1", "2")))
+    task = {"params": {"lr": 0.001, "n": 1, "x": "y"}, "sweep": sweep}
+    await Spec(count=4).submit(store, **task)
+    jobs = [await store.find_job("p", f"train.{index}") for index in range(4)]
+    assert [(job.task.params["lr"], job.task.params["n"]) for job in jobs] == [
+        (0.001, 1),
+        (0.001, 2),
+        (0.1, 1),
+        (0.1, 2),
+    ]
+
+
+async def test_a_change_of_a_member_leaves_the_task_of_the_array(store: Store) -> None:
+    await Spec().submit(store)
+    job = await store.find_job("p", "train.1")
+    await store.commit(AtomicWrite(jobs=[replace(job, phase=JobPhase.RUNNING)]))
+    await submit(store, "j1", name="other")
+    assert (await store.find_job("p", "train.1")).task == job.task
+    assert (await store.find_job("p", "train.2")).task.env["CAVVY_ARRAY_INDEX"] == "2"
+    assert (await store.arrays.find("p", "train")).counts == {"queued": 2, "running": 1}
+
+
+async def test_an_array_and_a_job_never_share_a_name(store: Store) -> None:
+    await submit(store, "j0", name="train")
+    assert (await Spec().submit(store)).name == "train-2"
+    assert (await submit(store, "j1", name="train")).name == "train-3"
+    assert (await submit(store, "j2", name="train-2")).name == "train-2-2"
+    assert (await Spec(array_id="a1").submit(store)).name == "train-4"
+
+
+async def test_a_name_of_a_member_that_is_taken_gives_the_array_another_name(store: Store) -> None:
+    await submit(store, "j0", name="web.1")
+    array = await Spec(name="web").submit(store)
+    assert (array.name, array.counts) == ("web-2", {"queued": 3})
+    assert (await store.find_job("p", "web.1")).array_id is None
+    assert (await store.find_job("p", "web-2.1")).array_id == "a0"
+
+
+async def test_a_repeated_submission_makes_no_second_array(store: Store) -> None:
+    await Spec().submit(store)
+    with pytest.raises(StaleVersion):
+        await Spec().submit(store)
+    assert len((await store.list_jobs("p")).jobs) == 3
+
+
+async def test_the_array_is_removed_with_its_last_member(store: Store) -> None:
+    await Spec().submit(store)
+    for index in range(3):
+        assert (await store.arrays.find("p", "train")).id == "a0"
+        job = await store.find_job("p", f"train.{index}")
+        await store.remove_job(job)
+        with pytest.raises(RowNotFound):
+            await store.job(job.id)
+    with pytest.raises(RowNotFound):
+        await store.arrays.find("p", "train")
+    assert await store.snapshots() == set()
+
+
+async def test_arrays_are_listed_newest_first(store: Store) -> None:
+    for number in range(3):
+        await Spec(array_id=f"a{number}").submit(store)
+    found = await store.arrays.list("p", limit=2)
+    assert [each.name for each in found] == ["train-3", "train-2"]
+    assert [each.name for each in await store.arrays.list("p", before="a1")] == ["train"]
+    assert await store.arrays.list("q") == []
+
+
+async def run(store: Store, job: JobRecord) -> None:
+    """Let a job run."""
+    attempt = make_attempt(job, phase=AttemptPhase.RUNNING)
+    running = replace(job, phase=JobPhase.RUNNING, attempt=1)
+    await store.commit(AtomicWrite(jobs=[running], attempts=[attempt]))
+
+
+async def test_the_queue_reads_some_members_of_each_array_beside_other_jobs(store: Store) -> None:
+    await Spec(parallel=2).submit(store)
+    await submit(store, "b0", name="other")
+    await run(store, await store.find_job("p", "train.0"))
+    rows = await store.queue.heads(NOW, 1)
+    assert [(each.id, each.array, each.parallel) for each in rows] == [
+        ("a0-00001", "a0", 2),
+        ("b0", None, None),
+    ]
+    assert [each.array for each in await store.queue.rows(NOW)] == ["a0", "a0", None]
+    assert await store.queue.running() == {"a0": 1}
+
+
+async def test_the_members_of_an_array_have_what_they_reported(store: Store) -> None:
+    await Spec().submit(store)
+    found = await store.arrays.members("a0")
+    assert [(each.index, each.job.name, each.progress) for each in found] == [
+        (index, f"train.{index}", {}) for index in range(3)
+    ]
