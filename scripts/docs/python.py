@@ -27,6 +27,7 @@ _SECTIONS = {
     "Clients": ("Client", "AsyncClient"),
     "Tasks": ("Task",),
     "Jobs": ("Job", "AsyncJob", "JobStatus", "NodeStatus", "JobCost", "CostItem", "JobEvent"),
+    "Arrays": ("JobArray", "ArrayResult"),
     "Errors": (
         "CavvyError",
         "InvalidArgument",

@@ -6,6 +6,7 @@ Task`. To keep the import fast, each name is loaded from `cavvy.sdk` when it is 
 
 TYPE_CHECKING = False  # set without importing `typing`, because every command imports this module
 if TYPE_CHECKING:
+    from cavvy.sdk.array import ArrayResult, JobArray
     from cavvy.sdk.async_client import AsyncClient, AsyncJob
     from cavvy.sdk.client import Client
     from cavvy.sdk.errors import (
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accelerator",
+    "ArrayResult",
     "AsyncClient",
     "AsyncJob",
     "CavvyError",
@@ -62,6 +64,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidTask",
     "Job",
+    "JobArray",
     "JobCost",
     "JobEvent",
     "JobFailed",
@@ -90,6 +93,7 @@ __all__ = [
 
 # The module that contains each name which is not a key of a task.
 _MODULES = {
+    "ArrayResult": "array",
     "AsyncClient": "async_client",
     "AsyncJob": "async_client",
     "Client": "client",
@@ -108,6 +112,7 @@ _MODULES = {
         "errors",
     ),
     "Job": "job",
+    "JobArray": "array",
     **dict.fromkeys(("CostItem", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"),
     "Task": "task",
 }

@@ -8,8 +8,10 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Self
 
+from cavvy.client.array_wire import read_array
 from cavvy.domain.units import Money
 from cavvy.sdk.arguments import check_params, check_text, check_texts, check_type
+from cavvy.sdk.array import JobArray
 from cavvy.sdk.connections import Connections, default_project
 from cavvy.sdk.job import Job
 from cavvy.sdk.status import Phase, read_detail, read_listing
@@ -83,6 +85,51 @@ class Client:
             made, notes = submit_task(connection, task, options, self._home)
             detail = connection.job(made.project, made.id)
         return Job(self._connections, read_detail(detail), notes)
+
+    def submit_array(
+        self,
+        task: Task,
+        *,
+        array: str | None = None,
+        sweep: Mapping[str, object] | None = None,
+        parallel: int | None = None,
+        params: Mapping[str, object] | None = None,
+        name: str | None = None,
+        project: str | None = None,
+        consent: bool = False,
+        max_cost: str | float | Decimal | None = None,
+    ) -> JobArray:
+        """Queue a task as an array of jobs, as the options --array and --sweep do: a job for each
+        index in `array`, such as "0-99", or for each combination of the values in `sweep`, such as
+        `{"lr": [0.1, 0.01], "seed": "0..4"}`. At most `parallel` jobs run at the same time. Other
+        arguments are as for `submit`. Raises InvalidTask, NoOffer, ConsentNeeded.
+        """
+        if not isinstance(task, Task):
+            raise TypeError(f"task must be of type Task, not {type(task).__name__}")
+        check_params(params)
+        check_texts(name=name, project=project)
+        keys = {"array": array, "sweep": sweep, "parallel": parallel}
+        given = {key: value for key, value in keys.items() if value is not None}
+        options = SubmitOptions(
+            params=params,
+            name=name,
+            project=project or self._project,
+            consent=consent,
+            max_cost=max_cost,
+            array=True,
+        )
+        changed = task.replace(**given) if given else task  # type: ignore[arg-type]  # checked there
+        with self._connections.use() as connection:
+            made, _ = submit_task(connection, changed, options, self._home)
+        return JobArray(self._connections, made.id, made.project, made.name)
+
+    def array(self, name: str, *, project: str | None = None) -> JobArray:
+        """Return an array by its name or ID. Raises JobNotFound."""
+        check_text(name, "name")
+        chosen = self._choose(project)
+        with self._connections.use() as connection:
+            row = read_array(connection, chosen, name).array
+        return JobArray(self._connections, row.id, row.project, row.name)
 
     def job(self, name: str, *, project: str | None = None) -> Job:
         """Return a job by its name or ID. Raises JobNotFound."""

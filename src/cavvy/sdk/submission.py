@@ -16,6 +16,7 @@ from cavvy.client import make_key
 from cavvy.client.addresses import list_own_path
 from cavvy.client.state import default_home
 from cavvy.client.upload import upload
+from cavvy.domain.arrays import is_array
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
 from cavvy.sdk.arguments import check_type
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import Submitted
     from cavvy.domain.jobs import RunOrigin
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.importers import LoadedTask
     from cavvy.sdk.task import Task
 
@@ -40,6 +42,7 @@ class SubmitOptions:
     project: str | None = None
     consent: bool = False
     max_cost: str | float | Decimal | None = None
+    array: bool = False  # whether the task must be an array of jobs, or must not be one
 
 
 def submit_task(
@@ -50,6 +53,7 @@ def submit_task(
     """
     loaded = task._load(options.params, now=datetime.now(UTC))
     _check(loaded)
+    _check_array(loaded.task, wanted=options.array)
     ceiling_micros = _read_ceiling(options.max_cost)
     project = options.project or loaded.task.project
     origin, notes = _make_origin(connection, project, loaded, home)
@@ -88,6 +92,14 @@ def _check(loaded: "LoadedTask") -> None:
             "commit of a branch or tag",
             "name the commit in workdir",
         )
+
+
+def _check_array(task: "TaskSpec", *, wanted: bool) -> None:
+    if is_array(task) and not wanted:
+        raise InvalidTask("the task is an array of jobs", "submit it with `submit_array`")
+    if wanted and not is_array(task):
+        hint = 'pass array="0-99", or sweep={"NAME": [VALUE, VALUE]}'
+        raise InvalidTask("the task is one job, not an array", hint)
 
 
 def _read_ceiling(max_cost: str | float | Decimal | None) -> int | None:

@@ -1,0 +1,124 @@
+"""An array of jobs: one task that runs as many jobs."""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cavvy.client.array_wire import read_array, retry_array, stop_array
+from cavvy.sdk.arguments import check_text, read_seconds
+from cavvy.sdk.errors import CavvyError, WaitTimeout
+from cavvy.sdk.job import Job
+from cavvy.sdk.status import ENDS, read_detail
+
+if TYPE_CHECKING:
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.sdk.connections import Connections
+    from cavvy.sdk.job import TimeLimit
+
+_SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayResult:
+    """One job of an array: its values of the parameters of the sweep, and the values that its
+    program last reported."""
+
+    index: int
+    name: str
+    phase: str
+    exit_code: int | None
+    params: dict[str, str | int | float | bool]
+    metrics: dict[str, float | str]
+
+
+class JobArray:
+    """An array of jobs. `Client.submit_array` and `Client.array` return arrays. `id`, `name` and
+    `project` never change. Every method may raise CavvyError.
+    """
+
+    def __init__(self, connections: "Connections", array_id: str, project: str, name: str) -> None:
+        self._connections = connections
+        self.id = array_id
+        self.project = project
+        self.name = name
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of jobs in each phase."""
+        return self._read().array.members
+
+    def results(self) -> list[ArrayResult]:
+        """Return the jobs with their parameters and metrics, sorted by index."""
+        return [
+            ArrayResult(
+                index=each.index,
+                name=each.name,
+                phase=each.phase,
+                exit_code=each.exit_code,
+                params=each.params,
+                metrics=each.progress,
+            )
+            for each in self._read().jobs
+        ]
+
+    def best(self, metric: str, *, highest: bool = False) -> ArrayResult:
+        """Return the job with the lowest value of a metric or, if `highest` is set, with the
+        highest. Raises CavvyError if no job has reported the metric.
+        """
+        check_text(metric, "metric")
+        found = {
+            each.index: (value, each)
+            for each in self.results()
+            if isinstance(value := each.metrics.get(metric), (int, float)) and value == value
+        }
+        if not found:
+            raise CavvyError(f"no job of the array {self.name} has reported {metric}")
+        ranked = sorted(found.values(), key=lambda each: (each[0], each[1].index))
+        return ranked[-1 if highest else 0][1]
+
+    def job(self, index: int) -> Job:
+        """Return the job with this index. Raises JobNotFound."""
+        with self._connections.use() as connection:
+            detail = connection.job(self.project, f"{self.name}.{index}")
+        return Job(self._connections, read_detail(detail))
+
+    def wait(self, *, timeout: "TimeLimit | None" = None, check: bool = True) -> list[ArrayResult]:
+        """Wait until all jobs have ended, and return them. Raises JobFailed for the first job that
+        has failed or was stopped, unless `check` is False. Raises WaitTimeout.
+        """
+        began, pause = time.monotonic(), _SHORTEST_S
+        timeout_s = None if timeout is None else read_seconds(timeout)
+        found = self.results()
+        while not all(each.phase in ENDS for each in found):
+            if timeout_s is not None and time.monotonic() - began >= timeout_s:
+                raise self._make_timeout(found)
+            time.sleep(pause)
+            pause = min(_LONGEST_S, pause * 1.5)
+            found = self.results()
+        failed = [each for each in found if each.phase != "done"]
+        if failed and check:
+            self.job(failed[0].index).wait()
+        return found
+
+    def stop(self) -> None:
+        """Request that all jobs stop, and return immediately."""
+        with self._connections.use() as connection:
+            stop_array(connection, self.project, self.id)
+
+    def retry(self) -> None:
+        """Queue all failed and stopped jobs again."""
+        with self._connections.use() as connection:
+            retry_array(connection, self.project, self.id)
+
+    def __repr__(self) -> str:
+        return f"<JobArray {self.name} ({self.id})>"
+
+    def _make_timeout(self, found: list[ArrayResult]) -> WaitTimeout:
+        left = [each for each in found if each.phase not in ENDS]
+        message = f"{len(left)} of {len(found)} jobs of {self.name} have not ended"
+        error = WaitTimeout(message, "the jobs continue; array.stop() stops them")
+        error.status = self.job(left[0].index).status()
+        return error
+
+    def _read(self) -> "ArrayDetail":
+        with self._connections.use() as connection:
+            return read_array(connection, self.project, self.id)
