@@ -74,7 +74,6 @@ NOT_RUN = {
     ("guides/estimate.md", "cavvy bench"): "machines with GPUs",
     ("guides/estimate.md", "cavvy estimate train.py --"): "ten seconds; the page traces the script",
     ("guides/export.md", "cavvy export slurm"): "clusters and accounts",
-    ("guides/from-skypilot-and-dstack.md", "python -m venv"): "an installation of 200 MB",
     ("guides/machines.md", "cavvy dev --gpu"): "a GPU, and an installation of JupyterLab",
     ("guides/offers.md", "cavvy catalog refresh "): "the network",
     ("guides/offers.md", "cavvy quota"): "an account",
