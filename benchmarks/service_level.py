@@ -3,7 +3,7 @@
     python benchmarks/service_level.py    # some minutes of CPU
 
 The autoscaler aims at a wait, but `slo.p95` bounds the wait and the time of service together. The
-rule that is tried here, which the autoscaler does not have (docs/adr/0141), sets before each
+rule that is tried here, which the autoscaler does not have (docs/adr/0092), sets before each
 decision, for p = `slo.p95` and the mean time S of service,
 
     wait_s  = max(p / 10, p - S)
