@@ -86,7 +86,7 @@ def test_overrides_may_be_values_as_an_api_sends_them() -> None:
         ("{a: 1.0e999}", {}, "is too large for a number"),
         ("{a: 0.1}", {"a": "1e999"}, "is not a number"),
         ("[lr]", {}, "where a table was expected"),
-        ("{}", {"x": "1"}, "the file declares none"),
+        ("{}", {"x": "1"}, "to declare it, add `params: {x: …}`"),
         ("{s: a}", {"s": "\0"}, "NUL byte"),
     ],
 )

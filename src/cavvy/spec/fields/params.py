@@ -180,7 +180,9 @@ def _note_unknown(
         place,
         f"the file has no parameter {shown(name)}",
         expected=names if declared else "no parameter, because the file declares none",
-        suggestion=f"did you mean `--{option} {close}=…`?" if close else "",
+        suggestion=f"did you mean `--{option} {close}=…`?"
+        if close
+        else f"to declare it, add `params: {{{name}: …}}` with a default value to the file",
     )
 
 
