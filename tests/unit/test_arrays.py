@@ -119,6 +119,29 @@ def test_the_variables_of_an_array_name_its_indices() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "value"),
+    [
+        ("[0.1, 1]", 0.1),
+        ("[1, 0.1]", 1.0),
+        ("3..5", 3),
+        ("[true, false]", True),
+        ("[adam, 3]", "adam"),
+        ("[1e-3, a]", "1e-3"),
+    ],
+)
+def test_a_sweep_declares_its_parameters_if_the_file_declares_none(
+    values: str, value: object
+) -> None:
+    text = f"run: 'train ${{{{ params.x-y }}}}'\nsweep: {{x-y: {values}}}"
+    (param,) = read(text).sweep
+    assert (param.values[0], type(param.values[0])) == (value, type(value))
+    with pytest.raises(SpecError, match="would both be CAVVY_PARAM_A_B"):
+        read(f"{RUN}sweep: {{a-b: [1, 2], A_B: [3]}}")
+    with pytest.raises(SpecError, match="cannot be a parameter's name"):
+        read(f"{RUN}sweep: {{1a: [1, 2]}}")
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("sweep: {rl: [1, 2]}", "the file has no parameter 'rl'"),

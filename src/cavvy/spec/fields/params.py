@@ -4,7 +4,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from cavvy.domain.tasks import Scalar, SweptParam, TaskSpec
@@ -114,8 +114,9 @@ def read_params(
     notes: ProblemNotes,
     sweep: Mapping[str, Sequence[WrittenValue]] = {},
 ) -> tuple[dict[str, WrittenValue | None], tuple[SweptParam, ...]]:
-    """Return the value of every declared parameter, and the values of those in the sweep. An
-    invalid parameter has the value None, and a problem is added to `notes`.
+    """Return the value of every declared parameter, and the values of those in the sweep. If the
+    file declares no parameters, the sweep declares its own. An invalid parameter has the value
+    None, and a problem is added to `notes`.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}
@@ -138,6 +139,22 @@ def read_params(
             values[name] = _override(declared[name], text, place, notes)
         elif name not in values:
             _note_unknown(name, place, declared, notes)
+    if not values:
+        declared = {name: _declare(texts) for name, texts in sweep.items()}
+        for name, message in _find_twins(sweep):
+            notes.outside(f"sweep.{name}", message, suggestion="rename one")
+        values = dict.fromkeys(declared)
+    return values, _read_sweep(sweep, declared, values, overrides, notes)
+
+
+def _read_sweep(
+    sweep: Mapping[str, Sequence[WrittenValue]],
+    declared: Mapping[str, ParamSpec],
+    values: dict[str, WrittenValue | None],
+    overrides: Collection[str],
+    notes: ProblemNotes,
+) -> tuple[SweptParam, ...]:
+    """Return the values of the parameters in the sweep, and set the first of each in `values`."""
     swept = []
     for name, texts in sweep.items():
         place = f"sweep.{name}"
@@ -148,7 +165,14 @@ def read_params(
             values[name] = texts[0] if texts else None
         elif name not in values:
             _note_unknown(name, place, declared, notes, option="sweep")
-    return values, tuple(swept)
+    return tuple(swept)
+
+
+def _declare(values: Sequence[WrittenValue]) -> ParamSpec:
+    """Return a parameter of the narrowest type for the values of a sweep."""
+    found = {type(each.value).__name__ for each in values}
+    kind = "float" if found == {"int", "float"} else found.pop() if len(found) == 1 else "str"
+    return ParamSpec(mark=SourceMark(line=1, column=1), type=kind if kind in TYPES else "str")
 
 
 def _sweep(
@@ -334,18 +358,26 @@ def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> W
 
 
 def _check_names(section: Node, notes: ProblemNotes) -> None:
-    """Add a problem for names that differ only in case, or in - and _: such names would set the
-    same environment variable.
+    """Add a problem for each name that `_find_twins` finds."""
+    if isinstance(section, MapNode):
+        marks = {key.text: key.mark for key, _ in section.entries}
+        for name, message in _find_twins(marks):
+            notes.add(marks[name], message, suggestion="rename one")
+
+
+def _find_twins(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names that differ from another only in case, or in - and _, with what is wrong:
+    such names would set the same environment variable.
     """
     seen: dict[str, str] = {}
-    for key, _ in section.entries if isinstance(section, MapNode) else ():
-        variable = key.text.upper().replace("-", "_")
-        other = seen.setdefault(variable, key.text)
-        if other != key.text:
-            message = (
-                f"the parameters {other!r} and {key.text!r} would both be CAVVY_PARAM_{variable}"
+    for name in names:
+        variable = name.upper().replace("-", "_")
+        other = seen.setdefault(variable, name)
+        if other != name:
+            yield (
+                name,
+                f"the parameters {other!r} and {name!r} would both be CAVVY_PARAM_{variable}",
             )
-            notes.add(key.mark, message, suggestion="rename one")
 
 
 def _to_float(value: int | float) -> float:
