@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from scripts.docs import cli as reference
-from scripts.docs import providers, site
+from scripts.docs import decisions, providers, site
 from scripts.docs import python as interface
 
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
@@ -87,6 +87,23 @@ def test_the_index_lists_every_page() -> None:
     assert {page.relative_to(ROOT / "docs").as_posix() for page in wanted - listed} <= set(
         nav[0]["Clouds"]
     )
+
+
+def test_the_list_of_decisions_is_fresh() -> None:
+    page = (ROOT / "docs/adr/README.md").read_text("utf-8")
+    assert page == decisions.make_page(), "run: python scripts/docs/decisions.py"
+
+
+def test_decisions_that_files_name_by_number_are_there(files: list[str]) -> None:
+    numbers = {path.name[:4] for path in (ROOT / "docs/adr").glob("[0-9]*.md")}
+    named = re.compile(r"(?:\bADR|\b[Dd]ecision)\s+(\d{4})\b|\badr/(\d{4})\b")
+    pages = [*PAGES, *(ROOT / "benchmarks").glob("*.md"), *(ROOT / name[1:] for name in files)]
+    assert {
+        f"{page.relative_to(ROOT)}: {number}"
+        for page in pages
+        for match in named.findall(page.read_text("utf-8"))
+        if (number := match[0] or match[1]) not in numbers
+    } == set()
 
 
 def test_the_reference_of_commands_is_fresh() -> None:

@@ -1,7 +1,7 @@
 """Values: immutable records of named fields, which the whole control plane uses.
 
 A value is a `Struct` of msgspec, which compiled code creates, copies, compares and hashes (ADR
-0075): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes can import only
+0002): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes can import only
 the standard library, so their records are data classes.
 """
 
