@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (14, "1b2e8231ed4139b9")
+ROUTES = (15, "faf9fab7fdb0785c")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -299,6 +299,63 @@ async def test_only_ended_jobs_are_removed(api: Api) -> None:
     assert {each["tags"]["team"] for each in entries} <= {"vision"}
 
 
+async def test_a_job_that_waits_for_another_says_so(api: Api) -> None:
+    base = "/v1/projects/default/jobs"
+    await api.submit("{name: a, run: sleep 600, schedule: 2099-01-01T00:00Z}")
+    await api.submit("{name: b, run: 'true', after: a}")
+    b = (await api.http.get(f"{base}/b")).json()
+    shown = (b["phase"], b["reason"], b["held"], b["not_before"], b["queue_position"])
+    assert shown == ("queued", "waits until a succeeds", True, None, None)
+    await api.http.post(f"{base}/a/stop")
+    await until(lambda: _phase(api, f"{base}/b", "stopped"))
+    b = (await api.http.get(f"{base}/b")).json()
+    assert b["stop_cause"] == "dependency"
+    refused = await api.http.post(f"{base}/b/retry")
+    reason = "it starts after a succeeds, but a was stopped or did not start"
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    assert refused.json()["message"] == f"job b cannot be retried: {reason}"
+    assert refused.json()["hint"] == "`cavvy retry a` retries both"
+    await api.http.post(f"{base}/a/retry")
+    await until(lambda: _phase(api, f"{base}/b", "queued"))
+    await api.submit("{name: c, run: 'true', after: [a:any, b]}")
+    await api.http.post(f"{base}/b/stop")
+    await until(lambda: _phase(api, f"{base}/c", "stopped"))
+
+
+async def test_a_job_that_others_wait_for_stays(api: Api) -> None:
+    base = "/v1/projects/default/jobs"
+    for name in "ax":
+        await api.submit(f"{{name: {name}, run: 'true', schedule: 2099-01-01T00:00Z}}")
+    await api.http.post(f"{base}/a/stop")
+    await api.submit("{name: b, run: 'true', after: [a:any, x]}")
+    refused = (await api.http.delete(f"{base}/a")).json()
+    assert refused["message"] == "job a cannot be removed: job b waits for it"
+    assert (refused["code"], refused["hint"]) == ("conflict", "wait, or stop b first")
+    await api.http.post(f"{base}/b/stop")
+    await until(lambda: _removed(api, f"{base}/a"))
+
+
+async def test_a_job_waits_only_for_jobs_that_end(api: Api) -> None:
+    await api.submit("{name: prepare, run: 'true'}")
+    await api.submit("{name: night, run: 'true', schedule: '0 3 * * *'}")
+    hidden = await api.submit("{name: hidden, run: 'true'}", project="other")
+    for after, told in (
+        ("prepar", "after: project default has no job prepar"),
+        ("night", "after: job night repeats and never ends"),
+        ("train", "after: the job train cannot wait for itself"),
+        ("[prepare, prepare]", "prepare is in the list twice"),
+        (hidden["id"], f"after: project default has no job {hidden['id']}"),
+    ):
+        text = f"{{run: 'true', after: {after}}}"
+        for path in ("jobs", "job-check"):
+            where, ask = f"/v1/projects/default/{path}", {"text": text, "name": "train"}
+            answer = await api.http.post(where, json=ask)
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
+            assert told in answer.json()["message"]
+    names = {each["name"] for each in (await api.http.get("/v1/jobs")).json()["jobs"]}
+    assert names == {"prepare", "night", "hidden"}
+
+
 async def test_a_job_that_is_stopped_before_its_launch_needs_no_second_poll(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

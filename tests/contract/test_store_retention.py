@@ -1,16 +1,24 @@
 """Ended jobs whose rows are deleted, and the sums that stay, in every store."""
 
 import pytest
-from tests.contract.store_suite import after, begin, make_charge, make_job, make_node, submit
+from tests.contract.store_suite import (
+    after,
+    begin,
+    make_charge,
+    make_event,
+    make_job,
+    make_node,
+    submit,
+)
 
 from cavvy.domain.audit import AuditEntry, check_chain
-from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord
+from cavvy.domain.jobs import FAR, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.ledger import LedgerSubject
 from cavvy.domain.retention import EndedJob, RemovedJob
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import JobDependency, StartCondition, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import VolumeBill
-from cavvy.store.base import AtomicWrite, LedgerFilter, RowNotFound
+from cavvy.store.base import AtomicWrite, DependencyMissing, LedgerFilter, RowNotFound
 from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +118,45 @@ async def test_a_job_on_a_gang_in_use_keeps_its_bill(store: Store) -> None:
     assert (await store.gang_spent(first.bought_as)).micros == 333
     await store.commit(AtomicWrite(attempts=[replace(later, phase=AttemptPhase.ENDED, version=1)]))
     assert await store.retention.purge(removal(job))
+
+
+async def test_a_job_stays_while_another_waits_for_it(store: Store) -> None:
+    job = await end(store, "j1", 1)
+    waits = (JobDependency("train-j1"), JobDependency("j1", StartCondition.ANY))
+    with pytest.raises(DependencyMissing, match="project p has no job train-j9"):
+        await submit(store, "j3", name="c", after=(JobDependency("train-j9"),))
+    with pytest.raises(DependencyMissing):
+        await submit(store, "j3", name="c", project="q", after=waits[:1])
+    later = await submit(store, "j2", name="b", not_before=FAR, after=waits)
+    assert later == await store.job("j2")
+    assert [(each.job, each.id) for each in later.after] == [("train-j1", "j1")] * 2
+    assert await store.dependencies.phases(later.after) == {"j1": JobPhase.DONE}
+    assert await store.queue.rows(after(9)) == []
+    assert not await purge(store, job)
+    with pytest.raises(DependencyMissing):
+        await submit(store, "j3", name="c", after=(JobDependency("j1"),))
+    for waiting in (store.dependencies.waiting, store.dependencies.concerned):
+        assert await waiting(job) == ["j2"]
+    await store.commit(AtomicWrite(jobs=[replace(later, after=(), not_before=None)]))
+    assert await store.dependencies.waiting(job) == []
+    assert [each.id for each in await store.queue.rows(after(9))] == ["j2"]
+    assert await store.retention.purge(removal(job))
+    assert await store.dependencies.phases(later.after) == {}
+
+
+async def test_several_jobs_are_stored_together_or_not_at_all(store: Store) -> None:
+    taken = await submit(store, "j0", name="a")
+    a, b = make_job("j1", name="a"), make_job("j2", name="b", after=(JobDependency("a", id="j1"),))
+    stored = await store.submit_graph([(a, make_event(a)), (b, make_event(b))])
+    assert [each.name for each in stored] == ["a-2", "b"]
+    assert stored[1].after == (JobDependency("a-2", id="j1"),)
+    assert await store.job("j2") == stored[1]
+    c = make_job("j3", name="c")
+    wrong = make_job("j4", name="d", after=(JobDependency("e"),))
+    with pytest.raises(DependencyMissing):
+        await store.submit_graph([(c, make_event(c)), (wrong, make_event(wrong))])
+    found = await store.list_jobs("p")
+    assert {each.id for each in found.jobs} == {taken.id, "j1", "j2"}
 
 
 async def test_a_job_whose_volume_has_a_bill_keeps_its_charges(store: Store) -> None:

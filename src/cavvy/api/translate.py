@@ -12,6 +12,7 @@ _OF_STORE = {
     store.StaleVersion: "conflict",
     store.NameConflict: "conflict",
     store.AllocationConflict: "conflict",
+    store.DependencyMissing: "invalid-task",
     store.HashMismatch: "invalid-request",
     store.RowNotFound: "job-not-found",
 }

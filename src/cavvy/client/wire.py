@@ -107,7 +107,7 @@ class JobListing(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     placement: str | None
     spent_micros: int
-    # whether the job waits for its schedule or its time window instead of in the queue
+    # whether the job waits for other jobs, its schedule or its time window instead of in the queue
     held: bool = False
     machine: str | None = None
     tags: dict[str, str] = {}
@@ -239,7 +239,7 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     origin: Raw
     not_before: datetime | None
     stop_reason: str | None
-    stop_cause: str | None = None  # user, budget, duration or deadline
+    stop_cause: str | None = None  # user, budget, duration, deadline or dependency
     consented: bool
     ceiling_micros: int | None
     queue_position: int | None

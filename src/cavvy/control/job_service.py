@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.dependencies import advise_retry, find_missed, say_missed
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,
@@ -348,6 +349,11 @@ class JobService:
             removing = job.removing or job.id in self._removing
             if objection := object_to_retry(replace(job, removing=removing)):
                 raise TooLate(*objection)
+            if job.after:
+                phases = await self._store.dependencies.phases(job.after)
+                if missed := find_missed(job.after, phases):
+                    text = f"job {job.name} cannot be retried: {say_missed(missed, phases)}"
+                    raise TooLate(text, advise_retry(missed, phases))
             changes = retry_job(job, self._clock.now(), account)
             written = await self._write(self._store.commit, job, changes)
             self._arrived()
@@ -371,6 +377,10 @@ class JobService:
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
+            for other in await self._store.dependencies.waiting(job):
+                name = (await self._store.job(other)).name
+                text = f"job {job.name} cannot be removed: job {name} waits for it"
+                raise TooLate(text, f"wait, or stop {name} first")
             # prevents a retry during the removal, because a retry needs the checkpoints
             self._removing.add(job.id)
             try:

@@ -19,6 +19,7 @@ from cavvy.control.decide import job as jobs
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot
 from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.budgets import BudgetAllowance
+from cavvy.control.decide.dependencies import decide_dependent
 from cavvy.control.decide.deposits import is_gone, list_unreported
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
@@ -40,7 +41,7 @@ from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.unit_of_work import UnitOfWork, make_write
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.worklist import QUEUE
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace
@@ -93,6 +94,8 @@ class JobReconciler:
 
     async def _pass(self, job_id: str) -> timedelta | None:
         job = await self._store.job(job_id)
+        if job.after and await self._step_dependent(job):
+            return _AT_ONCE
         if job.held_until is not None and job.phase is JobPhase.QUEUED:
             return min(await self._out.schedules.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
@@ -113,7 +116,30 @@ class JobReconciler:
             if after is not None:
                 break
         await self._flush(uow)
+        await self._hint_dependents(uow.job)
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
+
+    async def _step_dependent(self, job: JobRecord) -> bool:
+        """Check whether a job that waits for other jobs may start now, or never. Return whether the
+        job was changed.
+        """
+        phases = await self._store.dependencies.phases(job.after)
+        changes = decide_dependent(job, phases, self._clock.now())
+        if changes is None:
+            return False
+        uow = UnitOfWork(job, (), ())
+        uow.apply(changes)
+        await self._flush(uow)
+        return True
+
+    async def _hint_dependents(self, job: JobRecord) -> None:
+        """If the job has ended or was retried, let the jobs after it be checked. A server that
+        starts checks all jobs that wait, so a crash loses no hint for them.
+        """
+        retried = job.phase is JobPhase.QUEUED and job.ended_spells
+        if job.phase in JOB_ENDS or retried:
+            for each in await self._store.dependencies.concerned(job):
+                self._out.hint(each)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
         """Execute the next steps of the job and its attempts. Returns the time until the next pass,

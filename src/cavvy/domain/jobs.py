@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import JobDependency, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
 
@@ -56,7 +56,8 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
         JobPhase.STARTING: "an offer was found and an attempt was created",
         JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
-        JobPhase.STOPPED: "the user stopped the job before it was placed",
+        JobPhase.STOPPED: "the user stopped the job before it was placed, or a job before it did "
+        "not end as required",
     },
     JobPhase.STARTING: {
         JobPhase.RUNNING: "every node reported that its work is running",
@@ -81,7 +82,9 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     },
     JobPhase.DONE: {},
     JobPhase.FAILED: {JobPhase.QUEUED: "the user asked for a retry"},
-    JobPhase.STOPPED: {JobPhase.QUEUED: "the user asked for a retry"},
+    JobPhase.STOPPED: {
+        JobPhase.QUEUED: "the user asked for a retry, or retried a job before it",
+    },
 }
 JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
@@ -178,6 +181,7 @@ class StopCause(StrEnum):
     BUDGET = "budget"  # the budget, or the ceiling that the user agreed to
     DURATION = "duration"
     DEADLINE = "deadline"
+    DEPENDENCY = "dependency"  # a job that had to end first did not end as required
 
 
 class WaitKind(StrEnum):
@@ -238,6 +242,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     not_before: datetime | None = None  # earliest start, set after a failure or by the schedule
     # the queue ignores the job until this time; then the schedule reconciler puts it into the queue
     held_until: datetime | None = None
+    # the jobs that must end before the job enters the queue; () if it no longer waits for them
+    after: tuple[JobDependency, ...] = ()
     last_run: str | None = None  # for a repeating job: the ID of the last run that it started
     attempt: int = 0  # number of the latest attempt; 0 before the first
     stop_reason: str | None = None  # if set, the job must be stopped for this reason

@@ -364,6 +364,24 @@ class WebhookTarget(Struct, frozen=True, kw_only=True):
     on: tuple[Delivery, ...] = tuple(Delivery)
 
 
+class StartCondition(StrEnum):
+    """How an earlier job must end, so that a later job starts."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    ANY = "any"
+
+
+class JobDependency(Struct, frozen=True):
+    """An earlier job, or array of jobs, that a job waits for. `job` is its name or ID as written,
+    and `id` its ID, or "" if it has not been looked up.
+    """
+
+    job: str
+    on: StartCondition = StartCondition.SUCCESS
+    id: str = ""
+
+
 class Objection(Struct, frozen=True):
     """The reason why a provider or an offer cannot run a task, no matter how much capacity is
     free.
@@ -414,6 +432,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     array: tuple[IndexRange, ...] = ()
     sweep: tuple[SweptParam, ...] = ()
     parallel: int | None = None  # how many jobs of the array run at once
+    after: tuple[JobDependency, ...] = ()  # the jobs that end before the task starts
     resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
     encrypt: bool = False  # whether the traffic between the nodes is encrypted

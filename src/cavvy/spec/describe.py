@@ -64,6 +64,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("secrets", ", ".join(task.secrets)),
         ("checkpoint", _checkpoint(task)),
         ("takes", _takes(task)),
+        ("after", _after(task)),
         ("starts", _start(task)),
         ("stops", _limits(task)),
         ("tries again", _retry(task)),
@@ -280,6 +281,11 @@ def _start(task: TaskSpec) -> str:
     zone = f"repeatedly: {task.schedule.cron} ({task.schedule.time_zone})"
     start = _time(task.schedule.at) if task.schedule.at else zone
     return f"{start}, {window}" if window else start
+
+
+def _after(task: TaskSpec) -> str:
+    ends = (each.job if each.on == "success" else f"{each.job} ({each.on})" for each in task.after)
+    return listed(ends, "and") if task.after else ""
 
 
 def _limits(task: TaskSpec) -> str:

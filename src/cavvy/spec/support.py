@@ -68,6 +68,7 @@ def object_to_service(task: TaskSpec) -> Objection | None:
     spec = task.service
     assert spec is not None
     for key, given in (
+        ("after", task.after or None),
         ("machine", task.machine),
         ("schedule", task.schedule),
         ("window", task.window),

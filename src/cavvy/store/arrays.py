@@ -13,6 +13,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.archive import check_open
 from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.dependencies import insert_dependencies, look_up
 from cavvy.store.documents import (
     check_readable,
     decode_node,
@@ -206,6 +207,7 @@ def _insert(
     parallel: int | None,
 ) -> None:
     check_open(session, [job.project])
+    job = look_up(session, job)
     texts = check_readable(job)
     if session.run("SELECT 1 FROM job_arrays WHERE id = ?", (job.array_id,)).fetchone():
         raise StaleVersion(f"array {job.array_id} exists already")
@@ -217,6 +219,7 @@ def _insert(
     first = next(iter(members))
     session.run(EVENTS.insert, EVENTS.values(storable_event(replace(event, job_id=first))))
     session.run(_COPY_EVENT, (job.array_id, first, first))
+    insert_dependencies(session, job)
 
 
 def _insert_as(

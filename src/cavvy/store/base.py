@@ -6,6 +6,7 @@ Errors:
   + StaleVersion        another writer stored a newer version first; read again
   + RowNotFound         no such row (in this project)
   + NameConflict        the name is taken
+  + DependencyMissing   a new job waits for a job that does not exist
   + HashMismatch        bytes do not match their hash, or a document cannot be read back; do not
                         send it again
   + AllocationConflict  another gang holds the devices, CPUs or memory
@@ -58,6 +59,10 @@ class RowNotFound(StoreError):
 
 class NameConflict(StoreError):
     """Raised if the name is already in use."""
+
+
+class DependencyMissing(StoreError):
+    """Raised if a new job waits for a job that the project does not have."""
 
 
 class ProjectArchived(StoreError):
@@ -148,7 +153,7 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     exit_code: int | None
     place: str | None  # key of the offer of the latest attempt
     spent: Money
-    held: bool  # whether the job waits for its schedule or window instead of in the queue
+    held: bool  # whether the job waits for other jobs, its schedule or window, not in the queue
     machine: str | None = None  # name of the machine that the job runs on
     tags: dict[str, str] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from cavvy.domain.audit import AuditCut
 from cavvy.domain.retention import AUDIT_SETTING, EndedJob, RemovedJob
 from cavvy.store.audit import cut_log, find_cut
+from cavvy.store.dependencies import delete_dependencies, holds
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import RowCodec
@@ -53,8 +54,8 @@ class SqlRetention:
     async def purge(self, job: RemovedJob) -> bool:
         """Delete all rows of a job except its entries in the ledger. The job must have ended and
         been removed. `find_removed` then returns `job`, unless its name is empty. If another job
-        uses a gang of this job, or the bill of a volume is computed from this job, delete nothing
-        and return False.
+        uses a gang of this job or waits for this job, or the bill of a volume is computed from this
+        job, delete nothing and return False.
         """
         return await self._write(lambda session: _purge(session, job))
 
@@ -112,6 +113,8 @@ def _purge(session: DatabaseSession, job: RemovedJob) -> bool:
     key = (job.job_id,)
     if session.run(_SHARED, key).fetchone() or _has_billed_volume(session, job.job_id):
         return False
+    if holds(session, job.job_id):
+        return False
     row = session.run("SELECT removed IS NULL FROM jobs WHERE id = ?", key).fetchone()
     if row is None:
         return True  # another server was first
@@ -122,6 +125,7 @@ def _purge(session: DatabaseSession, job: RemovedJob) -> bool:
         session.run(f"DELETE FROM {table} WHERE attempt_id IN ({own})", key)
     for table in _OF_JOB:
         session.run(f"DELETE FROM {table} WHERE job_id = ?", key)
+    delete_dependencies(session, job.job_id)
     session.run("DELETE FROM jobs WHERE id = ?", key)
     if job.name:
         session.run(f"{_REMOVED.insert} ON CONFLICT DO NOTHING", _REMOVED.values(job))

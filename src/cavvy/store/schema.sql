@@ -78,6 +78,13 @@ CREATE INDEX jobs_array ON jobs (array_id, phase) WHERE array_id IS NOT NULL;
 CREATE INDEX jobs_array_queue ON jobs
     (phase, array_id, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND array_id IS NOT NULL;
+-- The jobs that wait until other jobs have ended. A job's conditions are in its column `rest`.
+CREATE TABLE job_dependencies (
+    after_id {id} NOT NULL,  -- the job that must end first
+    job_id {id} NOT NULL,  -- the job that waits
+    PRIMARY KEY (after_id, job_id)
+);
+CREATE INDEX job_dependencies_job ON job_dependencies (job_id);
 
 -- Separate from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (

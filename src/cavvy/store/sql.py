@@ -45,6 +45,7 @@ from cavvy.store.base import (
 )
 from cavvy.store.budgets import SqlBudgets
 from cavvy.store.credentials import SqlCredentials
+from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translating
 from cavvy.store.fence import FENCE, fenced
@@ -129,6 +130,7 @@ class Store:
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
         self.retention, self.queue = SqlRetention(*database), SqlQueue(*database)
         self.arrays = SqlArrays(*database)
+        self.dependencies = SqlDependencies(self._read)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -243,13 +245,22 @@ class Store:
 
     async def submit(self, job: JobRecord, event: Event) -> JobRecord:
         """Insert a new job under `job.name` or, if that name is in use, under the first free name
-        of NAME-2, NAME-3 and so on. Return the job as stored.
+        of NAME-2, NAME-3 and so on. Return the job as stored. Raises DependencyMissing.
         """
-        if self._submissions is None or FENCE.get() is not None:
+        if self._submissions is None or FENCE.get() is not None or job.after:
             stored = await self._write(lambda session: insert_job(session, job, event))
         else:
             stored = await self._submissions.submit(job, event)
         self._documents.keep(stored.id, stored.version, stored.task, stored.origin)
+        return stored
+
+    async def submit_graph(self, jobs: Sequence[tuple[JobRecord, Event]]) -> Sequence[JobRecord]:
+        """Insert several new jobs, or none. Otherwise like `submit`. A job that waits for others of
+        them, by their IDs, comes after these.
+        """
+        stored = await self._write(lambda session: [insert_job(session, *each) for each in jobs])
+        for job in stored:
+            self._documents.keep(job.id, job.version, job.task, job.origin)
         return stored
 
     async def job(self, job_id: str) -> JobRecord:

@@ -21,6 +21,7 @@ from cavvy.store.base import (
     RowNotFound,
     StaleVersion,
 )
+from cavvy.store.dependencies import insert_dependencies, look_up
 from cavvy.store.documents import (
     check_readable,
     encode,
@@ -102,15 +103,17 @@ def write_changes(
 
 def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRecord:
     """Insert the new job, its documents and its first event. If the job's name is in use, the job
-    gets the name NAME-N with the first free number N. Raises ProjectArchived.
+    gets the name NAME-N with the first free number N. The jobs that it waits for are looked up.
+    Raises ProjectArchived, DependencyMissing.
     """
     check_open(session, [job.project])
-    stored = storable_job(replace(job, version=0))
+    stored = storable_job(replace(look_up(session, job), version=0))
     texts = check_readable(job)
     while not _insert_job(session, stored, texts):
         number = session.run(_NEXT_NUMBER, (job.project, job.name)).fetchone()
         assert number is not None
         stored = replace(stored, name=f"{job.name}-{number[0]}")
+    insert_dependencies(session, stored)
     _write_events(session, [event])
     return stored
 

@@ -315,7 +315,7 @@ async def stop(
     "/projects/{project}/jobs/{name}",
     "Delete an ended job with its events, log and checkpoints; its bill stays.",
     rule=in_path(Permission.RUN),
-    errors=("job-not-found", "job-not-ended"),
+    errors=("job-not-found", "job-not-ended", "conflict"),
 )
 async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.JobRemoved:
     try:
@@ -325,6 +325,8 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         hint = f"stop the job with `cavvy stop {named(job)}`, then remove the job"
+        if job.phase in JOB_ENDS and await app_state.store.dependencies.waiting(job):
+            raise ApiProblem("conflict", str(error), error.hint) from error
         raise ApiProblem("job-not-ended", str(error), hint) from error
     return wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept)
 
@@ -351,6 +353,8 @@ async def retry(
         if job.phase is JobPhase.DONE:
             hint = f"run the job again as a new job with `cavvy rerun {named(job)}`"
             raise ApiProblem("job-done", str(error), hint) from error
+        if job.after:
+            raise ApiProblem("conflict", str(error), error.hint) from error
         hint = f"wait for the job, or stop it with `cavvy stop {named(job)}`"
         raise ApiProblem("job-not-ended", str(error), hint) from error
 

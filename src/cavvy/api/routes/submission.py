@@ -3,7 +3,8 @@
 import asyncio
 import re
 from asyncio import to_thread
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -40,6 +41,7 @@ from cavvy.planner.candidates import (
 )
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.policies import explain_image, explain_policy
+from cavvy.spec.problems import nearest
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
@@ -51,6 +53,7 @@ from cavvy.store.objects.measures import BUCKETS
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
+_COMPARED = 100  # the newest jobs whose names are compared with a name that does not exist
 _SHORT = 5_000  # characters of a task that is parsed in the event loop, in less than 0.1 s
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(RunOrigin).decode
@@ -78,6 +81,7 @@ async def submit_task(
     jobs = app_state.control_plane.jobs
     job_id = key or jobs.make_id()
     announce(job_id, task)
+    await check_after(app_state, task)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, project, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
@@ -120,6 +124,7 @@ async def check_submission(
     text = read_text(ask)
     task = await read_task(app_state, project, ask, text, read_origin(ask, text), now)
     await app_state.store.archive.check(project)
+    await check_after(app_state, task)
     await check_secrets(app_state, task)
     app_state.control_plane.jobs.check_times(task)
     placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
@@ -291,6 +296,47 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
                 "invalid-request", f"the body cannot be read: {error} in `origin`"
             ) from error
     return origin if origin.task_text else replace(origin, task_text=text)
+
+
+async def check_after(app_state: AppState, task: TaskSpec, beside: Collection[str] = ()) -> None:
+    """Raise ApiProblem if the task waits for a job that does not exist or never ends. `beside` are
+    the names of the tasks that are submitted together with it.
+    """
+    if task.after and task.schedule is not None and task.schedule.cron is not None:
+        raise ApiProblem("invalid-task", "after: a job that repeats cannot wait for other jobs")
+    for each in task.after:
+        if each.job == task.name:
+            raise ApiProblem(
+                "invalid-task",
+                f"after: the job {task.name} cannot wait for itself",
+                "name an earlier job of the same name by its ID",
+            )
+        if each.job not in beside:
+            await _check_earlier(app_state, task, each.job)
+
+
+async def _check_earlier(app_state: AppState, task: TaskSpec, name: str) -> None:
+    with suppress(RowNotFound):
+        await app_state.store.arrays.find(task.project, name)
+        return
+    try:
+        job = await app_state.store.find_job(task.project, name)
+    except RowNotFound:
+        page = await app_state.store.list_jobs(task.project, limit=_COMPARED)
+        close = nearest(name, (each.name for each in reversed(page.jobs)))
+        raise ApiProblem(
+            "invalid-task",
+            f"after: project {task.project} has no job {name}",
+            f"did you mean {close}?" if close else "`cavvy ps` lists the jobs",
+        ) from None
+    if job.removing:
+        raise ApiProblem("invalid-task", f"after: job {name} is being removed")
+    if job.task.schedule is not None and job.task.schedule.cron is not None:
+        raise ApiProblem(
+            "invalid-task",
+            f"after: job {name} repeats and never ends",
+            "name one of its runs, which `cavvy ps` lists",
+        )
 
 
 async def check_secrets(app_state: AppState, task: TaskSpec) -> None:

@@ -18,6 +18,7 @@ from cavvy.domain.allocations import Allocation
 from cavvy.domain.arrays import StoredArray, describe_counts, find_phase
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import (
+    FAR,
     JOB_ENDS,
     Attempt,
     AttemptOutcome,
@@ -87,7 +88,7 @@ def job_detail(
         **row,
         task=Raw(_encode(job.task)),
         origin=Raw(_encode(job.origin)),
-        not_before=job.held_until or job.not_before,
+        not_before=job.held_until or (None if job.not_before == FAR else job.not_before),
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         queue_position=queue_position,
         queue_ahead=queue_ahead,

@@ -48,6 +48,12 @@ _OVERRIDES = (
     ("--max-price", "resources.max_price", "USD", "The maximum price of a node per hour."),
     ("--nodes", "nodes", "COUNT", "The number of nodes."),
     (
+        "--after",
+        "after",
+        "JOB[:CONDITION] +",
+        "Start after this job has succeeded, or by the condition success, failure or any.",
+    ),
+    (
         "--machine",
         "machine",
         "NAME",

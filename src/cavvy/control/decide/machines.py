@@ -210,6 +210,7 @@ def make_start(machine: NamedMachine) -> TaskSpec:
         machine=machine.name,
         # what belongs to the work instead of the machine
         priority=0,
+        after=(),
         encrypt=False,
         inputs=(),
         outputs=(),

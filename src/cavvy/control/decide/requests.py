@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.rows import RowChanges, make_event
-from cavvy.control.decide.schedule import find_hold, say_next
+from cavvy.control.decide.schedule import find_hold, say_next, say_waiting
 from cavvy.control.decide.transitions import deliveries_of, turn_job
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
@@ -18,6 +18,11 @@ def hold_job(job: JobRecord, now: datetime) -> tuple[JobRecord, Event]:
     """Return the newly submitted job, which waits until it may start, and the event of its
     submission. Raises ValueError if the job would never start."""
     not_before, held_until = find_hold(job.task, now)
+    if job.task.after:
+        held = replace(
+            job, after=job.task.after, not_before=FAR, reason=say_waiting(job.task.after)
+        )
+        return held, make_event(held, now, "queued", f"submitted, {held.reason}", fact="submitted")
     start = held_until if held_until is not None and held_until > now else not_before
     at_once = start in (None, FAR)
     text = "submitted" if at_once else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
@@ -30,10 +35,11 @@ def hold_job(job: JobRecord, now: datetime) -> tuple[JobRecord, Event]:
 
 
 def is_timed(job: JobRecord) -> bool:
-    """Return whether a waiting job must be checked again at a known time."""
+    """Return whether a waiting job must be checked again at a known time, or now because the jobs
+    that it waits for may have ended."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
-    return any(time is not None for time in times)
+    return bool(job.after) or any(time is not None for time in times)
 
 
 def is_stopping(job: JobRecord) -> bool:
@@ -83,18 +89,20 @@ def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
     )
 
 
-def retry_job(job: JobRecord, now: datetime, account: str = "") -> RowChanges:
-    """Queue the job again, with its retry counts reset, as a job of the account that asks."""
-    not_before, held_until = find_hold(job.task, now)
-    text = "retried by the user"
+def retry_job(
+    job: JobRecord, now: datetime, account: str = "", text: str = "retried by the user"
+) -> RowChanges:
+    """Queue the job again, with its retry counts reset, as a job of the account that asks. A job
+    that waited for other jobs waits for them again."""
+    not_before, held_until = (FAR, None) if job.after else find_hold(job.task, now)
     fresh = replace(
         job,
         phase=JobPhase.QUEUED,
-        reason=text,
+        reason=say_waiting(job.after) if job.after else text,
         since=now,
         account=account,
         barred=False,
-        not_before=not_before if held_until is not None else None,
+        not_before=FAR if job.after else not_before if held_until is not None else None,
         held_until=held_until,
         stop_reason=None,
         stop_cause=None,

@@ -2,6 +2,7 @@
 window."""
 
 import hashlib
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -9,7 +10,7 @@ from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.domain.accounts import Account
 from cavvy.domain.jobs import FAR, JobRecord
-from cavvy.domain.tasks import JobSchedule, TaskSpec
+from cavvy.domain.tasks import JobDependency, JobSchedule, StartCondition, TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.calendar import (
     Prices,
@@ -19,9 +20,15 @@ from cavvy.planner.calendar import (
     next_time,
     parse_cron,
 )
+from cavvy.spec.problems import listed
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ENDS = {
+    StartCondition.SUCCESS: "succeeds",
+    StartCondition.FAILURE: "fails",
+    StartCondition.ANY: "ends",
+}
 _BARRED = timedelta(minutes=1)  # how long a barred job is held before its account is read again
 
 
@@ -34,6 +41,15 @@ def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime 
         return FAR, _next(schedule, now)
     start = schedule.at if schedule is not None else None
     return (FAR, start or now) if task.window is not None else (start, None)
+
+
+def say_waiting(after: Iterable[JobDependency]) -> str:
+    """Return what the job waits for, for example: waits until prepare succeeds."""
+    return f"waits until {listed([f'{each.job} {say_end(each.on)}' for each in after], 'and')}"
+
+
+def say_end(on: StartCondition) -> str:
+    return _ENDS[on]
 
 
 # Accounts

@@ -10,6 +10,7 @@ from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
+from cavvy.spec.fields.after import AFTER, check_after
 from cavvy.spec.fields.arrays import ARRAY, SWEEP
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE
@@ -136,12 +137,13 @@ def _check_tag_value(text: str) -> str:
     return text
 
 
-_MOST_ENTRIES = {"inputs": 1000, "outputs": 1000, "volumes": 100, "webhooks": 100}
+_MOST_ENTRIES = {"after": 100, "inputs": 1000, "outputs": 1000, "volumes": 100, "webhooks": 100}
 
 
 def list_excess(task: TaskSpec) -> Iterator[tuple[str, int, int]]:
     """Yield each list of a task that is too long, with its number of entries and the maximum."""
     counts = {
+        "after": len(task.after),
         "inputs": len(task.inputs),
         "outputs": len(task.outputs),
         "volumes": len(task.volumes),
@@ -177,6 +179,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
             suggestion="add `workdir: .`",
         )
     _check_service(table)
+    check_after(table)
     check_volumes(table)
     for outside in list_outside(
         table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
@@ -228,7 +231,9 @@ def _check_service(table: SectionReader) -> None:
     """
     if not table.has("service"):
         return
-    table.reject_beside("service", ("schedule", "window", "work", "keep", "session", "machine"))
+    table.reject_beside(
+        "service", ("after", "schedule", "window", "work", "keep", "session", "machine")
+    )
 
 
 def _check_uses(table: SectionReader) -> None:
@@ -289,6 +294,7 @@ class TaskKeys(TypedDict, total=False):
     array: Annotated["str", ARRAY]
     sweep: Annotated["Mapping[str, Scalar | Sequence[Scalar]]", FieldSpec(SWEEP, to=())]
     parallel: Annotated["Whole", whole(1, 10_000)]
+    after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]
     resources: Annotated["Resources", RESOURCES]
     nodes: Annotated["Whole", whole(1, 10_000)]
     encrypt: Annotated["Switch", FLAG]
