@@ -1,5 +1,6 @@
 """Arrays of jobs over HTTP."""
 
+import asyncio
 from typing import Any
 
 from tests.api.api_state import Api
@@ -79,8 +80,31 @@ async def test_an_array_is_stopped_and_retried_as_one(api: Api) -> None:
     assert sum(answer["members"].get(phase, 0) for phase in ("queued", "starting")) >= stopped
 
 
+async def test_an_array_is_removed_as_one_when_its_jobs_have_ended(api: Api) -> None:
+    await submit(api, "{name: train, array: 0-2, parallel: 1, run: 'x'}")
+    where = "/v1/projects/default/arrays/train"
+    answer = await api.http.delete(where)
+    assert (answer.status_code, answer.json()["code"]) == (409, "job-not-ended")
+    assert answer.json()["hint"] == "stop the array with `cavvy stop train`, then remove it"
+    assert len((await read(api, "arrays/train"))["jobs"]) == 3
+    await api.http.post(f"{where}/stop", json={})
+    for _ in range(500):
+        answer = await api.http.delete(where)
+        if answer.status_code == 200:
+            break
+        await asyncio.sleep(0.02)
+    assert answer.json() == {"freed_bytes": 0, "kept": ""}
+    assert (await read(api, "jobs"))["jobs"] == []
+    assert (await api.http.delete(where)).status_code == 404
+    assert (await submit(api, "{name: train, run: 'x'}"))["name"] == "train"
+
+
 async def test_what_is_refused_is_not_stored(api: Api) -> None:
-    for text in ("{array: '0', run: x}", "{array: 0-99999, run: x}", "{sweep: {a: [1]}, run: x}"):
+    for text in (
+        "{array: '0', run: x}",
+        "{array: 0-99999, run: x}",
+        "{sweep: {a: 0..999999}, run: x}",
+    ):
         assert (await api.post_job(text)).status_code == 422
     assert (await read(api, "jobs"))["jobs"] == []
     answer = await api.http.get("/v1/projects/default/arrays/none")

@@ -51,6 +51,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_JOB}/retry"): RUNNERS,
     ("POST", "/v1/projects/{project}/arrays/{name}/stop"): RUNNERS,
     ("POST", "/v1/projects/{project}/arrays/{name}/retry"): RUNNERS,
+    ("DELETE", "/v1/projects/{project}/arrays/{name}"): RUNNERS,
     ("POST", f"{_JOB}/drill/preempt"): RUNNERS,
     ("DELETE", _JOB): RUNNERS,
     ("POST", f"{_JOB}/exec"): RUNNERS,

@@ -109,6 +109,18 @@ async def test_the_array_is_removed_with_its_last_member(store: Store) -> None:
     assert await store.snapshots() == set()
 
 
+async def test_members_are_removed_together_or_not_at_all(store: Store) -> None:
+    await Spec().submit(store)
+    jobs = [await store.find_job("p", f"train.{index}") for index in range(3)]
+    await store.commit(AtomicWrite(jobs=[replace(jobs[2], phase=JobPhase.RUNNING)]))
+    with pytest.raises(StaleVersion):
+        await store.remove_jobs(jobs)
+    assert len(await store.arrays.members("a0")) == 3
+    await store.remove_jobs([*jobs[:2], await store.job("a0-00002")])
+    with pytest.raises(RowNotFound):
+        await store.arrays.find("p", "train")
+
+
 async def test_arrays_are_listed_newest_first(store: Store) -> None:
     for number in range(3):
         await Spec(array_id=f"a{number}").submit(store)
@@ -136,6 +148,8 @@ async def test_the_queue_reads_some_members_of_each_array_beside_other_jobs(stor
     ]
     assert [each.array for each in await store.queue.rows(NOW)] == ["a0", "a0", None]
     assert await store.queue.running() == {"a0": 1}
+    assert await store.arrays.holds_nodes("a0")
+    assert not await store.arrays.holds_nodes("b0")
 
 
 async def test_the_members_of_an_array_have_what_they_reported(store: Store) -> None:

@@ -17,12 +17,12 @@ from cavvy.cli.reach.session import (
     rank_option,
     session,
 )
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, LogChunk
-    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.array_wire import ArrayMemberView
+    from cavvy.client.wire import JobDetail
 
 
 @click.command("logs")
@@ -55,11 +55,12 @@ def command(
     since: datetime | None,
     timestamps: bool,
 ) -> None:
-    """Print or follow a job's log, or print the logs of all jobs of an array. Logs are kept after
+    """Print or follow the log of a job, or the logs of all jobs of an array. Logs are kept after
     the nodes are removed.
 
     --since and --timestamps use the local time at which the server received a line.
     """
+    from cavvy.cli.reach.array_logs import follow_logs, print_logs
     from cavvy.cli.reach.arrays import array_instead
     from cavvy.cli.reach.follow import follow
     from cavvy.client import ApiError
@@ -67,24 +68,16 @@ def command(
     if since and tail is not None:
         raise click.UsageError("--since and --tail cannot be used together")
     plain = tail is None and attempt is None and rank == 0 and since is None and not timestamps
-    with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
-        if following and plain:
-            follow(client, project, name)
-            return
-        try:
-            job = client.job(project, name, session=True)
-        except ApiError as error:
-            _array_out(client, project, array_instead(client, project, name, error), following)
-            return
-        if tail is not None:
-            attempt = attempt or job.attempt or None
 
-        def read(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
+    def read(client: "ApiClient", job: "JobDetail | ArrayMemberView") -> Iterator[bytes]:
+        newest = job.attempt or None if tail is not None else None
+
+        def read_some(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
             chunks = client.log_chunks(
                 project,
                 job.id,
                 rank=rank,
-                attempt=attempt,
+                attempt=attempt or newest,
                 follow=follow,
                 tail_bytes=tail_bytes,
                 since=since,
@@ -94,28 +87,25 @@ def command(
                 return _stamp(chunks, redrawn=sys.stdout.isatty())
             return (chunk.data for chunk in chunks)
 
-        out = sys.stdout.buffer
         if tail is not None:
-            out.writelines(_last_lines(read, tail))
-            if not following:
-                return
-        for data in read(following, 0 if tail is not None else None):
-            out.write(data)
-            out.flush()
+            yield from _last_lines(read_some, tail)
+        if tail is None or following:
+            yield from read_some(following, 0 if tail is not None else None)
 
-
-def _array_out(client: "ApiClient", project: str, found: "ArrayDetail", following: bool) -> None:
-    """Print the logs of the jobs of an array, each line with the name of its job."""
-    if following:
-        hint = f"follow one of its jobs, such as {found.jobs[0].name}"
-        raise CommandFailure(f"{found.array.name} is an array, whose jobs have own logs", hint, 2)
-    out = sys.stdout.buffer
-    for job in found.jobs:
-        if job.attempt:
-            begin = f"{job.name}: ".encode()
-            data = b"".join(chunk.data for chunk in client.log_chunks(project, job.id))
-            out.writelines(begin + line + b"\n" for line in data.splitlines())
-            out.flush()
+    with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
+        try:
+            if following and plain:
+                follow(client, project, name)
+            job = client.job(project, name, session=True)
+        except ApiError as error:
+            array = array_instead(client, project, name, error)
+            if following:
+                follow_logs(client, project, array, read)
+            print_logs(client, array, read)
+            return
+        for data in read(client, job):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
 
 def _stamp(chunks: "Iterable[LogChunk]", redrawn: bool) -> Iterator[bytes]:

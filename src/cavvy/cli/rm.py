@@ -26,27 +26,31 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
     """Remove ended jobs with their events, logs and checkpoints.
 
     The bills of removed jobs are kept; `cavvy cost` shows them. Jobs that have not ended are not
-    removed.
+    removed. An array is removed as a whole, when all its jobs have ended.
     """
     if bool(names) == ended:
         raise CommandFailure("expected either names of jobs or --ended", "`cavvy ps` lists jobs", 2)
     with session() as client:
         if ended:
-            found = tuple(row.name for row in list_jobs(client, project, ENDED)[0])
+            rows = list_jobs(client, project, ENDED, arrays=True)[0]
+            found = {row.name: sum(row.members.values()) for row in rows}
         else:
-            found = tuple(each for name in names for each in _find_ended(client, project, name))
+            found = dict(_find_ended(client, project, name) for name in names)
         if found and not yes:
             several = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            confirm(f"remove {', '.join(found[:_SHOWN])}{several}, with logs and checkpoints?")
-        for name in found:
-            _remove(client, project, name, skip_busy=ended)
+            shown = [
+                f"the {count:,} jobs of {name}" if count else name for name, count in found.items()
+            ]
+            confirm(f"remove {', '.join(shown[:_SHOWN])}{several}, with logs and checkpoints?")
+        for name, count in found.items():
+            _remove(client, project, name, is_array=bool(count), skip_busy=ended)
         if not found:
             click.echo(f"project {project} has no ended jobs")
 
 
-def _find_ended(client: "ApiClient", project: str, name: str) -> list[str]:
-    """Return the name of the ended job with this name or ID, or those of an array. Raises
-    CommandFailure.
+def _find_ended(client: "ApiClient", project: str, name: str) -> tuple[str, int]:
+    """Return the name of the ended job or array with this name or ID, and the number of the array's
+    jobs or 0. Raises CommandFailure.
     """
     from cavvy.client import ApiError
 
@@ -58,21 +62,24 @@ def _find_ended(client: "ApiClient", project: str, name: str) -> list[str]:
             hint = f"`cavvy stop {name}` stops all its jobs"
             message = f"{name} has jobs that have not ended ({array.array.reason})"
             raise CommandFailure(f"{message}, so it is not removed", hint) from None
-        return [each.name for each in array.jobs]
+        return array.array.name, len(array.jobs)
     if job.phase not in ENDED:
         hint = f"`cavvy stop {job.name}` stops the job"
         raise CommandFailure(f"{job.name} is {job.phase}, so it is not removed", hint)
-    return [job.name]
+    return job.name, 0
 
 
-def _remove(client: "ApiClient", project: str, name: str, *, skip_busy: bool) -> None:
-    """Remove a job. If the job's nodes are not released yet, raises CommandFailure or, with
+def _remove(
+    client: "ApiClient", project: str, name: str, *, is_array: bool, skip_busy: bool
+) -> None:
+    """Remove a job or an array. If its nodes are not released yet, raises CommandFailure or, with
     `skip_busy`, only prints a message.
     """
     from cavvy.client import ApiError
+    from cavvy.client.array_wire import remove_array
 
     try:
-        removed = client.remove(project, name)
+        removed = remove_array(client, project, name) if is_array else client.remove(project, name)
     except ApiError as error:
         if not skip_busy or error.code != "job-not-ended":
             raise

@@ -4,7 +4,9 @@ from datetime import datetime
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, segment
-from cavvy.client.wire import Answer, JobListing, Scalar, StopAsk
+from cavvy.client.wire import Answer, JobListing, JobRemoved, Scalar, StopAsk
+
+_REMOVAL_S = 600  # in which the files of 10,000 jobs are deleted
 
 
 class ArrayMemberView(Answer, frozen=True, kw_only=True):
@@ -48,6 +50,12 @@ def stop_array(client: ApiClient, project: str, name: str) -> JobListing:
 def retry_array(client: ApiClient, project: str, name: str) -> JobListing:
     """Queue all failed and stopped jobs of the array again."""
     return client.ask(f"{_path(project, name)}/retry", JobListing, method="POST")
+
+
+def remove_array(client: ApiClient, project: str, name: str) -> JobRemoved:
+    """Delete all jobs of the array except their bills. Raises ApiError `job-not-ended`."""
+    path = _path(project, name)
+    return client.ask(path, JobRemoved, method="DELETE", retry=False, wait_s=_REMOVAL_S)
 
 
 def _path(project: str, name: str) -> str:

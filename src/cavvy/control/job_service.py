@@ -31,7 +31,7 @@ from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
-from cavvy.domain.arrays import StoredArray, list_indices
+from cavvy.domain.arrays import StoredArray, describe_counts, list_indices
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
@@ -251,6 +251,54 @@ class JobService:
         await self._change_all(wanted, retry, self._store.commit)
         self._arrived()
         return await self._store.arrays.get(array.id)
+
+    async def remove_array(self, project: str, name: str) -> RemovedCheckpoints:
+        """Do the same as `remove` for all members, of which each must have ended. A repeated
+        request completes a removal that a crash has interrupted. Raises RowNotFound, TooLate.
+        """
+        array = await self._store.arrays.find(project, name)
+        members = [each.job for each in await self._store.arrays.members(array.id)]
+        standing = ""
+        if not JOB_ENDS.issuperset(each.phase for each in members):
+            standing = describe_counts(array.counts)
+        elif await self._store.arrays.holds_nodes(array.id):
+            standing = "its nodes are not released yet"
+        if standing:
+            raise TooLate(f"array {array.name} cannot be removed: {standing}", "stop it first")
+        ids = [each.id for each in members]
+        self._removing.update(ids)
+        try:
+            removed = [
+                await self._remove_some(ids[start : start + _AT_ONCE])
+                for start in range(0, len(ids), _AT_ONCE)
+            ]
+        finally:
+            self._removing.difference_update(ids)
+        return RemovedCheckpoints(
+            bytes=sum(each.bytes for each in removed),
+            kept="; ".join(each.kept for each in removed if each.kept),
+        )
+
+    async def _remove_some(self, job_ids: Sequence[str]) -> RemovedCheckpoints:
+        """Mark ended jobs as being removed, delete their files, and then their rows."""
+
+        def mark(job: JobRecord) -> RowChanges | None:
+            wanted = job.phase in JOB_ENDS and not job.removing
+            return RowChanges(job=replace(job, removing=True)) if wanted else None
+
+        with suppress(StoreFull):  # deleting the files makes space for the record
+            await self._change_some(job_ids, mark, self._store.commit)
+        jobs = await self._store.find_jobs(job_ids)
+        for job in jobs:
+            if job.phase not in JOB_ENDS:
+                raise TooLate(f"job {job.name} cannot be removed: {job.phase}", "stop it first")
+        # a job that never had a node has no files
+        removed = [await self._remove_files(job) for job in jobs if job.attempt]
+        await self._store.remove_jobs(jobs)
+        return RemovedCheckpoints(
+            bytes=sum(each.bytes for each in removed),
+            kept="; ".join(each.kept for each in removed if each.kept),
+        )
 
     async def _change_all(
         self,

@@ -70,6 +70,10 @@ _PROGRESS = (
     "SELECT j.id, n.document FROM jobs j JOIN attempts a ON a.job_id = j.id AND "
     "a.number = j.attempt JOIN nodes n ON n.attempt_id = a.id WHERE j.array_id = ? AND n.rank = 0"
 )
+_HOLDS = (
+    "SELECT 1 FROM jobs j JOIN attempts a ON a.job_id = j.id "
+    "WHERE j.array_id = ? AND a.phase <> 'ended' LIMIT 1"
+)
 
 
 class ArrayMember(Struct, frozen=True, kw_only=True):
@@ -144,6 +148,11 @@ class SqlArrays:
             ]
 
         return await self._read(read)
+
+    async def holds_nodes(self, array_id: str) -> bool:
+        """Return whether a member has nodes that are not released yet."""
+        rows = await self._read(lambda session: session.run(_HOLDS, (array_id,)).fetchall())
+        return bool(rows)
 
     async def _list(self, where: str, *values: object) -> Sequence[StoredArray]:
         rows = await self._read(lambda session: session.run(_LIST.format(where), values).fetchall())

@@ -469,7 +469,16 @@ class Store:
         """Delete an ended job with its events, nodes and checkpoints. The job's charges are kept,
         and its name can be used again. Raises StaleVersion.
         """
-        await self._write(lambda session: remove_job(session, job))
+        await self.remove_jobs([job])
+
+    async def remove_jobs(self, jobs: Sequence[JobRecord]) -> None:
+        """Do the same for several jobs, all or none of them."""
+
+        def remove(session: DatabaseSession) -> None:
+            for job in jobs:
+                remove_job(session, job)
+
+        await self._write(remove)
 
     # Checkpoints
 

@@ -6,10 +6,11 @@ from starlette.requests import Request
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import views
-from cavvy.api.routes.jobs import JobPath, ProjectPath
+from cavvy.api.routes.jobs import JobPath, ProjectPath, named
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, principal_of
 from cavvy.client import array_wire, wire
+from cavvy.control.job_service import TooLate
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, choose_values
 from cavvy.store.base import RowNotFound
@@ -76,6 +77,22 @@ async def retry(
     account = principal_of(request).account or ""
     jobs = app_state.control_plane.jobs
     return views.array_row(await jobs.retry_array(project, array.id, account))
+
+
+@router.delete(
+    "/projects/{project}/arrays/{name}",
+    "Delete all jobs of an array, which must have ended; their bills stay.",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "job-not-ended"),
+)
+async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.JobRemoved:
+    array = await _find(app_state, project, name)
+    try:
+        removed = await app_state.control_plane.jobs.remove_array(project, array.id)
+    except TooLate as error:
+        hint = f"stop the array with `cavvy stop {named(array)}`, then remove it"
+        raise ApiProblem("job-not-ended", str(error), hint) from error
+    return wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept)
 
 
 async def _find(app_state: AppState, project: str, name: str) -> StoredArray:

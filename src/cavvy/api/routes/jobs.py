@@ -435,7 +435,7 @@ def _describe_removed(gone: RemovedJob) -> ApiProblem:
     )
 
 
-def named(job: JobRecord) -> str:
+def named(job: JobRecord | StoredArray) -> str:
     """Return the job's name as users must write it in commands. Used in hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
