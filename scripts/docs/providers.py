@@ -1,8 +1,9 @@
 """Writes docs/reference/providers.md, which names no provider, and one page for each provider in
 docs/reference/providers/, so that a new provider adds a page and changes none.
 
-A page is made from the provider's manifest and from docs/reference/tested/NAME.json, in which a run
-of the tests recorded what they show:
+A page is made from the provider's manifest, from docs/reference/tested/NAME.txt, which states what
+is assumed or unknown, and from NAME.json beside it, in which a run of the tests recorded what they
+show:
 
 CAVVY_PROOFS=docs/reference/tested make test && .venv/bin/python scripts/docs/providers.py
 """
@@ -61,14 +62,19 @@ def make_pages(tested: Path = TESTED) -> Iterator[tuple[str, str]]:
     """The pages of Cavvy's own providers, by name."""
     agent = _read(tested, "agent")
     for name, known in sorted(list_own().items()):
-        yield name, make_page(known, _read(tested, name), agent)
+        notes = tested / f"{name}.txt"
+        doubts = notes.read_text("utf-8").strip() if notes.exists() else ""
+        yield name, make_page(known, _read(tested, name), agent, doubts)
 
 
 def make_page(
-    known: KnownProvider, found: Mapping[str, Any] | None, agent: Mapping[str, Any] | None
+    known: KnownProvider,
+    found: Mapping[str, Any] | None,
+    agent: Mapping[str, Any] | None,
+    doubts: str = "",
 ) -> str:
-    """The page of one provider. `found` is what the tests recorded about it, and `agent` what they
-    recorded about the agent alone.
+    """The page of one provider. `found` is what the tests recorded about it, `agent` what they
+    recorded about the agent alone, and `doubts` what is assumed or unknown.
     """
     manifest = manifest_of(known)
     about = (import_module(known.module).__doc__ or "").partition("\n\n")[0]
@@ -98,6 +104,8 @@ def make_page(
     abilities = ", ".join(each.name for each in manifest.abilities)
     lines += ["", f"[Abilities](../providers.md#abilities): {abilities or 'none'}."]
     lines += ["", "## Contract suite", *_suite(found)]
+    if doubts:
+        lines += ["", "## Assumed or unknown", doubts]
     return "\n".join(lines) + "\n"
 
 
