@@ -18,9 +18,10 @@ from cavvy.domain.accounts import (
 )
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.node_pools import NodePool
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, SealedSecret
@@ -95,6 +96,9 @@ async def make_team(api: Api) -> Team:
                 updated_at=api.app_state.now(),
             )
         )
+        need = ResourceSpec(cpus_min=1)
+        pool = NodePool(project=name, name=f"pool-of-{name}-mark", resources=need, max_nodes=1)
+        await store.node_pools.put(pool)
         await store.services.put(make_service(name, api.app_state.now()))
         budget = f"budget-of-{name}-mark"
         limit, now = Money(10**12), api.app_state.now()
@@ -105,6 +109,7 @@ async def make_team(api: Api) -> Team:
             attempt.gang,
             f"job-of-{name}-mark",
             f"machine-of-{name}-mark",
+            f"pool-of-{name}-mark",
             f"SECRET_OF_{name.upper()}_MARK",
             budget,
             f"service-of-{name}-mark",

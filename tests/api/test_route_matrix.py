@@ -65,6 +65,8 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_MACHINE}/stop"): RUNNERS,
     ("POST", f"{_MACHINE}/keep"): RUNNERS,
     ("DELETE", _MACHINE): RUNNERS,
+    ("POST", "/v1/projects/{project}/pools"): {"operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/pools/{name}"): {"operator", "admin"},
     ("PUT", _SERVICE): RUNNERS,
     ("DELETE", _SERVICE): RUNNERS,
     ("GET", f"{_SERVICE}/calls"): RUNNERS,
@@ -125,6 +127,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/shares": ("query", "view"),
     "/v1/nodes": ("query", "view"),
     "/v1/machines": ("query", "view"),
+    "/v1/pools": ("query", "view"),
     "/v1/services": ("query", "view"),
     "/v1/budgets": ("query", "spending"),
     "/v1/ledger": ("query", "spending"),
@@ -135,6 +138,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/projects/{project}/jobs/{name}": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/forecast": ("path", "view"),
     "/v1/projects/{project}/machines/{name}": ("path", "view"),
+    "/v1/projects/{project}/pools/{name}": ("path", "view"),
     "/v1/projects/{project}/services/{name}": ("path", "view"),
     "/v1/projects/{project}/cost": ("path", "spending"),
     "/v1/projects/{project}/audit": ("path", "spending"),
@@ -191,8 +195,9 @@ async def ask(team: Team, method: str, path: str, project: str, token: str | Non
         "digest": "0" * 64,
         "index": "0",
     }
-    if "/machines/" in path and gets:
-        values["name"] = f"machine-of-{project}-mark"
+    for kind in ("machine", "pool"):
+        if f"/{kind}s/" in path and gets:
+            values["name"] = f"{kind}-of-{project}-mark"
     if "/secrets/" in path:
         values["name"] = "DOES_NOT_EXIST"
     made = path.format_map({**values, **{"role": "admin"}, **_rest(path, values)})

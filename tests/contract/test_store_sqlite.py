@@ -429,8 +429,9 @@ async def test_listings_walk_an_index(store: Store, monkeypatch: pytest.MonkeyPa
         plan = "\n".join(str(step[3]) for step in steps)
         scans = re.findall(r"SCAN (?!p\d|\()\w+(?! USING)(?:$|\n)", plan)
         assert not scans, f"{sql}\n{plan}"
-        if "PARTITION BY" in sql:  # the queues of machines, without all other queued jobs
-            queue = "jobs_machine_turns" if "BY project, machine" in sql else "jobs_turns"
+        if "PARTITION BY" in sql:  # the queues of machines and pools, without all other queued jobs
+            line = next((each for each in ("machine", "pool") if f"BY project, {each} " in sql), "")
+            queue = f"jobs_{line}_turns" if line else "jobs_turns"
             assert queue in plan, f"{sql}\n{plan}"
             assert "FOR RIGHT PART" not in plan, f"{sql}\n{plan}"
         # these sort the rows that they return, or add up those of one project

@@ -44,6 +44,7 @@ from cavvy.client import (
     credential_wire,
     key_wire,
     policy_wire,
+    pool_wire,
     queue_wire,
     service_key_wire,
     service_wire,
@@ -168,6 +169,28 @@ SHARES = share_wire.ShareReport(
             max_gpus=16384,
         )
     ],
+)
+POOL = pool_wire.PoolView(
+    name=NAME,
+    project=PROJECT,
+    user=USER,
+    state="closed",
+    opens_at=at(1e6),
+    min=1000,
+    max=10_000,
+    nodes=10_000,
+    idle=1000,
+    starting=1000,
+    leaving=1000,
+    running_jobs=100_000,
+    waiting_jobs=1_000_000,
+    idle_s=86_400,
+    spot_share=0.5,
+    hours="Mon-Fri 08:00-20:00 Europe/Berlin",
+    rate_micros_per_hour=98_765_432_100,
+    spent_micros=123_456_789_000_000,
+    problem=REASON,
+    text="",
 )
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON
@@ -315,6 +338,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)
     monkeypatch.setattr(share_wire, "read_shares", lambda *_: SHARES)
+    monkeypatch.setattr(pool_wire, "list_pools", lambda *_: [POOL])
     monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
     monkeypatch.setattr(usage, "read_charges", lambda *_: [])
@@ -447,6 +471,7 @@ TABLES = {  # command -> the names that its table must contain
     f"policy show -p {PROJECT}": [PROJECT],
     "ps tune --best validation_loss:min": [f"{NAME}.9999", "0.123456789", "adam"],
     "shares": [PROJECT, "33.3%"],
+    "pool ls": [NAME],
     f"credential list -p {PROJECT}": ["primeintellect"],
     "trust list": ["company"],
     "advise": [NAME],

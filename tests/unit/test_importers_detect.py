@@ -140,6 +140,7 @@ def test_every_key_of_ours_is_ours_or_shared() -> None:
         "outputs",
         "volumes",
         "service",
+        "pool",  # a name for Cavvy, a table for SkyPilot
     }
     assert top - shared == set(detect._OURS)
     # SkyPilot's service has `replicas`, too.

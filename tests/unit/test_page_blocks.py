@@ -4,7 +4,7 @@
 |---|---|
 | `console` | runs as written in tests/system/test_tour.py, with the output that it shows |
 | `python` | runs as written in the test that `PROGRAMS` names, or is compiled |
-| `yaml` | is a valid task or service, or the part of one |
+| `yaml` | is a valid task or service, or the part of one, or a pool |
 | `toml` | are valid settings |
 | `json` | is JSON |
 | `sh` | is not run, for the reason in `NOT_RUN`; the shell and the commands' parsers accept it |
@@ -28,6 +28,7 @@ from tests.system.test_tour import CLUSTER, GUIDES, HOSTS, TOURS, find_file_name
 from cavvy import settings
 from cavvy.importers import load_file
 from cavvy.providers import registry
+from cavvy.spec.fields.node_pool import parse_pool
 
 PAGES = (*TOURS, *GUIDES, HOSTS, CLUSTER)
 BLOCKS = [
@@ -204,6 +205,9 @@ def test_task_files_are_valid(block: Block, tmp_path: Path) -> None:
         yaml.safe_load(block.text)
         return
     name = find_file_name(block.text)
+    if name == "pool.yaml":
+        assert parse_pool(block.text, file=name, project="p").name
+        return
     for text in split_choices(block.text):
         file = tmp_path / (name or "task.yaml")
         file.write_text(text if name else complete(text))

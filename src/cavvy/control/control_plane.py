@@ -30,6 +30,7 @@ from cavvy.control.machine_service import MachineService
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, ReadEgressDates
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
+from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.provider_tasks import ProviderTasks
 from cavvy.control.queue import QueueReconciler
@@ -147,6 +148,7 @@ class ControlPlane:
         remove_files = partial(self._remove_files, from_bucket=False)
         self.retention = Retention(store, clock, self.jobs, days, remove_files)
         self.machines = self._make_machines()
+        self.node_pools = PoolService(store, clock, self.jobs, self.hint)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -287,6 +289,7 @@ class ControlPlane:
             advisor=self.advisor,
             warm=self._warm,
             machines=MachinePool(self._store, self._warm),
+            pools=PoolNodes(self._store),
             budgets=self.budgets,
             fair_queue=self.fair_queue,
             name_gang=self._name_gang,
@@ -312,6 +315,7 @@ class ControlPlane:
                 self._clock, self.advisor, self._name_gang, self.budgets.find_block
             ),
             warm=self._warm,
+            pools=PoolNodes(self._store),
             schedules=schedules,
         )
         return JobReconciler(self._deferred, self._clock, dependencies)
@@ -421,7 +425,7 @@ class ControlPlane:
             after[RETENTION] = FIRST
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
-        keys += await self._serving.unfinished()
+        keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -478,11 +482,14 @@ class ControlPlane:
 
     async def idle(self) -> bool:
         """Return whether no work is left; if so, the embedded server may exit."""
-        return not (await self._store.unfinished() or await self.services.any())
+        if await self._store.unfinished() or await self.services.any():
+            return False
+        return not await self.node_pools.any()
 
     async def down(self) -> OrphanReport:
-        """Stop all services and jobs, and immediately remove all gangs without a job."""
+        """Stop all services, pools and jobs, and immediately remove all gangs without a job."""
         await self.services.end_all()
+        await self.node_pools.stop_all()
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, "all jobs are being stopped", release=True)
@@ -537,6 +544,8 @@ class ControlPlane:
             return await self._serving.reconcile(key)
         if is_calls_key(key):
             return await self._calls.reconcile(key)
+        if is_pool_key(key):
+            return await self.node_pools.reconcile(key)
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again

@@ -116,7 +116,7 @@ class FairQueue:
         """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit
         keeps waiting come last. The place in a long queue may be a moment old.
         """
-        if job.task.machine is not None:
+        if job.task.machine is not None or job.task.pool is not None:
             return None
         fresh = now - self._lined_up < len(self._line) // 1000 * FRESH
         if not fresh or job.id not in self._places:

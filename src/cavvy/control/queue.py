@@ -11,10 +11,21 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.autoscaler.node_pools import GrowPool, WaitForPool, decide_growth, explain_closed
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
+from cavvy.control.decide.node_pools import (
+    as_pool_gangs,
+    complete_pool_task,
+    explain_no_pool,
+    opens_at,
+    order_markets,
+    release_for,
+    restrict_to_pool,
+    wait_for_offers,
+)
 from cavvy.control.decide.placement import (
     MarketSnapshot,
     find_allowed,
@@ -44,12 +55,13 @@ from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
+from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reconcile import HOSTS
 from cavvy.control.unit_of_work import make_write
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
-from cavvy.domain.jobs import JobPhase, JobRecord
+from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.shares import QueueRow, size_of_task
@@ -95,6 +107,7 @@ class QueueReconciler:
         advisor: DeadlineAdvisor,
         warm: WarmPool,
         machines: MachinePool,
+        pools: PoolNodes,
         budgets: BudgetKeeper,
         fair_queue: FairQueue,
         name_gang: Callable[[str], str],
@@ -107,6 +120,7 @@ class QueueReconciler:
         self._advisor = advisor
         self._warm = warm
         self._machines = machines
+        self._pools = pools
         self._budgets = budgets
         self._fair_queue = fair_queue
         self._name_gang = name_gang
@@ -148,18 +162,18 @@ class QueueReconciler:
         self, head: Sequence[JobRecord], book: ShareBook, limit: int, now: datetime
     ) -> timedelta | None:
         """Process each job: start the job, fail the job, or record why the job waits. Jobs that
-        wait for their machine or for a limit of their project do not block other jobs.
+        wait for their machine, their pool or a limit of their project do not block other jobs.
         """
         if not head:
             self._blocked = False
             return await self._until_next([], now)
         self._snapshot = snapshot = await self._pool.market()
         scheduler = JobScheduler(await self._capacity(snapshot))
-        stays, machines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
+        stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
         await self._reclaim(stays, book, snapshot, now)
         held_back = {each.wait.job.id for each in limited}
         head = [job for job in head if job.id not in held_back]
-        jobs, events = explain_waits(stays, now, limited, *machines)
+        jobs, events = explain_waits(stays, now, limited, *lines)
         if jobs:
             await self._store.commit(AtomicWrite(jobs=jobs, events=events))
         for event in events:
@@ -167,13 +181,13 @@ class QueueReconciler:
                 ids = {"job": event.job_id, "project": event.project}
                 _log.warning("job %s %s", event.job_id, event.text, extra=ids)
         self._behind = scheduler.blocked
-        on_machines = [each for waits in machines for each in waits]
-        self._blocked = bool(stays) or any(not each.busy for each in on_machines)
-        free = sum(job.task.machine is None for job in head)
+        in_lines = [each for waits in lines for each in waits]
+        self._blocked = bool(stays) or any(not each.busy for each in in_lines)
+        free = sum(_line_of(job) is None for job in head)
         more = free >= limit and len(stays) < free and not _is_full(stays, snapshot, scheduler)
-        if more or len(on_machines) < len(head) - free:
+        if more or len(in_lines) < len(head) - free:
             return timedelta(0)
-        return await self._until_next([*stays, *on_machines, *limited], now)
+        return await self._until_next([*stays, *in_lines, *limited], now)
 
     async def _give_turns(
         self,
@@ -184,13 +198,13 @@ class QueueReconciler:
         now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]], Sequence[QueueWait]]:
         """Start each job that can start now, and fail each job that can never start. Return why the
-        jobs without a machine wait, why the jobs of each machine wait, and which jobs wait for a
-        limit, toward which only jobs count that have started. If a machine is busy, all waiting
-        jobs of the machine have the same reason as the machine's first waiting job.
+        jobs without a line of their own wait, why the jobs of each line wait, and which jobs wait
+        for a limit, toward which only jobs count that have started. Each machine and each pool has
+        a line. If it is busy, all its jobs have the same reason as its first job.
         """
         stays: list[QueueWait] = []
         limited: list[QueueWait] = []
-        machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
+        lines: defaultdict[tuple[str, str, str], list[QueueWait]] = defaultdict(list)
         full = False
         limits = ShareLimits(book)
         barred = await self._bar_jobs(head, now)
@@ -202,9 +216,9 @@ class QueueReconciler:
                 wait = JobWait(job=job, reason=reason, behind=())
                 limited.append(QueueWait(wait=wait, again_at=now + _LOOK_AGAIN))
                 continue
-            machine = job.task.machine
-            waits = stays if machine is None else machines[job.project, machine]
-            if full and machine is None:
+            line = _line_of(job)
+            waits = stays if line is None else lines[line]
+            if full and line is None:
                 continue
             if waits and waits[-1].busy:
                 waits.append(replace(waits[-1], wait=replace(waits[-1].wait, job=job)))
@@ -216,7 +230,7 @@ class QueueReconciler:
                 waits.append(stay)
             full = _is_full(stays, snapshot, scheduler)
             await self._clock.rest()
-        return stays, machines.values(), limited
+        return stays, lines.values(), limited
 
     async def _bar_jobs(self, head: Sequence[JobRecord], now: datetime) -> Collection[str]:
         """Hold the jobs that have not started yet and whose account may start no work. Return their
@@ -240,17 +254,54 @@ class QueueReconciler:
             if blocked := await self._find_wait(job):
                 return blocked
             return await self._give_machine(job, scheduler, snapshot, now)
+        if job.task.pool is not None:
+            return await self._give_pool(job, scheduler, snapshot, now)
         match await self._take_warm(job, scheduler, snapshot, now):
             case WarmGang():
                 return None
             case WarmGangNotReady(attempt=soon):
-                wait = JobWait(
-                    job=job,
-                    reason=f"takes over the warm gang on {soon.offer.key} shortly",
-                    behind=(),
-                )
-                return QueueWait(wait=wait, again_at=now + _SOON)
+                return _wait_for_warm(job, soon, now)
         return await self._place(job, scheduler, snapshot, now)
+
+    async def _give_pool(
+        self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+    ) -> QueueWait | None:
+        """Start the job on an idle gang of its pool or on new nodes, or let idle gangs that do not
+        fit be removed. Return why the job waits, or None if it starts.
+        """
+        assert job.task.pool is not None
+        pool = await self._pools.read(job.project, job.task.pool)
+        if pool is None:
+            return _wait_in_line(job, explain_no_pool(job), now + _LOOK_AGAIN)
+        closed = opens_at(pool, now)
+        attempts = await self._pools.list_attempts(job.project, pool.name)
+        wish = replace(job, task=complete_pool_task(job.task, pool))
+        if not explain_closed(pool, closed):
+            match await self._take_warm(wish, scheduler, snapshot, now):
+                case WarmGang():
+                    return None
+                case WarmGangNotReady(attempt=soon):
+                    return _wait_for_warm(job, soon, now)
+        match decide_growth(pool, as_pool_gangs(attempts, now), job.task.nodes, closed):
+            case WaitForPool(reason=reason, release=release, again_at=again_at):
+                for gang in (each for each in attempts if each.id in release):
+                    await self._release(gang, job, now)
+                return _wait_in_line(job, reason, again_at or now + _LOOK_AGAIN)
+            case GrowPool(markets=markets):
+                wish, within = restrict_to_pool(wish, snapshot, pool, markets)
+                stay = await self._place(wish, scheduler, within, now)
+                if stay is None:
+                    return None
+                reason = f"pool {pool.name}: {stay.wait.reason}"
+                wait = replace(stay.wait, job=job, reason=reason)
+                return replace(stay, wait=wait, busy=True)
+
+    async def _release(self, gang: Attempt, job: JobRecord, now: datetime) -> None:
+        """Let an idle gang of the job's pool be removed."""
+        owner = await self._store.job(gang.job_id)
+        await self._store.commit(make_write(release_for(job, owner, gang, now)))
+        self._warm.note(replace(gang, kept_until=now, version=gang.version + 1))
+        self._hint(owner.id)
 
     async def _give_machine(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
@@ -285,6 +336,11 @@ class QueueReconciler:
         """
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         lines = await self._rank(job, found)
+        if job.task.pool is not None:
+            found, lines = (
+                [(each, wait_for_offers(each, some)) for each, some in found],
+                order_markets(lines),
+            )
         decision = decide_turn(job, found, lines, scheduler, self._name_gang, now)
         match decision:
             case QueueWait():
@@ -437,3 +493,22 @@ def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: Jo
     waiting job, and if the reasons of enough waiting jobs were computed for users.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)
+
+
+def _line_of(job: JobRecord) -> tuple[str, str, str] | None:
+    """Return the line in which the job waits: that of its machine or pool, or None for the queue of
+    the jobs of all projects."""
+    machine, pool = job.task.machine, job.task.pool
+    return None if machine is None and pool is None else (job.project, machine or "", pool or "")
+
+
+def _wait_for_warm(job: JobRecord, soon: Attempt, now: datetime) -> QueueWait:
+    reason = f"takes over the warm gang on {soon.offer.key} shortly"
+    wait = JobWait(job=job, reason=reason, behind=())
+    return QueueWait(wait=wait, again_at=now + _SOON)
+
+
+def _wait_in_line(job: JobRecord, reason: str, again_at: datetime) -> QueueWait:
+    """Return why the job and the jobs behind it in its line wait."""
+    wait = JobWait(job=job, reason=reason, behind=())
+    return QueueWait(wait=wait, again_at=again_at, busy=True)

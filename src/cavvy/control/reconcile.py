@@ -36,6 +36,7 @@ from cavvy.control.decide.transitions import (
 from cavvy.control.deferred import Deferred
 from cavvy.control.gang_operator import GangOperator
 from cavvy.control.markets.standby import StandbyGangs
+from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.unit_of_work import UnitOfWork, make_write
@@ -70,6 +71,7 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
     standbys: StandbyGangs
     schedules: ScheduleReconciler
     warm: WarmPool
+    pools: PoolNodes
 
 
 class JobReconciler:
@@ -276,6 +278,8 @@ class JobReconciler:
         unreported = list_unreported(view, now)
         if attempt.phase is AttemptPhase.KEPT and attempt.offer.rate.micros_per_hour:
             view = replace(view, unpaid=await self._out.budgets.find_stop(uow.job))
+        if attempt.phase is AttemptPhase.KEPT and uow.job.task.pool is not None:
+            view = replace(view, pool=await self._out.pools.decide_idle(uow.job, attempt, now))
         ranks = {node.rank: node.heard_at for node in view.nodes if node.rank in unreported}
         collecting = deposits.collect(uow.job, attempt, ranks, billed=not is_gone(view, now))
         if collecting is None:

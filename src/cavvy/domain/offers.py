@@ -102,6 +102,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     pool: str = ""
     hosts: int = 1
     shared: bool = False
+    reserved: bool = False
     owned: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none

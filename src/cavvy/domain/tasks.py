@@ -464,4 +464,5 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     # whether this is interactive work, which counts as successful when it ends because it is idle
     session: bool = False
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`
+    pool: str | None = None  # name of the pool whose nodes the task uses, see `NodePool`
     service: ServiceSpec | None = None  # how the task answers requests; None for a job

@@ -140,7 +140,16 @@ def _is_neutral(node: "Node") -> bool:
         {key.text for key, _ in node.entries} & _OURS
         or inner & _OUR_NEEDS
         or _is_our_service(node.get("service"))
+        or _names_pool(node)
     )
+
+
+def _names_pool(node: "MapNode") -> bool:
+    """Return whether `pool` is a name, as in Cavvy's files. In SkyPilot's files, it is a table."""
+    from cavvy.spec.tree import ScalarNode
+
+    pool = node.get("pool")
+    return isinstance(pool, ScalarNode) and pool.value is not None
 
 
 def _is_our_service(node: "Node | None") -> bool:
@@ -163,7 +172,8 @@ def _find_one(node: "Node") -> Dialect:
             return Dialect.DSTACK
     needs = node.get("resources")
     inner = _list_keys(needs) if isinstance(needs, MapNode) else set()
-    if keys & _OURS or inner & _OUR_NEEDS or _is_our_service(node.get("service")):
+    own = keys & _OURS or inner & _OUR_NEEDS or _is_our_service(node.get("service"))
+    if own or _names_pool(node):
         return Dialect.CAVVY
     theirs = keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or _has_their_tables(node)
     return Dialect.SKYPILOT if theirs or _mentions(node) else Dialect.CAVVY

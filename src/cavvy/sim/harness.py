@@ -169,6 +169,8 @@ class _Harness:
             await self._memory.put_policy(bound.project, bound.policy)
         for budget in self._scenario.budgets:
             await self._memory.budgets.put(budget)
+        for pool in self._scenario.pools:
+            await self._memory.node_pools.put(pool)
 
     async def _end_budgets(self) -> None:
         if self._scenario.budgets_end_s is None:

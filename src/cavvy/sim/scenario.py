@@ -11,6 +11,7 @@ from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.markets import Observation
+from cavvy.domain.node_pools import NodePool
 from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
@@ -81,6 +82,7 @@ class SimScenario(Struct, frozen=True, kw_only=True):
     projects: tuple[Project, ...] = ()  # each after its parent
     policies: tuple[BoundPolicy, ...] = ()
     budgets: tuple[SpendingBudget, ...] = ()
+    pools: tuple[NodePool, ...] = ()
     budgets_end_s: float | None = None  # when the budgets are removed; None: never
     store_s: float = 0.0  # the maximum delay before and after each call to the store
     longest: timedelta = timedelta(days=14)

@@ -70,6 +70,7 @@ def object_to_service(task: TaskSpec) -> Objection | None:
     for key, given in (
         ("after", task.after or None),
         ("machine", task.machine),
+        ("pool", task.pool),
         ("schedule", task.schedule),
         ("window", task.window),
         ("limits.deadline", task.limits.deadline or task.limits.deadline_after),

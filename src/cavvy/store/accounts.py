@@ -28,6 +28,7 @@ _OR_NOTHING = "ON CONFLICT DO NOTHING"
 _USES = (
     "jobs",
     "machines",
+    "node_pools",
     "secrets",
     "provider_credentials",
     "charges",

@@ -13,7 +13,7 @@ from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
 AGEING = timedelta(hours=1)
 READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 TURN = f"(submitted_at - priority * {AGEING // timedelta(microseconds=1)})"
-_FREE = f"{READY} AND machine IS NULL"
+_FREE = f"{READY} AND machine IS NULL AND pool IS NULL"
 _COLUMNS = "id, project, user_name, size, array_id"
 _PARALLEL = "(SELECT r.parallel FROM job_arrays r WHERE r.id = array_id)"
 _ROW = f"{_COLUMNS}, {_PARALLEL}, {TURN} AS turn"
@@ -62,8 +62,10 @@ class SqlQueue:
         self._write = write
 
     async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
-        """Return the jobs without a machine that may start now, sorted by priority and age. At most
-        `limit` jobs of each array, and of each user in each project beside arrays, are returned."""
+        """Return the jobs without a machine or pool that may start now, sorted by priority and age.
+        At most `limit` jobs of each array, and of each user in each project beside arrays, are
+        returned.
+        """
         at = to_micros(now)
 
         def read(session: DatabaseSession) -> list[Row]:
@@ -78,7 +80,7 @@ class SqlQueue:
         return [QueueRow(*row[:6]) for row in found]
 
     async def rows(self, now: datetime) -> Sequence[QueueRow]:
-        """Return all jobs without a machine that may start now, sorted as by `heads`."""
+        """Return all jobs without a machine or pool that may start now, sorted as by `heads`."""
         return await self._rows(_ALL, to_micros(now))
 
     async def held(self) -> Sequence[HeldShare]:

@@ -202,7 +202,7 @@ POLICIES: RowReader[BoundPolicy] = RowReader(
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 
 _JOBS = RowCodec(JobRecord, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
-JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "size", "rest", "document")
+JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "size", "pool", "rest", "document")
 # columns of a row that come after those of the codec
 _APART = ("rest", "document", "task", "origin")
 
@@ -210,7 +210,7 @@ _APART = ("rest", "document", "task", "origin")
 def job_values(job: JobRecord, document: int) -> list[object]:
     """Return the encoded values of a job, in the order of JOB_COLUMNS."""
     task = job.task
-    beside = (task.priority, task.machine, encode(task.tags), size_of_task(task))
+    beside = (task.priority, task.machine, encode(task.tags), size_of_task(task), task.pool)
     return [*_JOBS.values(job), *beside, encode_rest(job), document]
 
 

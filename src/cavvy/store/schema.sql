@@ -42,6 +42,7 @@ CREATE TABLE jobs (
     size DOUBLE PRECISION DEFAULT 1 NOT NULL,  -- in GPUs
     array_id {id},  -- for a member of an array: the array, which has the task
     member BIGINT,  -- its index in the array
+    pool TEXT,  -- name of the pool whose nodes the job uses
     PRIMARY KEY (id),
     CONSTRAINT jobs_name UNIQUE (project, name)
 );
@@ -58,6 +59,10 @@ CREATE INDEX jobs_machine_turns ON jobs
     (phase, project, machine, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
+CREATE INDEX jobs_pool_turns ON jobs
+    (phase, project, pool, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND pool IS NOT NULL;
+CREATE INDEX jobs_pool ON jobs (project, pool, id) WHERE pool IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
 
 -- An array is one task with many jobs, which are its members. Its task is stored once.
@@ -253,6 +258,15 @@ CREATE TABLE provider_state (
     body TEXT NOT NULL,
     version BIGINT NOT NULL,
     PRIMARY KEY (provider, collection, name)
+);
+
+-- Elastic pools: nodes that are added and removed with the work of their project's jobs.
+CREATE TABLE node_pools (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (project, name)
 );
 
 -- Named machines: gangs that users keep and use again.

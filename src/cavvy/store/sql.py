@@ -50,6 +50,7 @@ from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translating
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.meters import SqlMeters
+from cavvy.store.node_pools import SqlNodePools
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
 from cavvy.store.retention import SqlRetention
@@ -81,11 +82,12 @@ _T = TypeVar("_T")
 # maximum number of writes in one SQLite transaction; with more, the first write would be delayed
 _GROUP = 64
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
-_ON_MACHINES = (
+_ON_MACHINES, _IN_POOLS = (
     "AND j.id IN (SELECT id FROM (SELECT id,"
-    f" ROW_NUMBER() OVER (PARTITION BY project, machine ORDER BY {TURN}, id) AS place"
-    f" FROM jobs WHERE {READY} AND machine IS NOT NULL) AS p1 WHERE place <= ?)"
+    f" ROW_NUMBER() OVER (PARTITION BY project, {line} ORDER BY {TURN}, id) AS place"
+    f" FROM jobs WHERE {READY} AND {line} IS NOT NULL) AS p1 WHERE place <= ?)"
     f" ORDER BY {TURN}, j.id"
+    for line in ("machine", "pool")
 )
 # not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
@@ -131,6 +133,7 @@ class Store:
         self.retention, self.queue = SqlRetention(*database), SqlQueue(*database)
         self.arrays = SqlArrays(*database)
         self.dependencies = SqlDependencies(self._read)
+        self.node_pools = SqlNodePools(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -320,9 +323,11 @@ class Store:
         self, now: datetime, chosen: Sequence[str] = (), per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
         """Return those of the chosen jobs that still wait, in their order, and then the jobs that
-        wait for machines, at most `per_machine` of each, sorted by priority and age.
+        wait for machines or pools, at most `per_machine` of each, sorted by priority and age.
         """
-        found = await self._all(self._documents.jobs, _ON_MACHINES, to_micros(now), per_machine)
+        reader, values = self._documents.jobs, (to_micros(now), per_machine)
+        found = [*await self._all(reader, _ON_MACHINES, *values)]
+        found += await self._all(reader, _IN_POOLS, *values)
         by_id = {}
         if chosen:
             marks = ", ".join("?" * len(chosen))

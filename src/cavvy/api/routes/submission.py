@@ -22,16 +22,30 @@ from cavvy.catalog.residency import (
 )
 from cavvy.client import wire
 from cavvy.client.ids import read_time
+from cavvy.control.decide.node_pools import (
+    complete_pool_task,
+    make_pool_start,
+    restrict_to_pool,
+    wait_for_offers,
+)
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.arrays import StoredArray, count_members, is_array
 from cavvy.domain.jobs import JobRecord, RunOrigin
+from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
+from cavvy.domain.units import (
+    HourlyRate,
+    Money,
+    format_count,
+    format_duration,
+    format_rate,
+    format_usd,
+)
 from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.candidates import (
@@ -172,6 +186,8 @@ async def admit_task(
     login = await _open_login(app_state, task)
     task = await app_state.images.pin(task, policies, login)
     task = await app_state.images.fill_in_command(task, login)
+    if task.pool is not None:
+        return await _admit_to_pool(app_state, task, now, consented=consented)
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented
@@ -191,6 +207,64 @@ async def admit_task(
     if not dry_run:
         await machines.record(found, user, consented=consented)
     return found.task, consented
+
+
+async def _admit_to_pool(
+    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool
+) -> tuple[TaskSpec, bool]:
+    """Return the task as it runs in its pool, and whether the user, or the user who applied the
+    pool, has agreed to pay. The job is also accepted while the pool has no offer. Raises ApiProblem
+    if no node of the pool can run the task.
+    """
+    try:
+        pool = await app_state.store.node_pools.get(task.project, task.pool or "")
+    except RowNotFound as error:
+        raise ApiProblem("pool-not-found", str(error)) from error
+    if task.nodes > pool.max_nodes:
+        most = format_count(pool.max_nodes, "node")
+        reason = f"pool {pool.name} has at most {most}, but the task asks for {task.nodes}"
+        raise ApiProblem("pool-unfit", reason)
+    task, consented = complete_pool_task(task, pool), consented or pool.consented
+    found, of_pool = await _look_in_pool(app_state, task, pool, now)
+    if of_pool and found.hopeless:
+        raise ApiProblem("pool-unfit", f"no node of pool {pool.name} fits: {found.reason}")
+    if not consented and any(each.rate.micros_per_hour for each in found.offers):
+        raise ApiProblem("consent-needed", describe_price(task, found.offers[0]))
+    return task, consented
+
+
+async def check_pool(app_state: AppState, pool: NodePool, now: datetime, *, consented: bool) -> str:
+    """Return why the pool can have no nodes now, or "". Raises ApiProblem if the user must first
+    agree to pay for its nodes.
+    """
+    task = make_pool_start(pool)
+    found, _ = await _look_in_pool(app_state, task, pool, now)
+    rates = [each.rate for each in found.offers if each.rate.micros_per_hour]
+    if rates and not consented:
+        rate, most = format_rate(rates[0]), format_count(pool.max_nodes, "node")
+        raise ApiProblem(
+            "consent-needed",
+            f"pool {pool.name} costs {rate} for each node at {found.offers[0].key}, and more at "
+            f"other offers; it has {pool.min_nodes} to {most}, which are billed for "
+            f"{format_duration(pool.idle)} after their last work",
+        )
+    if pool.min_nodes:
+        found = wait_for_offers(_as_job(task, now, consented=True), found)
+    return "" if found.offers else found.reason
+
+
+async def _look_in_pool(
+    app_state: AppState, task: TaskSpec, pool: NodePool, now: datetime
+) -> tuple[Candidates, bool]:
+    """Return the offers for the task in the pool, and whether the pool has any offer."""
+    try:
+        async with asyncio.timeout(_MARKET_WAIT_S):
+            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
+    except TimeoutError:
+        return Candidates(), False
+    job, within = restrict_to_pool(_as_job(task, now, consented=True), snapshot, pool)
+    situation = PlanningContext(submitted_at=now)
+    return _look(app_state, job, within, situation), within is not snapshot
 
 
 async def _open_login(app_state: AppState, task: TaskSpec) -> str | None:
@@ -429,15 +503,7 @@ async def check_offers(
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
         return  # the queue detects the problem later, and reports it in the job's events
-    job = JobRecord(
-        id="",
-        project=task.project,
-        name=task.name,
-        task=task,
-        submitted_at=now,
-        since=now,
-        consented=consented,
-    )
+    job = _as_job(task, now, consented=consented)
     egress = await app_state.control_plane.advisor.egress_of(task)
     situation = PlanningContext(submitted_at=now, egress=egress)
     candidates = _look(app_state, job, snapshot, situation)
@@ -454,6 +520,19 @@ async def check_offers(
         without = _look(app_state, replace(job, consented=True), free, situation)
         raise ApiProblem("policy-refused" if without.offers else "no-offer", reason)
     raise ApiProblem("consent-needed", describe_price(task, paid.offers[0]))
+
+
+def _as_job(task: TaskSpec, now: datetime, *, consented: bool) -> JobRecord:
+    """Return the job that the task would be."""
+    return JobRecord(
+        id="",
+        project=task.project,
+        name=task.name,
+        task=task,
+        submitted_at=now,
+        since=now,
+        consented=consented,
+    )
 
 
 def _look(

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from cavvy.client import ApiClient
+    from cavvy.client.pool_wire import PoolView
     from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import JobListing, MachineView
+
+    _Named = JobListing | MachineView | PoolView | ServedView
 
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
@@ -35,6 +38,13 @@ def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: st
     return _complete(ctx, lambda client, project: client.machines(project), incomplete)
 
 
+def complete_pools(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return names of the project's pools, or none if no server runs."""
+    from cavvy.client.pool_wire import list_pools
+
+    return _complete(ctx, list_pools, incomplete)
+
+
 def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return names of the project's services, or none if no server runs."""
     from cavvy.client.service_wire import list_services
@@ -44,7 +54,7 @@ def complete_services(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def _complete(
     ctx: click.Context,
-    list_named: "Callable[[ApiClient, str], Sequence[JobListing | MachineView | ServedView]]",
+    list_named: "Callable[[ApiClient, str], Sequence[_Named]]",
     incomplete: str,
 ) -> list[str]:
     from cavvy.cli.reach.session import default_project
@@ -108,6 +118,12 @@ machine_argument = click.argument(
     cls=NameArgument,
     listing="`cavvy machines` lists machines",
     shell_complete=complete_machines,
+)
+pool_argument = click.argument(
+    "name",
+    cls=NameArgument,
+    listing="`cavvy pool ls` lists pools",
+    shell_complete=complete_pools,
 )
 service_argument = click.argument(
     "name",

@@ -19,6 +19,7 @@ import click
 from cavvy.cli.reach.arguments import (
     complete_gpus,
     complete_machines,
+    complete_pools,
     complete_providers,
     complete_regions,
 )
@@ -59,6 +60,7 @@ _OVERRIDES = (
         "NAME",
         "Run on the machine with this name, or on a new machine with this name.",
     ),
+    ("--pool", "pool", "NAME", "Run on nodes of the pool with this name; see `cavvy pool`."),
     ("--keep", "keep", "TIME", "How long idle nodes are kept, and billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
@@ -157,6 +159,7 @@ _COMPLETE = {
     "--gpu": complete_gpus,
     "--provider": complete_providers,
     "--machine": complete_machines,
+    "--pool": complete_pools,
     "--region": complete_regions,
 }
 

@@ -112,6 +112,7 @@ def _note_unknown(loaded: "LoadedTask", why: str) -> None:
 
     task = loaded.task
     asked = ["secrets"] * bool(list_secrets(task)) + ["machine"] * (task.machine is not None)
+    asked += ["pool"] * (task.pool is not None)
     if asked:
         what = " and its ".join(asked)
         click.echo(

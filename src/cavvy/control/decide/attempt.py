@@ -13,7 +13,7 @@ from cavvy.control.decide.attempt_snapshot import (
     is_surely_absent,
     lease_end,
 )
-from cavvy.control.decide.job import gives_back
+from cavvy.control.decide.job import cap_of, gives_back
 from cavvy.control.decide.obstacles import (
     add_cause,
     find_cause,
@@ -50,6 +50,7 @@ _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
 )  # outcomes of work that was ordered to end
 _NONE = timedelta(0)
+_RENEWED = timedelta(seconds=1)  # the smallest change of a time that is stored
 
 
 class LaunchGang(Struct, frozen=True, kw_only=True):
@@ -96,6 +97,12 @@ class ClearMisses(Struct, frozen=True, kw_only=True):
     """Reset the count of missed polls, because a poll found the gang again."""
 
 
+class KeepGang(Struct, frozen=True, kw_only=True):
+    """Keep the idle gang of a pool until a new time."""
+
+    until: datetime
+
+
 class RecheckAttempt(Struct, frozen=True, kw_only=True):
     """Do nothing until the time `after` has passed or an agent sends a report."""
 
@@ -103,7 +110,14 @@ class RecheckAttempt(Struct, frozen=True, kw_only=True):
 
 
 Action = (
-    LaunchGang | RemoveGang | AdvanceAttempt | OrderRanks | CountMiss | ClearMisses | RecheckAttempt
+    LaunchGang
+    | RemoveGang
+    | AdvanceAttempt
+    | OrderRanks
+    | CountMiss
+    | ClearMisses
+    | KeepGang
+    | RecheckAttempt
 )
 
 
@@ -214,14 +228,23 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason=f"lost while it was warm: {action.reason}"
         )
-    if view.job.released or view.unpaid or now >= until:
+    pool = view.pool
+    over = now >= until or (pool is not None and now >= pool.until)
+    if view.job.released or view.unpaid or over:
         reason = "released by the user" if view.job.released else view.unpaid
+        if pool is not None and now >= pool.until:
+            reason = reason or pool.reason
         reason = reason or "no job used the gang in time"
         return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=reason)
     if any(now - heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason="an agent of the warm gang is not waiting for work"
         )
+    if pool is not None and action is None:
+        if cap_of(view.job) is None and _is_renewed(until, pool.until, now):
+            return KeepGang(until=pool.until)
+        # In time for another decision of the pool, before the gang goes.
+        until = now + max((until - now) / 2, _RENEWED)
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
@@ -229,6 +252,12 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )
+
+
+def _is_renewed(until: datetime, wanted: datetime, now: datetime) -> bool:
+    """Return whether to store a new time until which a pool keeps an idle gang. A later time is
+    stored only when half of the former one is over, so that few changes are stored."""
+    return wanted < until or wanted - until > max(_RENEWED, (wanted - now) / 2)
 
 
 def _ended(view: AttemptSnapshot, now: datetime) -> Action:

@@ -4,6 +4,7 @@ these inputs."""
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cavvy.autoscaler.node_pools import KeepIdle
 from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord, Node
 from cavvy.domain.units import Money
@@ -51,6 +52,8 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
     requested: bool = True  # whether this server or an earlier one may have requested the launch
     spent: Money | None = None  # what the job has spent until now; None if it has no budget
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
+    # how long the job's pool keeps the idle gang; None if the job has no pool
+    pool: KeepIdle | None = None
     unpaid: str = ""  # why no budget pays for nodes that are kept any longer
     collecting: frozenset[int] = frozenset()  # ranks whose results are being read from a bucket
 

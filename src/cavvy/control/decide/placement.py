@@ -121,8 +121,8 @@ def list_usable(
 
 def is_steered(job: JobRecord) -> bool:
     """Return whether the deadline policy applies to this job. The policy does not apply to jobs on
-    machines."""
-    if job.task.machine is not None:
+    machines and in pools."""
+    if job.task.machine is not None or job.task.pool is not None:
         return False
     return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
 

@@ -44,7 +44,7 @@ class QueueWait(Struct, frozen=True, kw_only=True):
     wait: JobWait
     plan: PlanState | None = None
     again_at: datetime | None = None
-    busy: bool = False  # whether the machine has a gang; if so, later jobs for the machine wait too
+    busy: bool = False  # whether the later jobs of the same machine or pool wait too
 
 
 class Start(Struct, frozen=True, kw_only=True):

@@ -306,11 +306,11 @@ def _say_range(provider: str, cost: Money, unsure: UnsureBill) -> str:
 def adjust_attempt(
     rows: JobRows,
     attempt: Attempt,
-    action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses,
+    action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses | gangs.KeepGang,
     now: datetime,
 ) -> RowChanges:
-    """Change an attempt without changing its phase: send orders to its ranks, or change its count
-    of missed polls.
+    """Change an attempt without changing its phase: send orders to its ranks, change its count of
+    missed polls, or keep its idle gang longer.
     """
     match action:
         case gangs.OrderRanks():
@@ -319,6 +319,8 @@ def adjust_attempt(
             return RowChanges(attempts=(count_miss(attempt, now),))
         case gangs.ClearMisses():
             return RowChanges(attempts=(replace(attempt, missed_looks=0, missed_since=None),))
+        case gangs.KeepGang():
+            return RowChanges(attempts=(replace(attempt, kept_until=action.until),))
         case _:
             assert_never(action)
 

@@ -121,6 +121,7 @@ def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
     if (
         former.project != job.project
         or old.machine is not None
+        or old.pool != new.pool
         or kept.nodes != new.nodes
         or new.volumes
         or new.retry.parallel > 1

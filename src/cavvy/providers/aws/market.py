@@ -445,6 +445,7 @@ class AwsMarket:
                 source=_title(each),
                 extras=self._extras(facts),
             )
+            offer = replace(offer, reserved=True)
             best = offers.get(offer.key)
             if best is None or (best.capacity or 0) < each.free:
                 offers[offer.key] = offer

@@ -180,6 +180,8 @@ def _build(table: SectionReader) -> TaskSpec | None:
         )
     _check_service(table)
     check_after(table)
+    if table.has("pool"):
+        table.reject_beside("pool", ("machine", "keep"))
     check_volumes(table)
     for outside in list_outside(
         table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
@@ -231,9 +233,8 @@ def _check_service(table: SectionReader) -> None:
     """
     if not table.has("service"):
         return
-    table.reject_beside(
-        "service", ("after", "schedule", "window", "work", "keep", "session", "machine")
-    )
+    ends = ("after", "schedule", "window", "work", "keep", "session", "machine", "pool")
+    table.reject_beside("service", ends)
 
 
 def _check_uses(table: SectionReader) -> None:
@@ -263,7 +264,7 @@ def _check_start(table: SectionReader, deadline: datetime | None) -> None:
         table.wrong("schedule", message, suggestion="change `schedule` or the deadline")
 
 
-_NAME = text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True)
+NAME = text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True)
 _TAGS = MapKind(
     "tag names, each with a string value",
     matching(
@@ -286,8 +287,8 @@ _SECRETS = ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret),
 class TaskKeys(TypedDict, total=False):
     """All keys of a task except `run`: their types in Python, and how the parser reads them."""
 
-    name: Annotated["str", _NAME]
-    project: Annotated["str", _NAME]
+    name: Annotated["str", NAME]
+    project: Annotated["str", NAME]
     tags: Annotated["Mapping[str, Label]", _TAGS]
     priority: Annotated["Whole", whole(-100, 100)]
     params: Annotated["Mapping[str, Scalar | Param]", FieldSpec(PARAMS, to=())]
@@ -316,7 +317,8 @@ class TaskKeys(TypedDict, total=False):
     service: Annotated["Service", SERVICE]
     grace: Annotated["Length", length_kind(timedelta(0), timedelta(hours=1))]
     keep: Annotated["Length", length_kind(timedelta(0), timedelta(hours=24))]
-    machine: Annotated["str", _NAME]
+    machine: Annotated["str", NAME]
+    pool: Annotated["str", NAME]
     session: Annotated["Switch", FLAG]
 
 

@@ -1,0 +1,141 @@
+"""Binds jobs to their elastic pool: what the pool adds to a task, which offers it permits, and what
+changes when an idle gang makes room (see `autoscaler.node_pools`)."""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from cavvy.autoscaler.node_pools import MARKETS, PoolGang
+from cavvy.control.decide.placement import MarketSnapshot
+from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
+from cavvy.domain.node_pools import POOL_TAG, NodePool
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.planner.calendar import find_interval
+from cavvy.planner.candidates import Candidates
+
+Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]
+
+
+def complete_pool_task(task: TaskSpec, pool: NodePool) -> TaskSpec:
+    """Return the task as it runs in the pool. The pool's resources apply if the task requests none.
+    The pool decides about spot, and how long idle nodes are kept. It starts one gang at a time.
+    """
+    need = task.resources
+    if need == ResourceSpec():
+        need = pool.resources
+    spot = SpotPolicy.AUTO if pool.spot_share else SpotPolicy.NEVER
+    choices = tuple(replace(each, spot=spot) for each in need.any_of)
+    need = replace(need, spot=spot, any_of=choices)
+    retry = replace(task.retry, parallel=1)
+    return replace(task, resources=need, keep=pool.idle, retry=retry)
+
+
+def make_pool_start(pool: NodePool) -> TaskSpec:
+    """Return the task that starts one node of the pool's minimum. It does no work."""
+    task = TaskSpec(
+        name=f"{pool.name}-node",
+        project=pool.project,
+        run="true",
+        pool=pool.name,
+        tags={POOL_TAG: pool.name},
+    )
+    return complete_pool_task(task, pool)
+
+
+def opens_at(pool: NodePool, now: datetime) -> datetime | None:
+    """Return when the pool opens, or None if it is open."""
+    if pool.hours is None:
+        return None
+    interval = find_interval(pool.hours, ZoneInfo(pool.hours.time_zone), now)
+    return interval.start if now < interval.start else None
+
+
+def as_pool_gangs(attempts: Iterable[Attempt], now: datetime) -> Sequence[PoolGang]:
+    return [as_pool_gang(each, now) for each in attempts]
+
+
+def as_pool_gang(attempt: Attempt, now: datetime) -> PoolGang:
+    kept = attempt.phase is AttemptPhase.KEPT
+    over = kept and attempt.kept_until is not None and attempt.kept_until <= now
+    return PoolGang(
+        id=attempt.id,
+        nodes=attempt.nodes,
+        purchase=_market_of(attempt.offer),
+        idle_since=(attempt.kept_since or attempt.since) if kept and not over else None,
+        leaving=over or attempt.phase is AttemptPhase.ENDING,
+    )
+
+
+def restrict_to_pool(
+    job: JobRecord,
+    snapshot: MarketSnapshot,
+    pool: NodePool,
+    markets: Collection[Purchase] = MARKETS,
+) -> tuple[JobRecord, MarketSnapshot]:
+    """Return the part of the market that suits the pool and these purchase options. If there is no
+    such part, return the whole market and the job with the pool's request, so that its candidates
+    explain why.
+    """
+    spot = SpotPolicy.AUTO if Purchase.SPOT in markets else SpotPolicy.NEVER
+    wishes = [_request(job, replace(need, spot=spot)) for need in pool.resources.choices]
+    fitting = {offer.key for each in wishes for offer in snapshot.match(each).offers}
+    if not fitting:
+        return _request(
+            job, complete_pool_task(TaskSpec(name="", run=""), pool).resources
+        ), snapshot
+    offers = [each for each in snapshot.market.offers if each.key in fitting]
+    market = replace(snapshot.market, offers=offers)
+    return job, MarketSnapshot(market=market, as_of=snapshot.as_of, used=snapshot.used)
+
+
+def _request(job: JobRecord, need: ResourceSpec) -> JobRecord:
+    return replace(job, task=replace(job.task, resources=need))
+
+
+def order_markets(lines: Lines) -> Lines:
+    """Return the offers in the order of the markets that a pool uses, else in the given order."""
+    found = []
+    for market in MARKETS:
+        for job, offers in lines:
+            if some := tuple(each for each in offers if _market_of(each) is market):
+                found.append((job, some))
+    return found
+
+
+def _market_of(offer: Offer) -> Purchase:
+    """Return the market of an offer. What is paid for anyway counts as reserved."""
+    paid = offer.reserved or offer.owned or not offer.rate.micros_per_hour
+    return Purchase.RESERVED if paid else offer.purchase
+
+
+def release_for(job: JobRecord, owner: JobRecord, gang: Attempt, now: datetime) -> RowChanges:
+    """Remove an idle gang, which is kept after the job `owner`, to make room for the job."""
+    text = f"removed from pool {job.task.pool} to make room for job {job.name}"
+    return RowChanges(
+        attempts=(replace(gang, kept_until=now),),
+        events=(make_event(owner, now, "kept", text, gang.number),),
+    )
+
+
+def wait_for_offers(job: JobRecord, found: Candidates) -> Candidates:
+    """Return the candidates of a job in a pool. If the pool has no offer now, the job waits: prices
+    change, and the pool may be applied again. Jobs that the pool has submitted fail instead, so
+    that no other job waits for them. They need nodes that can be kept.
+    """
+    if POOL_TAG not in job.task.tags:
+        return replace(found, hopeless=False)
+    if found.offers and all(each.shared for each in found.offers):
+        reason = "the pool has only hosts, whose nodes need no minimum because they always exist"
+        return Candidates(reason=reason, hopeless=True)
+    return replace(found, offers=tuple(each for each in found.offers if not each.shared))
+
+
+def explain_no_pool(job: JobRecord) -> str:
+    """Return why a job waits whose pool was removed after its submission."""
+    return (
+        f"project {job.project} has no pool {job.task.pool}; `cavvy pool apply FILE` creates a "
+        f"pool, and `cavvy stop {job.name}` stops this job"
+    )

@@ -1,0 +1,43 @@
+"""Elastic pools: nodes that a project's jobs share and that are added and removed with the work."""
+
+from datetime import datetime, timedelta
+
+from cavvy.domain.tasks import ResourceSpec, StartWindow
+from cavvy.domain.values import Struct
+
+# How long a node without work stays if the pool does not say: the default of
+# --scale-down-unneeded-time of the cluster autoscaler of Kubernetes.
+USUAL_IDLE = timedelta(minutes=10)
+POOL_TAG = "cavvy-pool"  # the tag of the jobs that start the nodes of a pool's minimum
+
+
+class NodePool(Struct, frozen=True, kw_only=True):
+    """A pool: a name in a project, the nodes that it may have, and how many.
+
+    Each gang that runs a job of the pool, or is kept after such a job, is part of the pool. The
+    pool has at most `max_nodes` nodes, and at least `min_nodes` while it is open. `spot_share` is
+    the highest fraction of spot nodes among the nodes that are not reserved. `hours` are the times
+    at which the pool is open; None means always.
+
+    The other fields change while the pool works. `ordered` contains the IDs of jobs that start
+    nodes of the minimum. `problem` states why the last of these jobs failed, and no other one is
+    ordered before `retry_at`. A stopped pool starts nothing until it is applied again.
+    """
+
+    project: str
+    name: str
+    resources: ResourceSpec
+    min_nodes: int = 0
+    max_nodes: int
+    idle: timedelta = USUAL_IDLE
+    spot_share: float = 0.0
+    hours: StartWindow | None = None
+    user: str = ""
+    account: str = ""  # the account that applied the pool; "" for the owner of the server
+    consented: bool = False  # the user agreed to pay for the pool's nodes
+    text: str = ""  # the pool's file as it was applied
+    ordered: tuple[str, ...] = ()
+    problem: str = ""
+    retry_at: datetime | None = None
+    stopped: bool = False
+    version: int = 0

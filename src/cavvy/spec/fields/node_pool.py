@@ -1,0 +1,84 @@
+"""The keys of a pool's file, which `cavvy pool apply` reads."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from cavvy.domain.node_pools import NodePool
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy
+from cavvy.domain.values import replace
+from cavvy.spec.fields.kinds import (
+    FieldSpec,
+    ScalarKind,
+    SectionReader,
+    WrongValue,
+    read_text,
+    section,
+    whole,
+)
+from cavvy.spec.fields.resources import RESOURCES
+from cavvy.spec.fields.task import NAME
+from cavvy.spec.fields.times import length_kind
+from cavvy.spec.fields.windows import WINDOW
+from cavvy.spec.problems import ProblemNotes, shown, slug
+from cavvy.spec.tree import MapNode, ScalarNode, check_single, compose_all, describe
+
+_MOST_NODES = 10_000  # as many as one job may have
+
+
+def parse_pool(text: str, *, file: str, project: str) -> NodePool:
+    """Read the pool that `text` describes. A pool without `name` is named after the file. Raises
+    SpecError with every problem.
+    """
+    notes = ProblemNotes(file, text.removeprefix("\ufeff"))
+    documents = compose_all(notes.text, notes)
+    root = check_single(documents, notes) if documents else None
+    pool: NodePool | None = None
+    if isinstance(root, MapNode):
+        pool = POOL.read(root, notes)
+    elif root is not None:
+        notes.add(root.mark, f"the file is {describe(root)}", expected=POOL.words)
+    notes.check()
+    assert pool is not None
+    name = pool.name or slug(Path(file).stem) or "pool"
+    return replace(pool, name=name, project=project, text=text)
+
+
+def _build(table: SectionReader) -> NodePool | None:
+    least, most = table.get("min", 0), table.get("max")
+    if most is not None and least > most:
+        table.wrong(
+            "min", f"`min` {least:,} is more than `max` {most:,}", expected=f"0 to {most:,}"
+        )
+    need: ResourceSpec | None = table.get("resources")
+    if need is not None and any(each.spot is not SpotPolicy.NEVER for each in need.choices):
+        hint = "delete `spot`, and write beside `resources`, for example, `spot_share: 50%`"
+        table.wrong("resources", "`spot` has no meaning in a pool", suggestion=hint)
+    return table.make(NodePool, name="", project="")
+
+
+def _read_share(node: ScalarNode) -> float:
+    text = read_text(node).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:  # a NaN is neither
+        raise WrongValue(f"{shown(text)} is not a share")
+    return share
+
+
+POOL = section(
+    "pool",
+    _build,
+    name=NAME,
+    min=FieldSpec(whole(0, _MOST_NODES), to=("min_nodes",)),
+    max=FieldSpec(whole(1, _MOST_NODES), required=True, to=("max_nodes",)),
+    idle=length_kind(timedelta(minutes=1), timedelta(hours=24)),
+    spot_share=ScalarKind(
+        "a share from 0 to 1 such as 0.5, or a percentage such as 50%",
+        _read_share,
+        {"type": ["number", "string"]},
+    ),
+    hours=WINDOW,
+    resources=FieldSpec(RESOURCES, required=True),
+)

@@ -1,0 +1,75 @@
+"""Elastic pools as users see them: files, consent, jobs, and what is refused."""
+
+from typing import Any
+
+from tests.api.api_state import Api, until
+
+POOL = "{name: small, max: 1, idle: 20m, resources: {cpu: 1}}"
+JOB = "{run: 'true', pool: small}"
+
+
+async def apply(api: Api, text: str = POOL, **ask: Any) -> tuple[int, Any]:
+    answer = await api.http.post("/v1/projects/default/pools", json={"text": text, **ask})
+    return answer.status_code, answer.json()
+
+
+async def show(api: Api, name: str = "small") -> Any:
+    return (await api.http.get(f"/v1/projects/default/pools/{name}")).json()
+
+
+async def test_jobs_share_the_nodes_of_a_pool(api: Api) -> None:
+    status, answer = await apply(api)
+    assert (status, answer["code"]) == (402, "consent-needed")
+    assert "0 to 1 node" in answer["message"]
+    status, pool = await apply(api, consent=True, user="ann")
+    assert (status, pool["state"], pool["max"], pool["problem"]) == (200, "open", 1, "")
+    # The user who applied the pool has agreed to pay for the nodes of its jobs.
+    first, second = [await api.submit(JOB) for _ in range(2)]
+    await api.attempt(first["id"])
+
+    async def is_told() -> bool:
+        job = (await api.http.get(f"/v1/projects/default/jobs/{second['name']}")).json()
+        return "pool small uses all of its 1 node" in str(job["reason"])
+
+    await until(is_told)
+    pool = await show(api)
+    assert (pool["nodes"], pool["running_jobs"], pool["waiting_jobs"]) == (1, 1, 1)
+    answer = (await api.http.delete("/v1/projects/default/pools/small")).json()
+    assert answer["code"] == "pool-in-use"
+    assert "2 unfinished jobs, 1 of them waiting" in answer["message"]
+    for job in (second, first):
+        await api.http.post(f"/v1/projects/default/jobs/{job['name']}/stop", json={})
+
+
+async def test_what_a_pool_refuses(api: Api) -> None:
+    wrong = [
+        ("{max: 0, resources: {cpu: 1}}", "invalid-pool"),
+        ("{max: 1, min: 2, resources: {cpu: 1}}", "invalid-pool"),
+    ]
+    for text, code in wrong:
+        status, answer = await apply(api, text, consent=True)
+        assert (status, answer["code"]) == (422, code)
+    assert (await show(api))["code"] == "pool-not-found"
+    assert (await api.post_job(JOB)).json()["code"] == "pool-not-found"
+    await apply(api, consent=True)
+    for text in (
+        "{run: 'true', pool: small, nodes: 2}",
+        "{run: 'true', pool: small, resources: {gpu: 'H100:8'}}",
+    ):
+        assert (await api.post_job(text)).json()["code"] == "pool-unfit"
+    both = (await api.post_job("{run: 'true', pool: small, machine: dev}")).json()
+    assert "`machine` has no meaning with `pool`" in both["message"]
+    cap = "{name: cheap, max: 1, min: 1, resources: {cpu: 16, max_price: 1}}"
+    status, pool = await apply(api, cap, consent=True)
+    assert status == 200
+    assert "$1.00" in pool["problem"]
+    job = await api.submit("{run: 'true', pool: cheap}")
+
+    async def is_told() -> bool:
+        found = (await api.http.get(f"/v1/projects/default/jobs/{job['name']}")).json()
+        return "pool cheap: " in found["reason"] and "$1.00" in found["reason"]
+
+    await until(is_told)
+    assert [each["name"] for each in (await api.http.get("/v1/pools")).json()] == ["cheap", "small"]
+    await api.http.post(f"/v1/projects/default/jobs/{job['name']}/stop", json={})
+    assert (await api.http.delete("/v1/projects/default/pools/cheap")).status_code == 204

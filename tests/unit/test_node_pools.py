@@ -1,0 +1,168 @@
+"""The decisions about elastic pools, and the keys of a pool's file."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cavvy.autoscaler.node_pools import (
+    GrowPool,
+    PoolGang,
+    WaitForPool,
+    count_missing,
+    decide_growth,
+    decide_idle,
+)
+from cavvy.control.decide.node_pools import complete_pool_task, opens_at
+from cavvy.domain.node_pools import NodePool
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.spec.fields.node_pool import parse_pool
+from cavvy.spec.problems import SpecError
+
+NOW = datetime(2030, 1, 7, 9, tzinfo=UTC)  # a Monday
+NEED = ResourceSpec(accelerators=(AcceleratorNeed(name="A100-80GB", count_min=8),))
+POOL = NodePool(project="p", name="gpus", resources=NEED, max_nodes=4)
+RESERVED, SPOT, ON_DEMAND = Purchase.RESERVED, Purchase.SPOT, Purchase.ON_DEMAND
+
+
+def gang(id: str, idle_min: float | None = None, **facts: object) -> PoolGang:
+    since = None if idle_min is None else NOW - timedelta(minutes=idle_min)
+    usual = PoolGang(id=id, nodes=1, purchase=ON_DEMAND, idle_since=since)
+    return replace(usual, **facts)  # type: ignore[arg-type]
+
+
+def keeps(pool: NodePool | None, gangs: list[PoolGang], closed: datetime | None = None) -> str:
+    """Return the IDs of the idle gangs that stay."""
+    return "".join(
+        each.id
+        for each in gangs
+        if each.idle_since and decide_idle(pool, gangs, each, closed, NOW).until > NOW
+    )
+
+
+def test_a_pool_grows_up_to_its_maximum() -> None:
+    busy = [gang("a"), gang("b"), gang("c")]
+    assert isinstance(decide_growth(POOL, busy, 1, None), GrowPool)
+    assert isinstance(decide_growth(POOL, busy, 2, None), WaitForPool)
+    # a node that is being removed still exists
+    assert isinstance(decide_growth(POOL, [*busy, gang("d", leaving=True)], 1, None), WaitForPool)
+    too_large = decide_growth(POOL, [], 5, None)
+    assert isinstance(too_large, WaitForPool)
+    assert "at most 4 nodes; the job needs 5" in too_large.reason
+
+
+def test_idle_gangs_of_another_shape_make_room_and_no_more_than_needed() -> None:
+    gangs = [gang("a"), gang("b", 5, purchase=SPOT), gang("c", 1), gang("d", 3)]
+    decision = decide_growth(POOL, gangs, 2, None)
+    assert isinstance(decision, WaitForPool)
+    assert decision.release == ("d", "c"), "on demand before spot, idle longest first"
+    decision = decide_growth(POOL, [*gangs[:3], gang("d", leaving=True)], 2, None)
+    assert isinstance(decision, WaitForPool)
+    assert decision.release == ("c",), "the room of a leaving gang counts"
+    full = decide_growth(POOL, [gang("a", nodes=4)], 1, None)
+    assert full == WaitForPool(reason="pool gpus uses all of its 4 nodes")
+
+
+@pytest.mark.parametrize(
+    ("share", "held", "nodes", "spot"),
+    [
+        (0.0, [], 1, False),
+        (1.0, [], 1, True),
+        (0.5, [], 1, False),
+        (0.5, [ON_DEMAND], 1, True),
+        (0.5, [ON_DEMAND, SPOT], 1, False),
+        (0.5, [RESERVED], 1, False),
+        (0.5, [ON_DEMAND], 2, False),
+        (2 / 3, [ON_DEMAND, SPOT], 1, True),
+    ],
+)
+def test_spot_nodes_have_at_most_their_share(
+    share: float, held: list[Purchase], nodes: int, spot: bool
+) -> None:
+    gangs = [gang(str(at), purchase=each) for at, each in enumerate(held)]
+    decision = decide_growth(replace(POOL, spot_share=share), gangs, nodes, None)
+    assert isinstance(decision, GrowPool)
+    assert decision.markets == ((RESERVED, SPOT, ON_DEMAND) if spot else (RESERVED, ON_DEMAND))
+
+
+def test_idle_gangs_stay_for_a_while_and_for_the_minimum() -> None:
+    gangs = [gang("a"), gang("b", 11), gang("c", 12, purchase=SPOT), gang("d", 2)]
+    assert keeps(POOL, gangs) == "d"
+    assert keeps(replace(POOL, min_nodes=2), gangs) == "cd", "the cheaper one stays"
+    assert keeps(replace(POOL, min_nodes=4), gangs) == "bcd"
+    assert keeps(replace(POOL, max_nodes=3, min_nodes=1), gangs) == "d"
+    assert keeps(replace(POOL, max_nodes=3, idle=timedelta(hours=1)), gangs) == "cd"
+    wide = [gang("e", 11, nodes=2), gang("f", 30)]
+    assert keeps(replace(POOL, min_nodes=2), wide) == "e", "a gang goes as a whole or not at all"
+
+
+def test_a_closed_stopped_or_removed_pool_keeps_nothing_and_starts_nothing() -> None:
+    gangs, closed = [gang("a"), gang("b", 1)], NOW + timedelta(hours=1)
+    pool = parse_pool(
+        "{max: 4, min: 2, hours: '10:00-11:00', resources: {cpu: 1}}", file="x", project="p"
+    )
+    for told, opens in ((pool, closed), (replace(POOL, min_nodes=2, stopped=True), None)):
+        assert keeps(told, gangs, opens) == ""
+        assert count_missing(told, gangs, 3, opens) == -3
+        assert isinstance(decide_growth(told, gangs, 1, opens), WaitForPool)
+    assert keeps(None, gangs) == ""
+    assert opens_at(pool, NOW) == closed
+    assert opens_at(pool, closed) is None
+
+
+def test_the_minimum_counts_what_starts_and_not_what_leaves() -> None:
+    pool = replace(POOL, min_nodes=3)
+    assert count_missing(pool, [gang("a"), gang("b", leaving=True)], 1, None) == 1
+    assert count_missing(pool, [gang("a", nodes=2)], 2, None) == -1
+
+
+def test_a_pool_completes_the_tasks_of_its_jobs() -> None:
+    bare = TaskSpec(name="t", run="x", pool="gpus", retry=RetryPolicy(parallel=3))
+    task = complete_pool_task(bare, replace(POOL, spot_share=0.5))
+    assert (task.resources, task.keep) == (replace(NEED, spot=SpotPolicy.AUTO), POOL.idle)
+    assert task.retry.parallel == 1
+    other = replace(bare, resources=ResourceSpec(cpus_min=2, spot=SpotPolicy.ONLY))
+    assert complete_pool_task(other, POOL).resources == ResourceSpec(cpus_min=2)
+
+
+def test_a_file_of_a_pool() -> None:
+    text = "min: 1\nmax: 4\nidle: 20m\nspot_share: 25%\nhours: Mon-Fri 08:00-20:00 Europe/Berlin\n"
+    pool = parse_pool(
+        f"{text}resources: {{gpu: A100:8, max_price: 15}}", file="my pool.yaml", project="p"
+    )
+    assert (pool.name, pool.project, pool.min_nodes, pool.max_nodes) == ("my-pool", "p", 1, 4)
+    assert (pool.idle, pool.spot_share) == (timedelta(minutes=20), 0.25)
+    assert pool.hours is not None
+    assert pool.hours.time_zone == "Europe/Berlin"
+    assert pool.resources.max_rate is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the file is empty"),
+        ("[1]", "the file is a list"),
+        ("min: 5\nmax: 4\nresources: {cpu: 1}", "`min` 5 is more than `max` 4"),
+        ("max: 0\nresources: {cpu: 1}", "0 is too small"),
+        ("max: 2.5\nresources: {cpu: 1}", "not a whole number"),
+        ("max: 1", "`pool.resources` is missing"),
+        ("resources: {cpu: 1}", "`pool.max` is missing"),
+        ("max: 1\nidle: -5m\nresources: {cpu: 1}", "cannot use the text '-5m'"),
+        ("max: 1\nidle: 5s\nresources: {cpu: 1}", "too short"),
+        ("max: 1\nspot_share: 150%\nresources: {cpu: 1}", "'150%' is not a share"),
+        ("max: 1\nspot_share: nan\nresources: {cpu: 1}", "'nan' is not a share"),
+        ("max: 1\nhours: 25:00-26:00\nresources: {cpu: 1}", "outside of 00:00-24:00"),
+        ("max: 1\nhours: Mon 08:00-20:00 Mars/Base\nresources: {cpu: 1}", "Mars/Base"),
+        ("max: 1\nresources: {cpu: 1, spot: only}", "`spot_share: 50%`"),
+        ("max: 1\nresources: {any_of: [{cpu: 1, spot: auto}, {cpu: 2}]}", "`spot_share: 50%`"),
+        ("max: 1\nworkers: 3\nresources: {cpu: 1}", "write `min` and `max`"),
+        ("max: 1\nprice_cap: 3\nresources: {cpu: 1}", "`resources: {max_price: …}`"),
+        ("max: 1\nresources: {cpu: 1}\n---\nmax: 2", "a second document"),
+        ("max: 1\nmax: 2\nresources: {cpu: 1}", "max"),
+    ],
+)
+def test_a_wrong_file_of_a_pool(text: str, problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_pool(text, file="pool.yaml", project="p")
+    assert problem in str(caught.value)
