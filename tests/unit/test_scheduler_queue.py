@@ -555,3 +555,58 @@ def test_a_job_that_can_use_another_host_waits_for_capacity_there() -> None:
     wait = scheduler.decide(replace(waiting, offers=(CPU, replace(CLOUD, capacity=0))))
     assert isinstance(wait, JobWait)
     assert "free capacity" in wait.reason, "a cloud may have some later"
+
+
+def rack(*names: str) -> tuple[Host, ...]:
+    """Hosts with four accelerators each."""
+    return tuple(replace(HOST, name=f"ssh/{name}", devices=("0", "1", "2", "3")) for name in names)
+
+
+def busy_on(host: str, *devices: str, gang: str = "other") -> Allocation:
+    return replace(A_ALLOCATION, host=f"ssh/{host}", devices=devices, gang=gang, cpus=0.1)
+
+
+def gpus(count: int, *hosts: str) -> tuple[Offer, ...]:
+    """The equal offers of hosts, in the order of their names."""
+    offer = replace(GPU, provider="ssh", accelerator_count=count)
+    return tuple(replace(offer, region=host) for host in hosts)
+
+
+def test_of_equal_hosts_a_job_takes_the_one_that_it_breaks_least() -> None:
+    """Two jobs of two run. A job of one takes the third device of a host, not one of a pair."""
+    capacity = QueueCapacity(
+        hosts=rack("a", "b", "c"),
+        allocations=(busy_on("b", "0", "1"), busy_on("c", "0", "1"), busy_on("c", "2", gang="one")),
+    )
+    (place,) = plan_jobs([waiting_job(job("1", cpus=0.1), *gpus(1, "a", "b", "c"))], capacity)
+    assert isinstance(place, JobPlacement)
+    assert [(each.host, each.devices) for each in place.allocations] == [("ssh/c", ("3",))]
+
+
+def test_small_jobs_leave_whole_hosts_to_large_ones() -> None:
+    waiting = [
+        waiting_job(job("1", cpus=0.1), *gpus(1, "a", "b")),
+        waiting_job(job("2", cpus=0.1), *gpus(1, "b", "a")),
+        waiting_job(job("3", cpus=0.1), *gpus(4, "a", "b")),
+    ]
+    assert placed(plan_jobs(waiting, QueueCapacity(hosts=rack("a", "b")))) == ["1", "2", "3"]
+
+
+def test_cheaper_hosts_and_those_without_failures_come_first() -> None:
+    full = (busy_on("b", "0", "1", "2"),)
+    near, far = gpus(1, "a", "b")
+    dear = replace(far, rate=HourlyRate(1))
+    for offers, resting in (((near, dear), ()), ((near, far), (far.key,))):
+        capacity = QueueCapacity(hosts=rack("a", "b"), allocations=full, resting=resting)
+        (place,) = plan_jobs([waiting_job(job("1"), *offers)], capacity)
+        assert isinstance(place, JobPlacement)
+        assert place.offer == near
+
+
+def test_a_gang_takes_the_hosts_of_its_group_that_it_breaks_least() -> None:
+    hosts = tuple(replace(host, group="ssh/lab") for host in rack("a", "b", "c"))
+    group = replace(GPU, provider="ssh", region="lab")
+    capacity = QueueCapacity(hosts=hosts, allocations=(busy_on("c", "0"), busy_on("b", "0")))
+    (place,) = plan_jobs([waiting_job(job("1", nodes=2, cpus=0.1), group)], capacity)
+    assert isinstance(place, JobPlacement)
+    assert [(each.host, each.rank) for each in place.allocations] == [("ssh/b", 0), ("ssh/c", 1)]

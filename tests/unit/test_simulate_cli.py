@@ -208,6 +208,69 @@ def test_a_queue_that_cannot_be_read_is_said(
     assert words in result.stderr
 
 
+PODS = "cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"
+NODES = "cpu_milli,memory_mib,gpu,model"
+
+
+def write_packing(tmp_path: Path, pod: str = "1000,1,1,500,", node: str = "9000,9,2,T4") -> Path:
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    (folder / "few.csv").write_text(f"{PODS}\n{pod}\n2000,1,1,1000,T4|A100\n1000,0,0,0,\n")
+    (folder / "nodes.csv").write_text(f"{NODES}\n{node}\n9000,9,2,T4\n")
+    return folder
+
+
+def test_a_cluster_is_filled_by_each_policy(tmp_path: Path) -> None:
+    folder, page = write_packing(tmp_path), tmp_path / "page.html"
+    (tmp_path / "known.csv").write_text("workload,01-Random,06-FGD\nfew,80.5,90\nother,1,2\n")
+    options = ("--pods", str(folder), "--nodes", str(folder / "nodes.csv"), "--processes", "1")
+    options += ("--published", str(tmp_path / "known.csv"), "--page", str(page))
+    found = json.loads(run("fleet", *options, "-o", "json").stdout)
+    assert [each["policy"] for each in found] == ["random", "best fit", "FGD", "cavvy"]
+    assert {each["jobs"] for each in found} == {"few"}  # nodes.csv in the folder is no list of jobs
+    assert all(0 < each["allocated_percent"] <= 100 for each in found)
+    assert [each["published_percent"] for each in found] == [80.5, None, 90.0, None]
+    assert "<td>80.50</td>" in page.read_text()
+    assert page.read_text().count("<svg") == 1
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "words"),
+    [
+        ("1000,1,1,1500,", "9,9,2,T4", "few.csv:2: gpu_milli: expected a whole number from 1 to"),
+        ("-1,1,1,500,", "9,9,2,T4", "few.csv:2: cpu_milli: expected a whole number"),
+        ("1,1,1", "9,9,2,T4", "few.csv:2: gpu_milli: expected a whole number from 1 to 1000"),
+        ("1,1,1,500,", "x,9,2,T4", "nodes.csv:2: cpu_milli: expected a whole number"),
+    ],
+)
+def test_a_bad_row_of_a_packing_is_named(tmp_path: Path, pod: str, node: str, words: str) -> None:
+    folder = write_packing(tmp_path, pod, node)
+    done = run("fleet", "--pods", str(folder), "--nodes", str(folder / "nodes.csv"))
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "expected jobs: pass --jobs and --pools, or --pods and --nodes"),
+        (("--jobs", "few.csv"), "--jobs needs --pools"),
+        (("--pods", "few.csv"), "--pods needs --nodes"),
+        (("--pods", "nodes.csv", "--nodes", "nodes.csv"), "no column num_gpu and no gpu_milli"),
+        (("--pods", "few.csv", "--nodes", "few.csv"), "the file has no column gpu and no model"),
+    ],
+)
+def test_options_of_a_fleet_that_do_not_fit_are_refused(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    folder = write_packing(tmp_path)
+    done = run(
+        "fleet", *(str(folder / each) if each.endswith(".csv") else each for each in options)
+    )
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
 def test_a_service_is_compared_with_a_rule(tmp_path: Path) -> None:
     requests = tmp_path / "requests.csv"
     rows = "".join(f"{at},2\n" for at in range(300))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cavvy.cli.task.simulated_packing import run_packing
 from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
@@ -50,6 +51,13 @@ _parquet_option = click.option(
 )
 _plot_option = click.option(
     "--plot", type=_FILE, help="Draw cost against slack (.svg, .png or .pdf)."
+)
+_processes_option = click.option(
+    "--processes",
+    type=_COUNT,
+    default=None,
+    show_default="all cores",
+    help="Number of worker processes.",
 )
 _gantt_option = click.option(
     "--gantt", type=_FILE, help="Draw the first runs over time (.svg, .png or .pdf)."
@@ -221,13 +229,7 @@ def _run_scenario(
 @_parquet_option
 @_plot_option
 @_gantt_option
-@click.option(
-    "--processes",
-    type=_COUNT,
-    default=None,
-    show_default="all cores",
-    help="Number of worker processes.",
-)
+@_processes_option
 @output_option
 def spot(**given: Any) -> None:
     """Run deadline policies over recorded spot markets, and compare each run with the lowest
@@ -258,14 +260,12 @@ def spot(**given: Any) -> None:
 @command.command("fleet")
 @click.option(
     "--jobs",
-    required=True,
     metavar="FILE",
     type=_INPUT,
     help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row per job.",
 )
 @click.option(
     "--pools",
-    required=True,
     metavar="FILE",
     type=_INPUT,
     help="A CSV file with the columns `vc` and `node num`: the number of nodes in each virtual "
@@ -277,6 +277,29 @@ def spot(**given: Any) -> None:
     default=8,
     help="GPUs per node.",
 )
+@click.option(
+    "--pods",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="CSV with the columns cpu_milli, memory_mib, num_gpu, gpu_milli and, optionally, "
+    "gpu_spec, one row per job, or a folder of such files; repeatable.",
+)
+@click.option(
+    "--nodes",
+    metavar="FILE",
+    type=_INPUT,
+    help="CSV with the columns cpu_milli, memory_mib, gpu and model, one row per node.",
+)
+@click.option(
+    "--published",
+    metavar="FILE",
+    type=_INPUT,
+    help="CSV with the column `workload` and one column per policy: results to compare with.",
+)
+@click.option("--runs", type=_COUNT, default=3, help="Number of random orders of the pods.")
+@click.option("--page", type=_FILE, help="Write tables and plots as an HTML page.")
+@_processes_option
 @_csv_option
 @_parquet_option
 @click.option(
@@ -285,40 +308,90 @@ def spot(**given: Any) -> None:
     help="Draw used GPUs and waiting jobs over time.",
 )
 @output_option
-def fleet(
-    jobs: Path,
-    pools: Path,
-    gpus_per_node: int,
-    csv_file: Path | None,
-    parquet_file: Path | None,
-    plot: Path | None,
-    output: str,
-) -> None:
-    """Schedule a recorded list of jobs with the queue code that schedules real jobs, and show
-    waiting times and GPU use.
+def fleet(**given: Any) -> None:
+    """Schedule recorded jobs with the code that schedules real jobs.
 
-    GPUs of a virtual cluster are allocated one by one, to the cluster's own jobs only. Jobs that
-    need more GPUs than their cluster has are skipped and counted.
+    With --jobs and --pools, show waiting times and GPU use. GPUs of a virtual cluster are allocated
+    one by one, to the cluster's own jobs only. Jobs that need more GPUs than their cluster has are
+    skipped and counted.
+
+    With --pods and --nodes, fill the nodes with jobs that never end and request 130 % of the GPUs
+    in total, and show how many GPUs each policy allocates. The formats are those of Alibaba's trace
+    cluster-trace-gpu-v2023 (https://github.com/alibaba/clusterdata).
     """
-    from cavvy.sim.traces.fleet import QueueStay, read_jobs, read_pools, run_fleet
     from cavvy.sim.traces.readers import TraceError
 
-    _check_targets((csv_file, parquet_file), (plot,))
+    options = _FleetOptions(**given)
+    _check_fleet(options)
+    _check_targets((options.csv_file, options.parquet_file, options.page), (options.plot,))
     try:
-        stays: list[QueueStay] = []
-        keep = stays.append if csv_file or parquet_file or plot else None
-        held = read_pools(pools, gpus_per_node)
-        outcome = run_fleet(read_jobs(jobs), held, keep)
-        simulation.write_fleet(stays, csv_file, parquet_file)
-        if plot is not None:
-            from cavvy.sim.traces.plots import plot_fleet
-
-            plot_fleet(stays, sum(held.values()), plot)
+        if options.nodes is not None:
+            run_packing(
+                options.pods,
+                options.nodes,
+                options.published,
+                options.runs,
+                options.processes or _count_cores(),
+                options.page,
+                options.output,
+            )
+        if options.jobs is not None and options.pools is not None:
+            _run_queue(options, options.jobs, options.pools)
     except TraceError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    simulation.print_fleet(outcome, output)
+
+
+class _FleetOptions(Struct, frozen=True, kw_only=True):
+    """The options of `simulate fleet`."""
+
+    jobs: Path | None
+    pools: Path | None
+    gpus_per_node: int
+    pods: tuple[Path, ...]
+    nodes: Path | None
+    published: Path | None
+    runs: int
+    page: Path | None
+    processes: int | None
+    csv_file: Path | None
+    parquet_file: Path | None
+    plot: Path | None
+    output: str
+
+
+def _check_fleet(options: _FleetOptions) -> None:
+    """Raises CommandFailure if an option lacks the other option that it needs."""
+    for one, other, given, needed in (
+        ("--jobs", "--pools", options.jobs, options.pools),
+        ("--pools", "--jobs", options.pools, options.jobs),
+        ("--pods", "--nodes", options.pods, options.nodes),
+        ("--nodes", "--pods", options.nodes, options.pods),
+        ("--published", "--pods", options.published, options.pods),
+        ("--page", "--pods", options.page, options.pods),
+    ):
+        if given and not needed:
+            raise CommandFailure(f"{one} needs {other}", exit_code=2)
+    if not options.jobs and not options.pods:
+        raise CommandFailure(
+            "expected jobs: pass --jobs and --pools, or --pods and --nodes", exit_code=2
+        )
+
+
+def _run_queue(options: _FleetOptions, jobs: Path, pools: Path) -> None:
+    from cavvy.sim.traces.fleet import QueueStay, read_jobs, read_pools, run_fleet
+
+    stays: list[QueueStay] = []
+    keep = stays.append if options.csv_file or options.parquet_file or options.plot else None
+    held = read_pools(pools, options.gpus_per_node)
+    outcome = run_fleet(read_jobs(jobs), held, keep)
+    simulation.write_fleet(stays, options.csv_file, options.parquet_file)
+    if options.plot is not None:
+        from cavvy.sim.traces.plots import plot_fleet
+
+        plot_fleet(stays, sum(held.values()), options.plot)
+    simulation.print_fleet(outcome, options.output)
 
 
 command.add_command(serve)
@@ -412,24 +485,25 @@ def _has_numpy() -> bool:
 
 
 def _run(trials: "list[PolicyTrial]", processes: int | None) -> "list[TrialResult]":
-    import os
-
     from rich.console import Console
     from rich.progress import Progress
 
     from cavvy.sim.traces.trials import run_trials
 
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     console = Console(stderr=True)
     results: list[TrialResult] = []
     with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=len(trials))
-        for found in run_trials(trials, min(processes or cores, len(trials))):
+        for found in run_trials(trials, min(processes or _count_cores(), len(trials))):
             results += found
             progress.advance(task)
     return results
+
+
+def _count_cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _lengths(option: str, texts: tuple[str, ...]) -> list[float]:

@@ -480,7 +480,12 @@ class QueueReconciler:
             # Without accounts, all projects belong to the one user of the server. A setting that
             # requires separation applies to them too.
             hosts = [host if host.obstacle else replace(host, separates=True) for host in hosts]
-        return QueueCapacity(hosts=hosts, allocations=allocations, used=snapshot.used)
+        return QueueCapacity(
+            hosts=hosts,
+            allocations=allocations,
+            used=snapshot.used,
+            resting=await self._advisor.history.cooling_down(),
+        )
 
 
 def _make_row(job: JobRecord) -> QueueRow:

@@ -2,12 +2,23 @@
 store checks each allocation again before it writes the allocation.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from statistics import fmean
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
+from cavvy.scheduler.fragmentation import (
+    WHOLE,
+    FreeNode,
+    NodeDemand,
+    PlacementRater,
+    find_largest,
+    find_typical,
+)
 
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -45,11 +56,13 @@ def allocate_across(
     hosts: Sequence[Host],
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
+    rater: "HostRater | None" = None,
 ) -> tuple[Allocation, ...] | None:
     """Return the allocations of all ranks of the gang on the offer's hosts, sorted by rank. Returns
     None if not all ranks fit.
 
-    In a group of hosts, each rank gets its own host, in the order of the hosts.
+    In a group of hosts, each rank gets its own host, in the order of the hosts. If more hosts have
+    room than the gang has ranks, the gang gets those that `rater` rates best, or else the first.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
@@ -59,12 +72,21 @@ def allocate_across(
             if task.nodes == 1 or not one.group
             else None
         )
-    mine: list[Allocation] = []
-    for host in found if task.nodes > 1 else ():
-        taken = [allocation for allocation in allocations if allocation.host == host.name]
-        allocation = allocate_one(task, offer, host, taken, owner, len(mine))
-        mine += [allocation] if allocation is not None and len(mine) < task.nodes else []
-    return tuple(mine) if len(mine) == task.nodes else None
+    if task.nodes == 1:
+        return None
+    taken: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for each in allocations:
+        taken[each.host].append(each)
+    fitting = [
+        (host, allocation)
+        for host in found
+        if (allocation := allocate_one(task, offer, host, taken[host.name], owner, 0)) is not None
+    ]
+    if len(fitting) < task.nodes:
+        return None
+    rates = [0.0 if rater is None else rater.rate((mine,)) for _, mine in fitting]
+    chosen = sorted(nsmallest(task.nodes, range(len(fitting)), key=lambda at: (rates[at], at)))
+    return tuple(replace(fitting[at][1], rank=rank) for rank, at in enumerate(chosen))
 
 
 def allocate_on(
@@ -143,3 +165,84 @@ def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -
         for device, kind in zip(host.devices, kinds, strict=True)
         if kind == offer.instance_type and device not in taken
     ]
+
+
+class HostRater:
+    """Rates allocations on the hosts by the fragments that they leave (see `fragmentation`); lower
+    is better. The typical jobs are those that hold allocations now.
+
+    The devices of each kind on a host are rated as a node of their own, with the host's CPUs and
+    memory.
+    """
+
+    def __init__(self, hosts: Iterable[Host], allocations: Iterable[Allocation]) -> None:
+        self._hosts = {host.name: host for host in hosts}
+        self._held: defaultdict[str, list[Allocation]] = defaultdict(list)
+        for each in allocations:
+            self._held[each.host].append(each)
+        self._free: dict[str, Sequence[FreeNode]] = {}
+        self._rater: PlacementRater | None = None
+
+    def rate(self, allocations: Sequence[Allocation]) -> float:
+        """Return the mean rate of these new allocations over their hosts."""
+        more: defaultdict[str, list[Allocation]] = defaultdict(list)
+        for each in allocations:
+            more[each.host].append(each)
+        return fmean(self._rate_on(self._hosts[name], mine) for name, mine in more.items())
+
+    def add(self, allocations: Iterable[Allocation]) -> None:
+        """Count the allocations as held from now on."""
+        for each in allocations:
+            self._held[each.host].append(each)
+            self._free.pop(each.host, None)
+
+    def _rate_on(self, host: Host, more: Sequence[Allocation]) -> float:
+        if self._rater is None:
+            self._rater = self._make_rater()
+        before = self._free.get(host.name)
+        if before is None:
+            before = self._free[host.name] = _list_free(host, self._held[host.name])
+        after = _list_free(host, [*self._held[host.name], *more])
+        return fmean(map(self._rater.rate, before, after))
+
+    def _make_rater(self) -> PlacementRater:
+        demands = (
+            _demand_of(host, each)
+            for name, host in self._hosts.items()
+            for each in self._held[name]
+        )
+        empty = (node for host in self._hosts.values() for node in _list_free(host, ()))
+        return PlacementRater(find_typical(demands), find_largest(empty))
+
+
+def _list_free(host: Host, allocations: Sequence[Allocation]) -> Sequence[FreeNode]:
+    """Return what is free on the host, for each kind of its devices."""
+    taken = {device for each in allocations for device in each.devices}
+    cpus = round(host.cpus - sum(each.cpus for each in allocations), 3)
+    memory_mib = host.memory_mib - sum(each.memory_mib for each in allocations)
+    kinds = _kinds_of(host)
+    return [
+        FreeNode(
+            cpus,
+            memory_mib,
+            tuple(sorted(0 if name in taken else WHOLE for name in kinds if kinds[name] == kind)),
+            kind,
+        )
+        for kind in dict.fromkeys(kinds.values())
+    ] or [FreeNode(cpus, memory_mib)]
+
+
+def _demand_of(host: Host, allocation: Allocation) -> NodeDemand:
+    kinds = _kinds_of(host)
+    wanted = {kinds[device] for device in allocation.devices if device in kinds}
+    return NodeDemand(
+        allocation.cpus,
+        allocation.memory_mib,
+        len(allocation.devices),
+        kinds=tuple(sorted(wanted)),
+    )
+
+
+def _kinds_of(host: Host) -> Mapping[str, str]:
+    """Return the kind of each device of the host."""
+    return dict(zip(host.devices, host.kinds or ("",) * len(host.devices), strict=True))

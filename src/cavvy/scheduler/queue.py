@@ -2,8 +2,9 @@
 decisions are returned as values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import groupby
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import JobRecord
@@ -12,6 +13,7 @@ from cavvy.domain.values import Struct, field
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
 from cavvy.scheduler.packing import (
     AllocationOwner,
+    HostRater,
     allocate_across,
     host_of,
     hosts_of,
@@ -35,12 +37,14 @@ class WaitingJob(Struct, frozen=True, kw_only=True):
 
 class QueueCapacity(Struct, frozen=True, kw_only=True):
     """The free capacity. `used` is the share of each pool that was assigned to jobs after the
-    provider last reported the pool's capacity.
+    provider last reported the pool's capacity. `resting` contains the keys of offers on which a job
+    failed recently.
     """
 
     hosts: Sequence[Host] = ()
     allocations: Sequence[Allocation] = ()
     used: Mapping[str, Fraction] = field(default_factory=dict)
+    resting: Collection[str] = ()
 
 
 class JobPlacement(Struct, frozen=True, kw_only=True):
@@ -77,12 +81,17 @@ class JobScheduler:
     host, a later job gets a part of that host only if the later job cannot delay the earlier job
     (see `backfill`). Therefore a large job does not wait forever while small jobs start. A later
     job that can use another host does not wait for the earlier job.
+
+    Of several hosts with equal offers, a job gets the one on which it leaves the fewest fragments
+    (see `fragmentation`).
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
         self._hosts = [host for host in capacity.hosts if host.ready]
         self._silent = [host for host in capacity.hosts if not host.ready]
         self._allocations = list(capacity.allocations)
+        self._rater = HostRater(self._hosts, self._allocations)
+        self._resting = frozenset(capacity.resting)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers for which earlier jobs wait
         self._waits = HostWaits(self._hosts)  # earlier jobs that wait for shared hosts
@@ -123,6 +132,7 @@ class JobScheduler:
             reason = self._say_apart(apart) if apart else _reason(usable, earlier)
             return JobWait(job=waiting_job.job, reason=reason, behind=behind)
         self._allocations += placed.allocations
+        self._rater.add(placed.allocations)
         take(self._used, placed.offer, waiting_job.job.task.nodes)
         return placed
 
@@ -165,20 +175,46 @@ class JobScheduler:
     def _place(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:
         task = waiting_job.job.task
         owner = AllocationOwner(gang=waiting_job.gang, project=waiting_job.job.project)
-        hosts = self._hosts_for(waiting_job)
-        for offer in waiting_job.offers:
-            held = not self.blocked.isdisjoint(self._lanes(offer, waiting_job.avoid))
-            if held and not offer.shared:
-                continue
-            if not offer.shared:
-                left = count_left(offer, self._used)
-                if left is None or left >= task.nodes:
-                    return JobPlacement(job=waiting_job.job, offer=offer)
-                continue
-            mine = allocate_across(task, offer, hosts, self._allocations, owner)
-            if mine is not None and not (held and self._may_delay(mine, checks)):
-                return JobPlacement(job=waiting_job.job, offer=offer, allocations=mine)
+        hosts, avoid = self._hosts_for(waiting_job), waiting_job.avoid
+        for _, equal in groupby(waiting_job.offers, self._tie_of):
+            found: list[JobPlacement] = []
+            for offer in equal:
+                if not offer.shared:
+                    left = count_left(offer, self._used)
+                    if (left is None or left >= task.nodes) and not self._is_held(offer, avoid):
+                        return JobPlacement(job=waiting_job.job, offer=offer)
+                    continue
+                mine = allocate_across(task, offer, hosts, self._allocations, owner, self._rater)
+                if mine is not None:
+                    found.append(JobPlacement(job=waiting_job.job, offer=offer, allocations=mine))
+            for place in self._sort(found):
+                held = self._is_held(place.offer, avoid)
+                if not (held and self._may_delay(place.allocations, checks)):
+                    return place
         return None
+
+    def _tie_of(self, offer: Offer) -> tuple[object, ...]:
+        """Return a key that is equal for offers of shared hosts of which the job may get any."""
+        if not offer.shared:
+            return (False,)
+        return (
+            True,
+            offer.provider,
+            offer.instance_type,
+            offer.accelerator_count,
+            offer.rate,
+            offer.key in self._resting,
+        )
+
+    def _sort(self, found: list[JobPlacement]) -> list[JobPlacement]:
+        """Sort placements on shared hosts: those that leave the fewest fragments come first."""
+        if len(found) < 2:
+            return found
+        return sorted(found, key=lambda each: self._rater.rate(each.allocations))
+
+    def _is_held(self, offer: Offer, avoid: frozenset[str]) -> bool:
+        """Return whether an earlier job waits for the offer or for one of its hosts."""
+        return not self.blocked.isdisjoint(self._lanes(offer, avoid))
 
     def _hosts_for(self, waiting_job: WaitingJob) -> list[Host]:
         return (
