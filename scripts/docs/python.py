@@ -27,7 +27,7 @@ _SECTIONS = {
     "Clients": ("Client", "AsyncClient"),
     "Tasks": ("Task",),
     "Jobs": ("Job", "AsyncJob", "JobStatus", "NodeStatus", "JobCost", "CostItem", "JobEvent"),
-    "Arrays": ("JobArray", "ArrayResult"),
+    "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult"),
     "Errors": (
         "CavvyError",
         "InvalidArgument",

@@ -7,7 +7,7 @@ Task`. To keep the import fast, each name is loaded from `cavvy.sdk` when it is 
 TYPE_CHECKING = False  # set without importing `typing`, because every command imports this module
 if TYPE_CHECKING:
     from cavvy.sdk.array import ArrayResult, JobArray
-    from cavvy.sdk.async_client import AsyncClient, AsyncJob
+    from cavvy.sdk.async_client import AsyncClient, AsyncJob, AsyncJobArray
     from cavvy.sdk.client import Client
     from cavvy.sdk.errors import (
         CavvyError,
@@ -52,6 +52,7 @@ __all__ = [
     "ArrayResult",
     "AsyncClient",
     "AsyncJob",
+    "AsyncJobArray",
     "CavvyError",
     "Checkpoint",
     "Client",
@@ -96,6 +97,7 @@ _MODULES = {
     "ArrayResult": "array",
     "AsyncClient": "async_client",
     "AsyncJob": "async_client",
+    "AsyncJobArray": "async_client",
     "Client": "client",
     **dict.fromkeys(
         (

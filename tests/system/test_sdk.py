@@ -217,6 +217,27 @@ def test_coroutines_wait_for_several_jobs(home: Path, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_arrays_with_coroutines(home: Path) -> None:
+    async def main() -> None:
+        async with AsyncClient() as client:
+            text = """echo "CAVVY_PROGRESS {\\"size\\": ${#CAVVY_PARAM_ITEM}}" """
+            array = await client.map(text, ["a b", "c"], name="items", parallel=1, consent=True)
+            found = await array.wait()
+            assert [each.params["item"] for each in found] == ["a b", "c"]
+            assert (await array.best("size", highest=True)).params == {"item": "a b"}
+            await array.remove()
+            with pytest.raises(JobNotFound):
+                await client.array("items")
+            task = Task("exit $CAVVY_ARRAY_INDEX")
+            array = await client.submit_array(task, array="0-1", name="exits", consent=True)
+            with pytest.raises(JobFailed):
+                await array.wait()
+            assert await array.counts() == {"done": 1, "failed": 1}
+            assert (await (await client.array("exits")).job(1)).name == "exits.1"
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_wait_leaves_the_job_running(home: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncClient() as client:

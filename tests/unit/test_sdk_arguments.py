@@ -5,11 +5,25 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from inspect import signature
+from itertools import count
 from typing import Any
 
 import pytest
 
-from cavvy import CavvyError, Client, InvalidArgument, Job, JobStatus, Task
+from cavvy import (
+    AsyncClient,
+    AsyncJob,
+    AsyncJobArray,
+    CavvyError,
+    Client,
+    InvalidArgument,
+    InvalidTask,
+    Job,
+    JobArray,
+    JobStatus,
+    Task,
+)
 from cavvy.client import ApiClient
 from cavvy.sdk.arguments import read_seconds
 from cavvy.sdk.async_client import _Threads
@@ -104,6 +118,30 @@ def test_a_closed_client_of_asyncio() -> None:
     threads.close()
     with pytest.raises(CavvyError, match="the client is closed"):
         asyncio.run(threads.run(len, "abc"))
+
+
+@pytest.mark.parametrize(
+    ("form", "plain"), [(AsyncClient, Client), (AsyncJob, Job), (AsyncJobArray, JobArray)]
+)
+def test_forms_for_asyncio_have_the_same_methods(form: type, plain: type) -> None:
+    def list_methods(of: type) -> dict[str, list[str]]:
+        methods = {n: m for n, m in vars(of).items() if callable(m) and not n.startswith("_")}
+        return {name: list(signature(method).parameters) for name, method in methods.items()}
+
+    assert list_methods(form) == list_methods(plain)
+
+
+@pytest.mark.parametrize("items", ["abc", 3, [None]])
+def test_items_of_a_wrong_type(client: Client, items: Any) -> None:
+    with pytest.raises(TypeError):
+        client.map("true", items)
+
+
+def test_too_many_items(client: Client) -> None:
+    with pytest.raises(InvalidTask, match="10,001 jobs are too many"):
+        client.map("true", count())
+    with pytest.raises(TypeError, match="sweep"):
+        client.map("true", [1], sweep={"x": [1]})
 
 
 def test_lengths_of_time() -> None:

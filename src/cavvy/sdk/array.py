@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cavvy.client.array_wire import read_array, retry_array, stop_array
+from cavvy.client.array_wire import read_array, remove_array, retry_array, stop_array
 from cavvy.sdk.arguments import check_text, read_seconds
 from cavvy.sdk.errors import CavvyError, WaitTimeout
 from cavvy.sdk.job import Job
@@ -85,18 +85,9 @@ class JobArray:
         """Wait until all jobs have ended, and return them. Raises JobFailed for the first job that
         has failed or was stopped, unless `check` is False. Raises WaitTimeout.
         """
-        began, pause = time.monotonic(), _SHORTEST_S
-        timeout_s = None if timeout is None else read_seconds(timeout)
-        found = self.results()
-        while not all(each.phase in ENDS for each in found):
-            if timeout_s is not None and time.monotonic() - began >= timeout_s:
-                raise self._make_timeout(found)
-            time.sleep(pause)
-            pause = min(_LONGEST_S, pause * 1.5)
-            found = self.results()
-        failed = [each for each in found if each.phase != "done"]
-        if failed and check:
-            self.job(failed[0].index).wait()
+        waiting = ArrayWaiter(self, timeout, check=check)
+        while (found := waiting.look()) is None:
+            pass
         return found
 
     def stop(self) -> None:
@@ -109,16 +100,48 @@ class JobArray:
         with self._connections.use() as connection:
             retry_array(connection, self.project, self.id)
 
+    def remove(self) -> None:
+        """Delete all jobs with their logs and checkpoints; their bills are kept. Each job must have
+        ended.
+        """
+        with self._connections.use() as connection:
+            remove_array(connection, self.project, self.id)
+
     def __repr__(self) -> str:
         return f"<JobArray {self.name} ({self.id})>"
-
-    def _make_timeout(self, found: list[ArrayResult]) -> WaitTimeout:
-        left = [each for each in found if each.phase not in ENDS]
-        message = f"{len(left)} of {len(found)} jobs of {self.name} have not ended"
-        error = WaitTimeout(message, "the jobs continue; array.stop() stops them")
-        error.status = self.job(left[0].index).status()
-        return error
 
     def _read(self) -> "ArrayDetail":
         with self._connections.use() as connection:
             return read_array(connection, self.project, self.id)
+
+
+class ArrayWaiter:
+    """A wait for the end of all jobs of an array; see `JobArray.wait`."""
+
+    def __init__(self, array: JobArray, timeout: "TimeLimit | None", *, check: bool) -> None:
+        self._array, self._check = array, check
+        self._timeout_s = None if timeout is None else read_seconds(timeout)
+        self._began = time.monotonic()
+        self._pause = 0.0
+
+    def look(self) -> list[ArrayResult] | None:
+        """Return the jobs if all have ended, and otherwise None. All calls but the first wait a
+        moment before they ask the server."""
+        time.sleep(self._pause)
+        self._pause = min(_LONGEST_S, max(_SHORTEST_S, self._pause * 1.5))
+        found = self._array.results()
+        left = [each for each in found if each.phase not in ENDS]
+        if left:
+            if self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s:
+                raise self._make_timeout(left, len(found))
+            return None
+        failed = [each for each in found if each.phase != "done"]
+        if failed and self._check:
+            self._array.job(failed[0].index).wait()
+        return found
+
+    def _make_timeout(self, left: list[ArrayResult], count: int) -> WaitTimeout:
+        message = f"{len(left)} of {count} jobs of {self._array.name} have not ended"
+        error = WaitTimeout(message, "the jobs continue; array.stop() stops them")
+        error.status = self._array.job(left[0].index).status()
+        return error

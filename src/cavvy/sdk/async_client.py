@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -10,13 +10,17 @@ from decimal import Decimal
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack
 
+from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray
 from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
 from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
 from cavvy.sdk.status import JobCost, JobEvent, JobStatus, Phase
 from cavvy.sdk.task import Task
+
+if TYPE_CHECKING:
+    from cavvy.spec.fields.task import TaskKeys
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -142,6 +146,57 @@ class AsyncJob:
         return show_job(self.last_status)
 
 
+class AsyncJobArray:
+    """A form of `JobArray` for asyncio: its methods are coroutines."""
+
+    def __init__(self, array: JobArray, threads: _Threads) -> None:
+        self._array = array
+        self._threads = threads
+        self.id = array.id
+        self.name = array.name
+        self.project = array.project
+
+    async def counts(self) -> dict[str, int]:
+        """See `JobArray.counts`."""
+        return await self._threads.run(self._array.counts)
+
+    async def results(self) -> list[ArrayResult]:
+        """See `JobArray.results`."""
+        return await self._threads.run(self._array.results)
+
+    async def best(self, metric: str, *, highest: bool = False) -> ArrayResult:
+        """See `JobArray.best`."""
+        return await self._threads.run(self._array.best, metric, highest=highest)
+
+    async def job(self, index: int) -> AsyncJob:
+        """See `JobArray.job`."""
+        return AsyncJob(await self._threads.run(self._array.job, index), self._threads)
+
+    async def wait(
+        self, *, timeout: TimeLimit | None = None, check: bool = True
+    ) -> list[ArrayResult]:
+        """See `JobArray.wait`. If the wait is cancelled, the jobs continue to run."""
+        waiting = ArrayWaiter(self._array, timeout, check=check)
+        while (found := await self._threads.run(waiting.look)) is None:
+            pass
+        return found
+
+    async def stop(self) -> None:
+        """See `JobArray.stop`."""
+        await self._threads.run(self._array.stop)
+
+    async def retry(self) -> None:
+        """See `JobArray.retry`."""
+        await self._threads.run(self._array.retry)
+
+    async def remove(self) -> None:
+        """See `JobArray.remove`."""
+        await self._threads.run(self._array.remove)
+
+    def __repr__(self) -> str:
+        return f"<AsyncJobArray {self.name} ({self.id})>"
+
+
 class AsyncClient:
     """A form of `Client` for asyncio: its methods are coroutines. The first request connects to the
     server. `async with` closes the connections when its block ends.
@@ -182,6 +237,55 @@ class AsyncClient:
             max_cost=max_cost,
         )
         return AsyncJob(job, self._threads)
+
+    async def submit_array(
+        self,
+        task: Task,
+        *,
+        array: str | None = None,
+        sweep: Mapping[str, object] | None = None,
+        parallel: int | None = None,
+        params: Mapping[str, object] | None = None,
+        name: str | None = None,
+        project: str | None = None,
+        consent: bool = False,
+        max_cost: str | float | Decimal | None = None,
+    ) -> AsyncJobArray:
+        """See `Client.submit_array`."""
+        client = await self._connect()
+        made = await self._threads.run(
+            client.submit_array,
+            task,
+            array=array,
+            sweep=sweep,
+            parallel=parallel,
+            params=params,
+            name=name,
+            project=project,
+            consent=consent,
+            max_cost=max_cost,
+        )
+        return AsyncJobArray(made, self._threads)
+
+    async def map(
+        self,
+        run: str,
+        items: Iterable[str | int | float | bool],
+        *,
+        consent: bool = False,
+        max_cost: str | float | Decimal | None = None,
+        **keys: Unpack["TaskKeys"],
+    ) -> AsyncJobArray:
+        """See `Client.map`."""
+        client = await self._connect()
+        submit = partial(client.map, run, items, consent=consent, max_cost=max_cost, **keys)
+        return AsyncJobArray(await self._threads.run(submit), self._threads)
+
+    async def array(self, name: str, *, project: str | None = None) -> AsyncJobArray:
+        """See `Client.array`."""
+        client = await self._connect()
+        found = await self._threads.run(client.array, name, project=project)
+        return AsyncJobArray(found, self._threads)
 
     async def job(self, name: str, *, project: str | None = None) -> AsyncJob:
         """See `Client.job`."""

@@ -1,14 +1,16 @@
 """The client for notebooks and scripts: submits tasks and finds jobs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from itertools import islice
 from numbers import Integral
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from cavvy.client.array_wire import read_array
+from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.units import Money
 from cavvy.sdk.arguments import check_params, check_text, check_texts, check_type
 from cavvy.sdk.array import JobArray
@@ -17,6 +19,9 @@ from cavvy.sdk.job import Job
 from cavvy.sdk.status import Phase, read_detail, read_listing
 from cavvy.sdk.submission import SubmitOptions, submit_task
 from cavvy.sdk.task import Task
+
+if TYPE_CHECKING:
+    from cavvy.spec.fields.task import TaskKeys
 
 
 class Client:
@@ -122,6 +127,26 @@ class Client:
         with self._connections.use() as connection:
             made, _ = submit_task(connection, changed, options, self._home)
         return JobArray(self._connections, made.id, made.project, made.name)
+
+    def map(
+        self,
+        run: str,
+        items: Iterable[str | int | float | bool],
+        *,
+        consent: bool = False,
+        max_cost: str | float | Decimal | None = None,
+        **keys: Unpack["TaskKeys"],
+    ) -> JobArray:
+        """Run a command for each of the items, as an array of jobs in the order of the items. The
+        command reads its item from the variable CAVVY_PARAM_ITEM, or contains it as
+        `${{ params.item }}`. `keys` are keys of `Task`, such as `parallel`, `name` and `resources`.
+        Other arguments are as for `submit`. Raises InvalidTask, NoOffer, ConsentNeeded.
+        """
+        if isinstance(items, str):
+            raise TypeError("items must be a list, not a string")
+        sweep = {"item": [*islice(items, MOST_MEMBERS + 1)]}  # a generator may have no end
+        task = Task(run, **keys, sweep=sweep)  # type: ignore[misc]  # a sweep in keys: a TypeError
+        return self.submit_array(task, consent=consent, max_cost=max_cost)
 
     def array(self, name: str, *, project: str | None = None) -> JobArray:
         """Return an array by its name or ID. Raises JobNotFound."""
