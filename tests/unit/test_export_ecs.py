@@ -11,7 +11,7 @@ from tests.exports.aws_model import check_request
 from tests.exports.calls import run_script
 from tests.exports.tasks import FULL, export
 
-from cavvy.providers.formats.ecs.request import round_size
+from cavvy.providers.formats.services.ecs import round_size
 
 MINIMAL = "run: echo hello $NODE_RANK\nresources: {cpu: 2}"
 GPU = "run: x\nresources: {gpu: 'A10G:1', memory: '8GB'}"

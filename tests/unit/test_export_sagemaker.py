@@ -19,8 +19,7 @@ from tests.exports.tasks import FULL, export
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.providers.formats.index import list_formats
 from cavvy.providers.formats.program import split_program
-from cavvy.providers.formats.sagemaker.export import make_export
-from cavvy.providers.formats.sagemaker.request import is_training_type
+from cavvy.providers.formats.services.sagemaker import is_training_type, make_export
 from cavvy.store.snapshot import CatalogSnapshot
 
 MINIMAL = "run: echo hello\nresources: {cpu: 2}"

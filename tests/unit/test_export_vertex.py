@@ -18,7 +18,7 @@ from tests.exports.tasks import FULL, export
 
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.providers.formats.program import escape_references
-from cavvy.providers.formats.vertex.request import (
+from cavvy.providers.formats.services.vertex import (
     find_accelerator,
     is_custom_job_type,
 )

@@ -12,7 +12,7 @@ from cavvy.providers.aws import NOTICES
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch.queues import BatchQueues
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
-from cavvy.providers.formats.aws_batch.request import (
+from cavvy.providers.formats.services.aws_batch import (
     LOST_HOST,
     PRIORITY,
     BatchJobRequest,

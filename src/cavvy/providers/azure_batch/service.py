@@ -22,14 +22,14 @@ from cavvy.providers.azure_batch.states import (
     read_live,
 )
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.formats.azure_batch.request import (
+from cavvy.providers.formats.machines import is_azure_type
+from cavvy.providers.formats.services.azure_batch import (
     ID_LENGTH,
     RANK_VARIABLE,
     AzureBatchGang,
     make_gang_job,
     make_gang_tasks,
 )
-from cavvy.providers.formats.machines import is_azure_type
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,

@@ -14,7 +14,7 @@ from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi, read_time
 from cavvy.providers.azureml.clusters import Cluster, Clusters
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
-from cavvy.providers.formats.azureml.request import (
+from cavvy.providers.formats.services.azureml import (
     CommandJobRequest,
     DataMount,
     make_job_resource,

@@ -16,7 +16,7 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.units import parse_rate, parse_usd
 from cavvy.domain.values import Struct
-from cavvy.providers.formats.ecs.request import list_sizes
+from cavvy.providers.formats.services.ecs import list_sizes
 
 ON_DEMAND, SPOT = "FARGATE", "FARGATE_SPOT"  # ECS's names of Fargate's capacity providers
 PURCHASES = {ON_DEMAND: Purchase.ON_DEMAND, SPOT: Purchase.SPOT}

@@ -12,7 +12,7 @@ from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.ecs.capacity import Capacity, EcsCapacity, parse_capacity
 from cavvy.providers.ecs.fargate import PURCHASES
-from cavvy.providers.formats.ecs.request import (
+from cavvy.providers.formats.services.ecs import (
     EcsTaskRequest,
     LaunchType,
     make_run,

@@ -1,6 +1,5 @@
 """Job formats of managed services: `cavvy export` writes a task as a request to the service.
 
-Each package in this folder is one format. The module `export` of a format reads the values for a
-request from a task, and the module `request` builds the request from these values. Providers also
-use `request`.
+Each module in `services` is one format. It reads the values for a request from a task, and builds
+the request from these values. Providers build their requests with the same functions.
 """

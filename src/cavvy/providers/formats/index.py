@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
+from pkgutil import iter_modules
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import Struct
+from cavvy.providers.formats import services
 
 # Returns the catalog's offers for one node, the cheapest first.
 FindOffers = Callable[[ResourceSpec], Sequence[Offer]]
@@ -24,17 +25,13 @@ class JobFormat(Struct, frozen=True, kw_only=True):
 
 def list_formats() -> Sequence[str]:
     """Return the names of all formats, such as `aws-batch`."""
-    return sorted(path.parent.name.replace("_", "-") for path in _folder().glob("*/export.py"))
+    return sorted(module.name.replace("_", "-") for module in iter_modules(services.__path__))
 
 
 def find_format(name: str) -> JobFormat | None:
     """Import the format with this name; return None if no such format exists."""
     if name not in list_formats():
         return None
-    module = import_module(f"cavvy.providers.formats.{name.replace('-', '_')}.export")
+    module = import_module(f"{services.__name__}.{name.replace('-', '_')}")
     found: JobFormat = module.FORMAT
     return found
-
-
-def _folder() -> Path:
-    return Path(__file__).parent

@@ -14,7 +14,7 @@ from typing import Any
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Transfer
 from cavvy.providers.base import GangSpec, Refused
-from cavvy.providers.formats.sagemaker.request import CHANNELS, DataChannel, make_texts
+from cavvy.providers.formats.services.sagemaker import CHANNELS, DataChannel, make_texts
 
 _INPUTS = "/opt/ml/input/data"
 _TARGET = re.compile(rf"{_INPUTS}/(?P<name>[A-Za-z0-9._-]{{1,64}})/?")

@@ -8,7 +8,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
-from cavvy.providers.formats.sagemaker.request import (
+from cavvy.providers.formats.services.sagemaker import (
     HYPERPARAMETER_LENGTH,
     HYPERPARAMETERS,
     LONGEST_RUN,

@@ -17,7 +17,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext
-from cavvy.providers.formats.vertex.request import strip_gpus
+from cavvy.providers.formats.services.vertex import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
 from cavvy.providers.managed.endpoint_tasks import (

@@ -9,7 +9,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
-from cavvy.providers.formats.vertex.request import (
+from cavvy.providers.formats.services.vertex import (
     ANY_RESERVATION,
     CustomJobRequest,
     Strategy,

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.formats.vertex.request import find_accelerator, is_custom_job_type
+from cavvy.providers.formats.services.vertex import find_accelerator, is_custom_job_type
 from cavvy.providers.vertex.api import VertexApi
 from cavvy.providers.vertex.prices import add_fee
 from cavvy.providers.vm.keys import list_setting

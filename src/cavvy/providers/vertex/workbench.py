@@ -18,7 +18,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.formats.vertex.request import strip_gpus
+from cavvy.providers.formats.services.vertex import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob

@@ -13,7 +13,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import Refused
-from cavvy.providers.formats.vertex.request import find_accelerator, is_custom_job_type
+from cavvy.providers.formats.services.vertex import find_accelerator, is_custom_job_type
 from cavvy.providers.vertex_workbench import PRICING
 
 _FEE = re.compile(r"(?P<part>[A-Za-z0-9-]+)\s*=\s*(?P<usd>\d{1,3}(?:\.\d{1,9})?)")

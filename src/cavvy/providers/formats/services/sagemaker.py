@@ -1,20 +1,25 @@
-"""Exports a task as a training job of SageMaker: `cavvy export sagemaker TASK.YAML`."""
+"""The job format of SageMaker: builds the request CreateTrainingJob, for the provider and for
+`cavvy export sagemaker TASK.YAML`.
+
+Limits are from the service model 2017-07-24 of botocore.
+"""
 
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from math import ceil
 from pathlib import PurePosixPath
+from typing import Any
 
 from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine
 from cavvy.providers.formats.notes import list_notes, write_comments
 from cavvy.providers.formats.program import link_folder, make_program, split_program
-from cavvy.providers.formats.sagemaker import request
-from cavvy.providers.formats.sagemaker.request import DataChannel, TrainingJobRequest
 from cavvy.providers.formats.yaml_text import dump_yaml
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
@@ -40,6 +45,154 @@ _RANKS = (
     "export CAVVY_HOSTS MASTER_ADDR NODE_RANK",
 )
 
+NAME_LENGTH = 63  # maximum length of a name, which consists of letters, digits and hyphens
+# maximum characters of an argument, which has no line breaks; maximum number of arguments
+ARGUMENT_LENGTH, ARGUMENTS = 256, 100
+# maximum characters of an environment variable; maximum number of variables
+VARIABLE_LENGTH, VARIABLES = 512, 100
+HYPERPARAMETER_LENGTH, HYPERPARAMETERS = 2500, 100
+CHANNELS = 20
+LONGEST_RUN = timedelta(days=28)  # the largest quota of MaxRuntimeInSeconds
+GRANTED_RUN = timedelta(days=5)  # the quota of MaxRuntimeInSeconds that each account has
+LONGEST_WARM = timedelta(hours=6)  # KeepAlivePeriodInSeconds
+VOLUME_GIB = 30  # the default volume size of SageMaker's Python SDK
+
+# The families of instance types that training jobs can use, and the types of these families that
+# training jobs cannot use. TrainingInstanceType in the service model lists all types.
+_FAMILIES = (
+    "c4 c5 c5n c6i c7i c7i-flex c8i c8i-flex g4dn g5 g6 g6e g7 g7e m4 m5 m6i m7i m7i-flex m8i "
+    "m8i-flex p3 p3dn p4d p4de p5 p5e p5en p6-b200 p6-b300 p6e-gb200 r5 r5d r6i r7i r8i r8i-flex "
+    "t3 trn1 trn1n trn2"
+)
+_MISSING = (
+    "c4.large c5.12xlarge c5.24xlarge c5.large c5n.large c6i.large c7i-flex.large c8i-flex.large "
+    "c8i.large m4.large m5.16xlarge m5.8xlarge t3.micro t3.nano t3.small"
+)
+
+
+class DataChannel(Struct, frozen=True, kw_only=True):
+    """S3 objects that SageMaker makes available in /opt/ml/input/data/NAME: all objects whose URI
+    starts with `uri`. If `stream` is True, an object is read from S3 only when the program opens
+    the file.
+    """
+
+    name: str
+    uri: str
+    stream: bool = False
+
+
+class TrainingJobRequest(Struct, frozen=True, kw_only=True):
+    """The values of a request to SageMaker. `longest_wait` limits the total time for which a job on
+    spot instances waits and runs. `warm` is how long SageMaker keeps the instances for the next
+    job; SageMaker bills this time.
+    """
+
+    name: str
+    image: str
+    role: str
+    instance_type: str  # such as ml.g5.xlarge
+    instances: int = 1
+    volume_gib: int = VOLUME_GIB
+    entrypoint: Sequence[str]
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    channels: Sequence[DataChannel] = ()
+    output_uri: str
+    checkpoint_uri: str | None = None  # SageMaker keeps it equal to /opt/ml/checkpoints
+    longest_run: timedelta = timedelta(days=1)
+    longest_wait: timedelta | None = None
+    spot: bool = False
+    warm: timedelta = timedelta(0)
+    retries: int = 0  # how often SageMaker may start the job again after faults of SageMaker
+    tags: Mapping[str, str] = field(default_factory=dict)
+    subnets: Sequence[str] = ()
+    security_groups: Sequence[str] = ()
+
+
+def is_training_type(instance_type: str) -> bool:
+    """Return whether training jobs can use this instance type of EC2. SageMaker's name for the type
+    has the prefix `ml.`.
+    """
+    family, _, size = instance_type.partition(".")
+    known = family in _FAMILIES.split() and "metal" not in size
+    return known and instance_type not in _MISSING.split()
+
+
+def make_texts(values: Mapping[Any, Any]) -> dict[str, str]:
+    """Convert hyperparameters to the strings that SageMaker accepts."""
+    return {
+        str(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in values.items()
+    }
+
+
+def fits_hyperparameters(values: Mapping[str, str]) -> bool:
+    """Return whether SageMaker accepts these hyperparameters."""
+    return len(values) <= HYPERPARAMETERS and all(
+        len(each) <= HYPERPARAMETER_LENGTH and "\n" not in each for each in values.values()
+    )
+
+
+def make_training_job(job: TrainingJobRequest) -> dict[str, Any]:
+    """Return the arguments of CreateTrainingJob."""
+    algorithm: dict[str, Any] = {
+        "TrainingImage": job.image,
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": list(job.entrypoint),
+    }
+    if job.arguments:
+        algorithm["ContainerArguments"] = list(job.arguments)
+    resources: dict[str, Any] = {
+        "InstanceType": job.instance_type,
+        "InstanceCount": job.instances,
+        "VolumeSizeInGB": job.volume_gib,
+    }
+    if job.warm:
+        resources["KeepAlivePeriodInSeconds"] = ceil(job.warm.total_seconds())
+    stop = {"MaxRuntimeInSeconds": ceil(job.longest_run.total_seconds())}
+    if job.spot:
+        wait = max(job.longest_wait or job.longest_run, job.longest_run)
+        stop["MaxWaitTimeInSeconds"] = ceil(wait.total_seconds())
+    request: dict[str, Any] = {
+        "TrainingJobName": job.name,
+        "AlgorithmSpecification": algorithm,
+        "RoleArn": job.role,
+        "ResourceConfig": resources,
+        "StoppingCondition": stop,
+        "OutputDataConfig": {"S3OutputPath": job.output_uri},
+        "EnableManagedSpotTraining": job.spot,
+    }
+    return request | _make_optional(job)
+
+
+def _make_optional(job: TrainingJobRequest) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "InputDataConfig": [_make_channel(each) for each in job.channels],
+        "CheckpointConfig": {"S3Uri": job.checkpoint_uri} if job.checkpoint_uri else None,
+        "HyperParameters": dict(job.hyperparameters),
+        "Environment": dict(job.environment),
+        "RetryStrategy": {"MaximumRetryAttempts": min(job.retries, 30)} if job.retries else None,
+        "VpcConfig": {"Subnets": list(job.subnets), "SecurityGroupIds": list(job.security_groups)}
+        if job.subnets
+        else None,
+        "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
+    }
+    return {key: value for key, value in parts.items() if value}
+
+
+def _make_channel(channel: DataChannel) -> dict[str, Any]:
+    source = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": channel.uri,
+        "S3DataDistributionType": "FullyReplicated",
+    }
+    return {
+        "ChannelName": channel.name,
+        "DataSource": {"S3DataSource": source},
+        "InputMode": "FastFile" if channel.stream else "File",
+    }
+
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """Return the request as YAML for `aws sagemaker create-training-job --cli-input-yaml`. Raises
@@ -49,9 +202,7 @@ def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     if named is not None and named.startswith("ml."):
         need = replace(task.resources, instance=named.removeprefix("ml."))
         task = replace(task, resources=need)
-    machine = choose_machine(
-        task, find_offers, "aws", "SageMaker training", request.is_training_type
-    )
+    machine = choose_machine(task, find_offers, "aws", "SageMaker training", is_training_type)
     job = _make_request(task, machine)
     notes = [
         f"Run: aws sagemaker create-training-job --cli-input-yaml file://{task.name}.yaml",
@@ -59,30 +210,30 @@ def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
         *_list_steps(task, job),
         *list_notes(task, _COVERED | ({"limits.deadline"} if job.longest_wait else set())),
     ]
-    document = dump_yaml(request.make_training_job(job))
+    document = dump_yaml(make_training_job(job))
     return "\n".join([*write_comments("sagemaker", task, notes), document])
 
 
 def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
     outputs = [each for each in task.outputs if each.target.startswith("s3://")]
     program, environment = _make_container(task, machine)
-    arguments = split_program(program, request.ARGUMENT_LENGTH, request.ARGUMENTS)
+    arguments = split_program(program, ARGUMENT_LENGTH, ARGUMENTS)
     if arguments is None:
-        size = request.ARGUMENT_LENGTH * request.ARGUMENTS
+        size = ARGUMENT_LENGTH * ARGUMENTS
         raise Refused(
             f"run: SageMaker passes at most {size} characters to a container; move the program to "
             "a file of the working folder"
         )
     channels = _list_channels(task)
-    if len(channels) > request.CHANNELS:
-        raise Refused(f"inputs: a training job has at most {request.CHANNELS} channels")
+    if len(channels) > CHANNELS:
+        raise Refused(f"inputs: a training job has at most {CHANNELS} channels")
     return TrainingJobRequest(
         name=make_name(task.name),
         image=task.image or "IMAGE",
         role=_ROLE,
         instance_type=f"ml.{machine.instance_type}",
         instances=task.nodes,
-        volume_gib=task.resources.disk_gib or request.VOLUME_GIB,
+        volume_gib=task.resources.disk_gib or VOLUME_GIB,
         entrypoint=("sh", "-c", _START, "sh"),
         arguments=arguments,
         environment=environment,
@@ -93,7 +244,7 @@ def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
         longest_run=_find_longest_run(task),
         longest_wait=task.limits.deadline_after if _is_spot(task) else None,
         spot=_is_spot(task),
-        warm=timedelta(0) if _is_spot(task) else min(task.keep, request.LONGEST_WARM),
+        warm=timedelta(0) if _is_spot(task) else min(task.keep, LONGEST_WARM),
         retries=task.retry.node if task.retry.node is not None else 30,
         tags=task.tags,
     )
@@ -105,8 +256,8 @@ def _find_longest_run(task: TaskSpec) -> timedelta:
     grants to every account.
     """
     if task.limits.duration is None:
-        return min(task.limits.deadline_after or request.GRANTED_RUN, request.GRANTED_RUN)
-    return min(task.limits.duration, request.LONGEST_RUN)
+        return min(task.limits.deadline_after or GRANTED_RUN, GRANTED_RUN)
+    return min(task.limits.duration, LONGEST_RUN)
 
 
 def _find_checkpoints(task: TaskSpec) -> str | None:
@@ -119,7 +270,7 @@ def _find_checkpoints(task: TaskSpec) -> str | None:
 def make_name(name: str) -> str:
     """Return a name that SageMaker accepts: letters and digits, with single hyphens between
     them."""
-    return re.sub(r"[^a-zA-Z0-9]+", "-", name)[: request.NAME_LENGTH].strip("-") or "job"
+    return re.sub(r"[^a-zA-Z0-9]+", "-", name)[:NAME_LENGTH].strip("-") or "job"
 
 
 def _is_spot(task: TaskSpec) -> bool:
@@ -127,9 +278,9 @@ def _is_spot(task: TaskSpec) -> bool:
 
 
 def _list_hyperparameters(task: TaskSpec) -> dict[str, str]:
-    values = request.make_texts(task.params)
+    values = make_texts(task.params)
     # the container gets values that do not fit only as CAVVY_PARAM_...
-    return values if request.fits_hyperparameters(values) else {}
+    return values if fits_hyperparameters(values) else {}
 
 
 def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, str]]:
@@ -143,8 +294,8 @@ def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, st
     }
     fitting = {
         name: value
-        for name, value in list(variables.items())[: request.VARIABLES]
-        if len(value) <= request.VARIABLE_LENGTH
+        for name, value in list(variables.items())[:VARIABLES]
+        if len(value) <= VARIABLE_LENGTH
     }
     prepare = [
         *(
@@ -232,15 +383,15 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
         "on-demand": task.resources.spot is SpotPolicy.AUTO,
         "keep: SageMaker keeps no spot instances in its managed warm pools": bool(task.keep)
         and job.spot,
-        f"limits.duration: reduced to {request.LONGEST_RUN.days} days": (
-            (task.limits.duration or timedelta(0)) > request.LONGEST_RUN
+        f"limits.duration: reduced to {LONGEST_RUN.days} days": (
+            (task.limits.duration or timedelta(0)) > LONGEST_RUN
         ),
         f"limits.duration: not set, so SageMaker stops the job after {_show(job.longest_run)} "
-        f"(MaxRuntimeInSeconds); up to {request.LONGEST_RUN.days} days need a higher quota": (
+        f"(MaxRuntimeInSeconds); up to {LONGEST_RUN.days} days need a higher quota": (
             task.limits.duration is None
         ),
-        f"limits.duration: more than {request.GRANTED_RUN.days} days need a higher quota": (
-            task.limits.duration is not None and job.longest_run > request.GRANTED_RUN
+        f"limits.duration: more than {GRANTED_RUN.days} days need a higher quota": (
+            task.limits.duration is not None and job.longest_run > GRANTED_RUN
         ),
         "retry: SageMaker restarts the job only after faults of SageMaker itself": True,
     }

@@ -1,1 +1,0 @@
-"""The job format of Azure Batch."""

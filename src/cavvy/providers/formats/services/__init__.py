@@ -1,0 +1,1 @@
+"""The job formats: one module for each managed service."""

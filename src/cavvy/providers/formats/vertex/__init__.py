@@ -1,1 +1,0 @@
-"""The job format of Google's Vertex AI custom training."""
