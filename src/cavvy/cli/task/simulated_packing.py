@@ -1,21 +1,9 @@
 """The part of `cavvy simulate fleet` that fills a recorded cluster with recorded jobs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cavvy.cli.view.output import TableColumn, json_out, rows_out
-
-if TYPE_CHECKING:
-    from cavvy.sim.traces.packing import PackedList
-
-_COLUMNS = (
-    TableColumn("jobs"),
-    TableColumn("policy"),
-    TableColumn("allocated_percent", "ALLOCATED", show=lambda value: f"{value:.2f}%"),
-    TableColumn("published_percent", "PUBLISHED", show=lambda value: f"{value:.2f}%"),
-    TableColumn("difference", show=lambda value: f"{value:+.2f}"),
-)
+from cavvy.cli.view.simulation import print_packing
 
 
 def run_packing(
@@ -39,19 +27,4 @@ def run_packing(
         from cavvy.sim.traces.packing_page import make_page
 
         page.write_text(make_page(results, known))
-    _print(results, known, output)
-
-
-def _print(
-    results: "Sequence[PackedList]", published: Mapping[str, Mapping[str, float]], output: str
-) -> None:
-    rows = []
-    for each in results:
-        known = published.get(each.jobs, {}).get(each.policy)
-        difference = None if known is None else each.percent - known
-        rows.append((each.jobs, each.policy, each.percent, known, difference))
-    if output == "json":
-        names = [column.name for column in _COLUMNS]
-        json_out([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        rows_out(_COLUMNS, rows, output)
+    print_packing(results, known, output)

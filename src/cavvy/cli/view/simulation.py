@@ -1,6 +1,6 @@
 """Shows the results of `cavvy simulate` as tables, JSON, CSV, Parquet and plots."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from cavvy.domain.values import asdict
 if TYPE_CHECKING:
     from cavvy.sim.serving.run import ServingScore
     from cavvy.sim.traces.fleet import QueueResult, QueueStay
+    from cavvy.sim.traces.packing import PackedList
     from cavvy.sim.traces.trials import PolicyScore, TrialResult
 
 _HOUR_S = 3600.0
@@ -63,6 +64,15 @@ _SERVING_COLUMNS = (
     TableColumn("launches", drop=5),
     TableColumn("most", "MOST REPLICAS", drop=6),
     TableColumn("lost", drop=7),
+)
+
+
+_PACKING_COLUMNS = (
+    TableColumn("jobs"),
+    TableColumn("policy"),
+    TableColumn("allocated_percent", "ALLOCATED", show=lambda value: f"{value:.2f}%"),
+    TableColumn("published_percent", "PUBLISHED", show=lambda value: f"{value:.2f}%"),
+    TableColumn("difference", show=lambda value: f"{value:+.2f}"),
 )
 
 
@@ -308,3 +318,19 @@ def print_serving(scores: "Sequence[ServingScore]", bound: float, output: str) -
     rows_out(_SERVING_COLUMNS, rows, output)
     if output == "table":
         click.echo(f"lower bound: {bound:.2f} replica-hours")
+
+
+def print_packing(
+    results: "Sequence[PackedList]", published: Mapping[str, Mapping[str, float]], output: str
+) -> None:
+    """Print one row for each list of jobs and policy, with published results beside them."""
+    rows = []
+    for each in results:
+        known = published.get(each.jobs, {}).get(each.policy)
+        difference = None if known is None else each.percent - known
+        rows.append((each.jobs, each.policy, each.percent, known, difference))
+    if output == "json":
+        names = [column.name for column in _PACKING_COLUMNS]
+        json_out([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        rows_out(_PACKING_COLUMNS, rows, output)
