@@ -42,7 +42,7 @@ Every provider also passes the same checks, the contract suite (`cavvy.providers
 Whether a project can have [a credential of its own](../guides/credentials.md) is stated on the provider's page.
 
 ## Abilities
-Optional abilities of providers, beyond listing offers and launching, observing and removing gangs ([write a provider](../guides/write-a-provider.md)).
+Optional abilities of providers, beyond listing offers and launching, observing and removing gangs ([write a provider](../extend/write-a-provider.md)).
 
 | ability | methods | purpose |
 |---|---|---|

@@ -79,7 +79,7 @@ def test_the_index_lists_every_page() -> None:
     listed = {(ROOT / "docs" / link).resolve() for link in LINK.findall(index)}
     wanted = {
         page
-        for folder in ("tutorials", "guides", "concepts", "reference")
+        for folder in ("tutorials", "guides", "extend", "concepts", "reference")
         for page in (ROOT / "docs" / folder).glob("*.md")
     }
     nav: list[Any] = [{"Clouds": []}, {"Reference": []}]

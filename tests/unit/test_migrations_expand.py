@@ -1,5 +1,5 @@
 """A migration only expands the schema, so that servers of the version before still work with it;
-see docs/guides/write-a-migration.md. One that contracts says so in its name.
+see docs/extend/write-a-migration.md. One that contracts says so in its name.
 """
 
 import re

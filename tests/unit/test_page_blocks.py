@@ -33,7 +33,7 @@ from cavvy.spec.fields.node_pool import parse_pool
 PAGES = (*TOURS, *GUIDES, HOSTS, CLUSTER)
 BLOCKS = [
     block
-    for folder in ("guides", "tutorials")
+    for folder in ("extend", "guides", "tutorials")
     for page in sorted((ROOT / "docs" / folder).glob("*.md"))
     for block in read_blocks(page)
 ]
@@ -48,7 +48,7 @@ PROGRAMS = {
 }
 ELSEWHERE = {
     "guides/trainers.md": "transformers and lightning; tests/train/test_train_trainers.py runs both",
-    "guides/write-a-provider.md": "parts of a package; examples/provider is a whole one, with tests",
+    "extend/write-a-provider.md": "parts of a package; examples/provider is a whole one, with tests",
 }
 # Pages of which no command runs without what they describe.
 PLACES = {
@@ -130,7 +130,7 @@ OTHERS = {
     ("guides/sign-in.md", "train:"): "GitLab CI",
     ("guides/simulate.md", "# scenario.yaml"): "a scenario, which test_simulate_scenario.py reads",
     ("guides/ssh-hosts.md", "# inventory"): "the inventory of hosts",
-    ("guides/write-a-provider.md", "[project.entry"): "a pyproject.toml",
+    ("extend/write-a-provider.md", "[project.entry"): "a pyproject.toml",
     ("tutorials/first-job.md", "# wrong.yaml"): "wrong on purpose, as its test sees",
 }
 

@@ -144,7 +144,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 def is_next(revision: str, known: str) -> bool:
     """Return whether `revision` is at most one newer than `known`: a program whose newest known
     revision is `known` can work with a database that is one revision newer. See
-    docs/guides/write-a-migration.md.
+    docs/extend/write-a-migration.md.
     """
     return int(revision) <= int(known) + 1
 

@@ -2,7 +2,7 @@
 with a `ProviderUnderTest`; pytest collects the tests.
 
 The suite ships with Cavvy, so that third parties can test their providers; see
-docs/guides/write-a-provider.md. Only tests import this module, since it needs pytest.
+docs/extend/write-a-provider.md. Only tests import this module, since it needs pytest.
 """
 
 import pkgutil
