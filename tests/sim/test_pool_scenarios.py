@@ -13,7 +13,15 @@ from cavvy.domain.tasks import ResourceSpec, StartWindow, TaskSpec, WindowSpan
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
 from cavvy.sim.harness import START, play
-from cavvy.sim.scenario import CrashMoment, ScenarioResult, ServerCrash, SimScenario, SimSubmission
+from cavvy.sim.scenario import (
+    CrashMoment,
+    ScenarioResult,
+    ServerCrash,
+    SimScenario,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
 
 IDLE = timedelta(minutes=20)
 POOL = NodePool(
@@ -125,6 +133,26 @@ def play_minimum(pool: NodePool, longest: timedelta, *crashes: ServerCrash) -> S
 
 def test_a_pool_keeps_its_minimum() -> None:
     play_minimum(replace(POOL, min_nodes=2), timedelta(hours=2))
+
+
+def test_a_job_takes_a_node_of_the_minimum_over() -> None:
+    need = ResourceSpec(cpus_min=1, disk_gib=200)
+    job = in_pool(60, tags={"team": "a"}, resources=ResourceSpec(cpus_min=2))
+    stopped = in_pool(600, name="next")
+    jobs = (SimSubmission(task=job, at_s=300), SimSubmission(task=stopped, at_s=400))
+    stop = UserIntervention(action=UserAction.STOP, job=1, at_s=450)
+    ending = play(
+        SimScenario(
+            submissions=jobs,
+            script=CloudScript(offers=(CHEAP,), hosts=()),
+            pools=(replace(POOL, min_nodes=1, resources=need),),
+            interventions=(stop,),
+            longest=timedelta(hours=1),
+        )
+    )
+    assert [trace.job.phase for trace in ending.traces] == [JobPhase.DONE, JobPhase.STOPPED]
+    assert all(trace.attempts[0].adopted_at for trace in ending.traces)
+    assert len(ending.cloud.gang_list) == 1, "and the node survives the stop of a job"
 
 
 @pytest.mark.parametrize("when", CrashMoment)

@@ -124,6 +124,11 @@ def test_a_pool_completes_the_tasks_of_its_jobs() -> None:
     assert task.retry.parallel == 1
     other = replace(bare, resources=ResourceSpec(cpus_min=2, spot=SpotPolicy.ONLY))
     assert complete_pool_task(other, POOL).resources == ResourceSpec(cpus_min=2)
+    # so that jobs with other requests can use the same nodes
+    large = replace(POOL, resources=replace(NEED, disk_gib=500), image="own:1", image_login="KEY")
+    task = complete_pool_task(other, large)
+    assert (task.resources.disk_gib, task.image, task.image_login) == (500, "own:1", "KEY")
+    assert complete_pool_task(replace(other, image="theirs:1"), large).image_login is None
 
 
 def test_a_file_of_a_pool() -> None:
@@ -156,6 +161,7 @@ def test_a_file_of_a_pool() -> None:
         ("max: 1\nhours: Mon 08:00-20:00 Mars/Base\nresources: {cpu: 1}", "Mars/Base"),
         ("max: 1\nresources: {cpu: 1, spot: only}", "`spot_share: 50%`"),
         ("max: 1\nresources: {any_of: [{cpu: 1, spot: auto}, {cpu: 2}]}", "`spot_share: 50%`"),
+        ("max: 1\nimage: {build: .}\nresources: {cpu: 1}", "a pool cannot build an image"),
         ("max: 1\nworkers: 3\nresources: {cpu: 1}", "write `min` and `max`"),
         ("max: 1\nprice_cap: 3\nresources: {cpu: 1}", "`resources: {max_price: …}`"),
         ("max: 1\nresources: {cpu: 1}\n---\nmax: 2", "a second document"),

@@ -34,8 +34,8 @@ def command() -> None:
 def apply(file: str, project: str, yes: bool) -> None:
     """Create the pool that FILE describes, or change the pool of this name.
 
-    The keys of the file are name, min, max, idle, spot_share, hours and resources. Running jobs
-    continue; jobs that wait and idle nodes follow the new file.
+    The keys of the file are name, min, max, idle, spot_share, hours, image and resources. Running
+    jobs continue; jobs that wait and idle nodes follow the new file.
     """
     from cavvy.cli.task.submission import ask_consent
     from cavvy.client.pool_wire import PoolAsk, apply_pool

@@ -368,17 +368,18 @@ class JobService:
         """Stop a job: immediately if it is queued, otherwise with its grace period. Raises
         RowNotFound.
 
-        If the job has ended, release the nodes that were kept warm after the job. A machine's
-        nodes, and nodes that the provider itself keeps, are released only if `release` is set. If
-        `release` is set, all kept nodes are released even if the job is waiting for a retry.
+        If the job has ended, release the nodes that were kept warm after the job. The nodes of a
+        machine or a pool, and nodes that the provider itself keeps, are released only if `release`
+        is set. If `release` is set, all kept nodes are released even if the job is waiting for a
+        retry.
         """
 
         async def stop(job: JobRecord) -> JobRecord:
-            now, machine = self._clock.now(), job.task.machine is not None
+            now, kept_on = self._clock.now(), job.task.on_kept_nodes
             if release and not job.released:
                 released = RowChanges(job=replace(job, released=True))
                 job = await self._write(self._put, job, released)
-            if release or (job.phase in JOB_ENDS and not machine):
+            if release or (job.phase in JOB_ENDS and not kept_on):
                 kept = release_kept(job, await self._store.attempts(job.id), now)
                 if kept is not None:
                     await self._write(self._put, job, kept)

@@ -27,6 +27,8 @@ class NodePool(Struct, frozen=True, kw_only=True):
     project: str
     name: str
     resources: ResourceSpec
+    image: str | None = None  # the container image of jobs that name none
+    image_login: str | None = None  # as in a task
     min_nodes: int = 0
     max_nodes: int
     idle: timedelta = USUAL_IDLE

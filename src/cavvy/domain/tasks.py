@@ -466,3 +466,8 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`
     pool: str | None = None  # name of the pool whose nodes the task uses, see `NodePool`
     service: ServiceSpec | None = None  # how the task answers requests; None for a job
+
+    @property
+    def on_kept_nodes(self) -> bool:
+        """Whether the nodes belong to a machine or a pool, which other work uses afterwards."""
+        return self.machine is not None or self.pool is not None

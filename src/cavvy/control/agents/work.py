@@ -88,7 +88,7 @@ def make_assignment(
         checkpoint=checkpoint,
         grace_s=task.grace.total_seconds(),
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
-        machine=task.machine is not None,
+        machine=task.on_kept_nodes,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
         idle_gpu_percent=task.limits.idle_gpu_percent,
         deposit_after_s=deposit_after_s,

@@ -20,17 +20,30 @@ Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]
 
 
 def complete_pool_task(task: TaskSpec, pool: NodePool) -> TaskSpec:
-    """Return the task as it runs in the pool. The pool's resources apply if the task requests none.
-    The pool decides about spot, and how long idle nodes are kept. It starts one gang at a time.
+    """Return the task as it runs in the pool, whose values apply where the task sets none. The pool
+    decides about spot, and how long idle nodes are kept. It starts one gang at a time.
     """
-    need = task.resources
-    if need == ResourceSpec():
-        need = pool.resources
-    spot = SpotPolicy.AUTO if pool.spot_share else SpotPolicy.NEVER
-    choices = tuple(replace(each, spot=spot) for each in need.any_of)
-    need = replace(need, spot=spot, any_of=choices)
+    need = pool.resources if task.resources == ResourceSpec() else task.resources
+    need = _complete_need(need, pool)
+    need = replace(need, any_of=tuple(_complete_need(each, pool) for each in need.any_of))
+    if task.image is None and task.image_build is None:
+        task = replace(task, image=pool.image, image_login=pool.image_login)
     retry = replace(task.retry, parallel=1)
     return replace(task, resources=need, keep=pool.idle, retry=retry)
+
+
+def _complete_need(need: ResourceSpec, pool: NodePool) -> ResourceSpec:
+    """Return the request with the properties that all nodes of a pool should share, so that jobs
+    can use each other's nodes."""
+    own = pool.resources
+    return replace(
+        need,
+        spot=SpotPolicy.AUTO if pool.spot_share else SpotPolicy.NEVER,
+        disk_gib=own.disk_gib if need.disk_gib is None else need.disk_gib,
+        disk_type=own.disk_type if need.disk_type is None else need.disk_type,
+        network=own.network if need.network is None else need.network,
+        options=need.options or own.options,
+    )
 
 
 def make_pool_start(pool: NodePool) -> TaskSpec:

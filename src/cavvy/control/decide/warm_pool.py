@@ -50,7 +50,7 @@ def may_keep(task: TaskSpec, offer: Offer) -> bool:
 
 def _endings(task: TaskSpec) -> frozenset[AttemptOutcome]:
     """Return the outcomes of a node's work after which the node can be kept."""
-    return _BY_ITSELF if task.machine is None else NODE_SPARED
+    return NODE_SPARED if task.on_kept_nodes else _BY_ITSELF
 
 
 def waits_on(job: JobRecord, attempt: Attempt, node: Node) -> bool:
@@ -95,7 +95,7 @@ def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None])
     """Return whether the nodes can run another job after this job's work has ended with the outcome
     and the exit code in `end`.
     """
-    if job.task.machine is None:
+    if not job.task.on_kept_nodes:
         return job.stop_reason is None and ends_job(job, *end)
     timed = job.stop_cause in (StopCause.DURATION, StopCause.DEADLINE)
     return end[0] in NODE_SPARED or (end[0] is AttemptOutcome.LIMIT and timed)
@@ -115,7 +115,8 @@ def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta
 
 def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
     """Return whether a warm gang would suit the job as well as a new gang on the same offer. The
-    caller checks that the offer suits the job.
+    caller checks that the offer suits the job. The tags of a pool's nodes are those of the job that
+    started them.
     """
     old, new = former.task, job.task
     if (
@@ -130,6 +131,7 @@ def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
     return all(
         getattr(old, name) == getattr(new, name)
         for name in ("image", "image_build", "image_login", "grace", "tags")
+        if name != "tags" or new.pool is None
     ) and all(
         getattr(old.resources, name) == getattr(new.resources, name)
         for name in ("disk_gib", "disk_type", "network", "options")

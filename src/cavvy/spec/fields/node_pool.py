@@ -6,6 +6,7 @@ from pathlib import Path
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.values import replace
+from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
     FieldSpec,
     ScalarKind,
@@ -53,7 +54,11 @@ def _build(table: SectionReader) -> NodePool | None:
     if need is not None and any(each.spot is not SpotPolicy.NEVER for each in need.choices):
         hint = "delete `spot`, and write beside `resources`, for example, `spot_share: 50%`"
         table.wrong("resources", "`spot` has no meaning in a pool", suggestion=hint)
-    return table.make(NodePool, name="", project="")
+    image, build, login = table.get("image") or (None, None, None)
+    if build is not None:
+        hint = "push the image to a registry and write its name"
+        table.wrong("image", "a pool cannot build an image", suggestion=hint)
+    return table.make(NodePool, name="", project="", image=image, image_login=login)
 
 
 def _read_share(node: ScalarNode) -> float:
@@ -80,5 +85,6 @@ POOL = section(
         {"type": ["number", "string"]},
     ),
     hours=WINDOW,
+    image=FieldSpec(IMAGE, to=()),
     resources=FieldSpec(RESOURCES, required=True),
 )
