@@ -41,7 +41,9 @@ async def test_the_members_are_jobs_with_their_own_names_and_variables(store: St
     array = await Spec().submit(store)
     assert (array.name, array.counts) == ("train", {"queued": 3})
     job = await store.find_job("p", "train.2")
-    assert job == await store.find_job("p", "train-2") == await store.job("a0-00002")
+    assert job == await store.job("a0-00002")
+    with pytest.raises(RowNotFound):  # this may be the name of another array
+        await store.find_job("p", "train-2")
     assert (job.array_id, job.member, job.origin) == ("a0", 2, ORIGIN)
     assert job.task.env["CAVVY_ARRAY_INDEX"] == "2"
     assert job.task.env["CAVVY_ARRAY_COUNT"] == "3"

@@ -1,6 +1,8 @@
-"""Commands about arrays: the logs of all jobs, and their removal."""
+"""Commands about arrays: the table of their jobs, all logs, removal and export."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +17,9 @@ __all__ = ["client"]
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments, prog_name="cavvy")
+
+
+SWEEP = "{name: many, params: {lr: 0.1}, sweep: {lr: [0.3, 0.1]}, run: 'x ${{ params.lr }}'}"
 
 
 def make_array(phases: Sequence[str], begun: Sequence[bool] = ()) -> array_wire.ArrayDetail:
@@ -50,8 +55,8 @@ def make_array(phases: Sequence[str], begun: Sequence[bool] = ()) -> array_wire.
             since=T0,
             ended_at=None,
             spent_micros=0,
-            params={},
-            progress={},
+            params={"phase": f"p{index}"},
+            progress={"done": 3, "phase": "x", "loss": (0.0, 0.5, -1)[index % 3], "t": 7},
         )
         for index, phase in enumerate(phases)
     ]
@@ -126,3 +131,58 @@ def test_an_array_is_removed_as_a_whole(
     found = run("rm", "many", "-y")
     assert removed == [("default", "many")]
     assert "many is removed, with" in found.stdout
+
+
+def test_jobs_have_their_parameters_and_metrics_whatever_their_names(
+    arrays: list[array_wire.ArrayDetail],
+) -> None:
+    arrays.append(make_array(["done", "running", "failed"]))
+    rows = json.loads(run("ps", "many", "-o", "json").stdout)
+    keys = ("phase", "params.phase", "metrics.phase", "metrics.loss", "metrics.t")
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        ("done", "p0", "x", 0.0, 7),
+        ("running", "p1", "x", 0.5, 7),
+        ("failed", "p2", "x", -1, 7),
+    ]
+    assert "metrics.done" not in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("best", "names"),
+    [
+        ("loss:min", ["many.2", "many.0", "many.1"]),
+        ("loss:max", ["many.1", "many.0", "many.2"]),
+        ("t:max", ["many.0", "many.1", "many.2"]),
+    ],
+)
+def test_the_best_jobs_come_first(
+    arrays: list[array_wire.ArrayDetail], best: str, names: list[str]
+) -> None:
+    arrays.append(make_array(["done", "running", "failed"]))
+    rows = json.loads(run("ps", "many", "--best", best, "-o", "json").stdout)
+    assert [row["name"] for row in rows] == names
+
+
+def test_a_metric_that_no_job_reported(arrays: list[array_wire.ArrayDetail]) -> None:
+    arrays.append(make_array(["done"]))
+    found = run("ps", "many", "--best", "acc:max")
+    assert "no job of the array has reported acc" in found.stderr
+    assert "they reported done, loss, t" in found.stderr
+    assert "expected METRIC:min or METRIC:max" in run("ps", "many", "--best", "loss").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "x 0.3"),
+        (["--index", "1"], "x 0.1"),
+        (["--index", "2"], "error: --index: the array has no job 2"),
+    ],
+)
+def test_one_job_of_a_sweep_is_exported(tmp_path: Path, options: list[str], told: str) -> None:
+    file = tmp_path / "many.yaml"
+    file.write_text(SWEEP)
+    found = run("export", "pbs", str(file), "--blind", *options)
+    assert told in found.output
+    assert "${{" not in found.output
+    assert ("one of 2 jobs" in found.stderr) == (not options)

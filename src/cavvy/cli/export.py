@@ -12,6 +12,7 @@ from cavvy.agent.images.own_command import names_own_command
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_settings
 from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
@@ -35,9 +36,20 @@ if TYPE_CHECKING:
     default=True,
     help="Ask the configured provider for a fitting offer (--ask), or make no requests (--blind).",
 )
+@click.option(
+    "--index",
+    type=WholeRange(0),
+    default=None,
+    help="Which job of an array or a sweep to write; the default is the first.",
+)
 @param_option
 def command(
-    provider: str, file: str, target: str | None, ask: bool, param: tuple[str, ...]
+    provider: str,
+    file: str,
+    target: str | None,
+    ask: bool,
+    index: int | None,
+    param: tuple[str, ...],
 ) -> None:
     """Write a task in PROVIDER's own job format, for use without Cavvy.
 
@@ -52,7 +64,7 @@ def command(
     from cavvy.domain.values import replace
     from cavvy.providers.formats.index import find_format
 
-    task = read_any_task(file, read_params(param))
+    task = _choose_member(read_any_task(file, read_params(param)), index)
     if names_own_command(task.run) and provider != "dockerfile":
         raise CommandFailure(
             "the command of the image is known only to its registry",
@@ -74,6 +86,29 @@ def command(
     except OSError as error:
         raise CommandFailure(f"{target} cannot be written: {error.strerror}") from error
     click.echo(f"wrote {target}", err=True)
+
+
+def _choose_member(task: "TaskSpec", index: int | None) -> "TaskSpec":
+    """Return the task of one job of an array, or the task itself if it is one job."""
+    from cavvy.domain.arrays import is_array, list_indices, make_member
+
+    if not is_array(task):
+        if index is not None:
+            raise CommandFailure("--index: the task is one job, not an array", exit_code=2)
+        return task
+    indices = list_indices(task)
+    chosen = indices[0] if index is None else index
+    if chosen not in indices:
+        hint = f"its jobs have the indices {min(indices)} to {max(indices)}"
+        if len(indices) <= max(indices) - min(indices):
+            hint += ", but not each of these"
+        raise CommandFailure(f"--index: the array has no job {chosen}", hint, exit_code=2)
+    if index is None:
+        click.echo(
+            f"note: this is job {chosen}, one of {len(indices):,} jobs; --index chooses another",
+            err=True,
+        )
+    return make_member(task, chosen)
 
 
 def _write_dockerfile(task: "TaskSpec") -> str:

@@ -87,6 +87,7 @@ def command(
     from cavvy.cli.task.buckets import with_regions, with_sizes
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.task.refusals import find_refusal
+    from cavvy.domain.arrays import count_members, is_array
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     params = read_params(param)
@@ -104,6 +105,9 @@ def command(
     _put_out(answers, task, output, all_locations)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
+    if is_array(task):
+        count = count_members(task)
+        click.echo(f"note: this is the plan of each of the {count:,} jobs", err=True)
     _print_notes(answers, output)
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))

@@ -16,10 +16,11 @@ from cavvy.cli.view.failure import CommandFailure
 @yes_option
 def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
     """Run a job again with the same task, the same parameters and the same copy of its working
-    folder. --param changes a parameter.
+    folder. --param changes a parameter. An array is run again as a whole.
     """
     import msgspec
 
+    from cavvy.cli.reach.arrays import array_instead, follow_to_end
     from cavvy.cli.reach.follow import follow
     from cavvy.cli.reach.waiting import find_wait
     from cavvy.cli.task.submission import submit
@@ -31,16 +32,21 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 
     changed = read_params(param)
     with session() as client:
-        old = client.job(project, name)
+        array = None
+        try:
+            old = client.job(project, name)
+        except ApiError as error:
+            array = array_instead(client, project, name, error)
+            old = client.job(project, array.jobs[0].id)
         origin = msgspec.json.decode(old.origin, type=RunOrigin)
         task = msgspec.json.decode(old.task, type=TaskSpec)
-        if is_array(task):
+        if is_array(task) and array is None:
             raise CommandFailure(
                 f"{old.name} is a job of an array, which cannot be run again alone",
-                f"`cavvy retry {old.name}` queues it again after a failure; `cavvy run` submits "
-                "the task again, with --param for the values of one job",
+                f"`cavvy retry {old.name}` queues it again after a failure; "
+                f"`cavvy rerun {old.name.rpartition('.')[0]}` runs the whole array again",
             )
-        if is_replica(old.name):
+        if array is None and is_replica(old.name):
             raise CommandFailure(
                 f"{old.name} is a replica of a service, not a job that can be run again",
                 "`cavvy serve FILE` starts the service's replicas",
@@ -50,7 +56,9 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
                 f"{name} was not submitted from a file and cannot be run again",
                 "submit its task again",
             )
-        params = {**{key: show_value(value) for key, value in task.params.items()}, **changed}
+        swept = {each.name for each in task.sweep}
+        same = {key: value for key, value in task.params.items() if key not in swept}
+        params = {**{key: show_value(value) for key, value in same.items()}, **changed}
         try:
             new = submit(
                 client,
@@ -58,7 +66,9 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
                 path=f"the task of {name}",
                 params=params,
                 project=project,
-                origin=msgspec.structs.replace(origin, rerun_of=old.id),
+                origin=msgspec.structs.replace(
+                    origin, rerun_of=array.array.id if array else old.id
+                ),
                 name=task.name,
                 consent=yes or old.consented,
                 ceiling_micros=old.ceiling_micros,
@@ -69,6 +79,11 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             known = ", ".join(task.params) or "none"
             hint = f"the task of {name} cannot be changed; the task's parameters: {known}"
             raise CommandFailure(error.message, hint) from error
+        if array is not None:
+            click.echo(f"{new.name}: {new.members} jobs queued, a rerun of {array.array.name}")
+            if not detach:
+                follow_to_end(client, new)
+            return
         why = find_wait(client, project, new.id) if detach else ""
         click.echo(f"{new.name}: queued, a rerun of {old.name}{why and f'; {why}'}")
         click.echo(f"compare the jobs: cavvy diff {old.name} {named(project, new.name)}")

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from cavvy.importers import LoadedTask, ReadOptions
 
 
-_SHOWN = 10  # failed jobs of an array that are named
-
-
 @click.command("run", cls=TaskCommand)
 @task_options
 @param_option
@@ -114,8 +111,7 @@ def command(
 
 def _follow_array(client: "ApiClient", job: "Submitted", output: str, *, detach: bool) -> None:
     """Print that an array was submitted and, unless `detach` is set, wait for its jobs."""
-    from cavvy.cli.reach.arrays import exit_code_of, follow_array
-    from cavvy.cli.reach.follow import leave_running
+    from cavvy.cli.reach.arrays import follow_to_end
 
     if detach and output == "json":
         _print(client, job, output)
@@ -125,15 +121,7 @@ def _follow_array(client: "ApiClient", job: "Submitted", output: str, *, detach:
     if detach:
         click.echo(f"list its jobs: cavvy ps {there}    stop it: cavvy stop {there}")
         return
-    with leave_running(job.project, job.name, "wait"):
-        jobs = follow_array(client, job.project, job.id).jobs
-    failed = [each for each in jobs if each.phase != "done"]
-    for each in failed[:_SHOWN]:
-        click.echo(f"{each.name}: {each.phase}, {each.reason}", err=True)
-    if failed:
-        more = f", and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
-        click.echo(f"{len(failed)} of {len(jobs)} jobs did not succeed{more}", err=True)
-    sys.exit(exit_code_of(jobs))
+    follow_to_end(client, job)
 
 
 def _chooses_service(file: str, params: dict[str, str], options: "ReadOptions") -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cavvy.client.array_wire import read_array, remove_array, retry_array, stop_array
+from cavvy.client.metrics import figures
 from cavvy.sdk.arguments import check_text, read_seconds
 from cavvy.sdk.errors import CavvyError, WaitTimeout
 from cavvy.sdk.job import Job
@@ -55,7 +56,7 @@ class JobArray:
                 phase=each.phase,
                 exit_code=each.exit_code,
                 params=each.params,
-                metrics=each.progress,
+                metrics=figures(each.progress),
             )
             for each in self._read().jobs
         ]

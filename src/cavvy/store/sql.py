@@ -278,17 +278,18 @@ class Store:
 
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         """Return the job of this project that has exactly this name or ID, or else the replica
-        that `name_or_id` means as SERVICE-NUMBER. Raises RowNotFound.
+        that `name_or_id` means as SERVICE-NUMBER. A job of an array has no such second name, which
+        may be that of another array. Raises RowNotFound.
         """
         missing = f"project {project} has no job named {name_or_id}"
         replica = read_dashed(name_or_id)
         tries = [
-            ("name", name_or_id),
-            ("id", name_or_id),
-            *([("name", replica)] if replica else []),
+            ("j.name", name_or_id),
+            ("j.id", name_or_id),
+            *([("j.array_id IS NULL AND j.name", replica)] if replica else []),
         ]
         for column, value in tries:
-            where = f"AND j.project = ? AND j.{column} = ?"
+            where = f"AND j.project = ? AND {column} = ?"
             with suppress(RowNotFound):
                 return await self._one(missing, self._documents.jobs, where, project, value)
         raise RowNotFound(missing)

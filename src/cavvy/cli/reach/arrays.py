@@ -1,8 +1,9 @@
 """Arrays of jobs in commands: finding an array by its name, waiting for its jobs, and its table."""
 
+import sys
 import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -13,7 +14,9 @@ from cavvy.cli.view.formatting import ENDED
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError
     from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
+    from cavvy.client.wire import Submitted
 
+_SHOWN = 10  # failed jobs that are named
 _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 
 
@@ -70,6 +73,21 @@ def follow_array(
         pause = min(_LONGEST_S, pause * 1.5)
 
 
+def follow_to_end(client: "ApiClient", array: "Submitted") -> NoReturn:
+    """Wait until all jobs of the array have ended, name those that did not succeed, and exit."""
+    from cavvy.cli.reach.follow import leave_running
+
+    with leave_running(array.project, array.name, "wait"):
+        jobs = follow_array(client, array.project, array.id).jobs
+    failed = [each for each in jobs if each.phase != "done"]
+    for each in failed[:_SHOWN]:
+        click.echo(f"{each.name}: {each.phase}, {each.reason}", err=True)
+    if failed:
+        more = f", and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+        click.echo(f"{len(failed)} of {len(jobs)} jobs did not succeed{more}", err=True)
+    sys.exit(exit_code_of(jobs))
+
+
 def exit_code_of(jobs: "Sequence[ArrayMemberView]") -> int:
     """Return 0 if all jobs succeeded, and otherwise the exit code of the first that did not."""
     return next((job.exit_code or 1 for job in jobs if job.phase != "done"), 0)
@@ -94,7 +112,9 @@ def rank_members(
     """
     found = [(value, job) for job in jobs if (value := _read_number(job, metric)) is not None]
     if not found:
-        known = sorted({key for job in jobs for key in job.progress if _read_number(job, key)})
+        known = sorted(
+            {key for job in jobs for key in job.progress if _read_number(job, key) is not None}
+        )
         hint = f"they reported {', '.join(known)}" if known else "the guide of arrays says how"
         raise CommandFailure(f"no job of the array has reported {metric}", hint)
     ordered = sorted(found, key=lambda each: (-each[0] if highest else each[0], each[1].index))
@@ -107,18 +127,23 @@ def _read_number(job: "ArrayMemberView", metric: str) -> float | None:
 
 
 def members_out(jobs: "Sequence[ArrayMemberView]", output: str, metric: str | None = None) -> None:
-    """Print the jobs of an array, with their parameters and the metric."""
+    """Print the jobs of an array, with their parameters and the metrics that they reported last.
+    The columns of all metrics but `metric` are omitted on a narrow terminal.
+    """
     from cavvy.cli.view import formatting
     from cavvy.cli.view.output import TableColumn, rows_out
+    from cavvy.client.metrics import figures
 
     params = list(dict.fromkeys(name for job in jobs for name in job.params))
-    shown = [] if metric is None else [metric]
+    first = [] if metric is None else [metric]
+    reported = (name for job in jobs for name in figures(job.progress))
+    metrics = list(dict.fromkeys([*first, *reported]))
     columns = [
         TableColumn("name"),
         TableColumn("index", hidden=True),
         TableColumn("id", hidden=True),
-        *(TableColumn(name, name) for name in params),
-        *(TableColumn(name, name) for name in shown),
+        *(TableColumn(f"params.{name}", name) for name in params),
+        *(TableColumn(f"metrics.{name}", name, drop=6 * (name != metric)) for name in metrics),
         TableColumn("phase"),
         TableColumn("since", "SINCE", formatting.show_ago, drop=5),
         TableColumn("attempt", "TRY", drop=3),
@@ -127,12 +152,11 @@ def members_out(jobs: "Sequence[ArrayMemberView]", output: str, metric: str | No
         TableColumn("placement", drop=1),
         TableColumn("reason", cut=True),
     ]
-    own = [column.name for column in columns]
     rows = [
         {
-            **{name: getattr(job, name, None) for name in own},
-            **{name: job.progress.get(name) for name in shown},
-            **{name: job.params.get(name) for name in params},
+            **{column.name: getattr(job, column.name, None) for column in columns},
+            **{f"params.{name}": job.params.get(name) for name in params},
+            **{f"metrics.{name}": job.progress.get(name) for name in metrics},
         }
         for job in jobs
     ]
