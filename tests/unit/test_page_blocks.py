@@ -112,7 +112,6 @@ OUTPUTS = {
     ("guides/python.md", ""): "compared by tests/system/test_sdk_guide.py",
     ("guides/ray.md", "provider"): "a cluster",
     ("guides/serve.md", "WAY"): "half a minute; test_service_plan.py compares figures",
-    ("guides/serve.md", "onnx-int8"): "onnxruntime",
     ("guides/serve.md", "slo"): "an hour of requests",
     ("guides/serve.md", "update"): "a service that fails; test_serve_canary.py rolls back",
     ("guides/sign-in.md", "open"): "an identity provider",
