@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 from tests.api.api_state import Api, until
 from tests.api.team import make_team
+from tests.api.test_api_agents import claim, report
 
 from cavvy.domain.accounts import Role
 
@@ -106,6 +107,30 @@ async def test_what_is_before_a_job(api: Api) -> None:
     assert "other" not in seen["queue_ahead"]
 
 
-async def _find_place(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = (await http.get(f"/v1/projects/team/jobs/{name}")).json()
+async def test_when_a_waiting_job_probably_starts(api: Api) -> None:
+    """Two jobs run for at most an hour, and two wait. A job without limit could run for ever."""
+    task = "{run: 'true', limits: {duration: 1h}}"
+    jobs = [await api.submit(task) for _ in range(4)]
+    await until(lambda: is_full(api))
+    for job in jobs[:2]:
+        gang = (await api.attempt(job["id"])).gang
+        await claim(api, gang)
+        await report(api, gang, {"seq": 1, "kind": "running"})
+
+    async def list_estimated() -> list[dict[str, Any]]:
+        jobs = (await api.http.get("/v1/jobs")).json()["jobs"]
+        return [job for job in jobs if job["estimated_start"] is not None][::-1]
+
+    await until(list_estimated)
+    first, last = await list_estimated()
+    assert (first["queue_position"], last["queue_position"]) == (1, 2)
+    start = first["estimated_start"]
+    now = api.app_state.now().isoformat()
+    assert now < start["earliest"] < start["likely"] < start["latest"]
+    assert start["likely"] < last["estimated_start"]["likely"]
+    assert (await _find_place(api.http, first["name"], "default"))["estimated_start"] is not None
+
+
+async def _find_place(http: httpx.AsyncClient, name: str, project: str = "team") -> dict[str, Any]:
+    found: dict[str, Any] = (await http.get(f"/v1/projects/{project}/jobs/{name}")).json()
     return found

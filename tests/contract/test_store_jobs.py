@@ -571,6 +571,25 @@ async def test_heads_of_the_queue_are_limited_for_each_user(store: Store) -> Non
     ]
 
 
+async def test_how_long_gangs_held_their_nodes(store: Store) -> None:
+    first = await submit(store, "j1", user="ann", name="train-2")
+    for number, ran in ((1, None), (2, after(5)), (3, after(9))):  # the first attempt never ran
+        done = {} if number == 3 else {"phase": AttemptPhase.ENDED, "ended_at": after(60)}
+        await begin(store, first, number, running_at=ran, **done)
+    await begin(
+        store,
+        await submit(store, "j2"),
+        phase=AttemptPhase.ENDED,
+        running_at=after(1),
+        ended_at=after(7),
+    )
+    last, before = await store.queue.ended_gangs(9)
+    assert (last.held, last.boot) == (timedelta(seconds=7), timedelta(seconds=1))
+    assert (before.project, before.user, before.name) == (first.project, "ann", "train-2")
+    assert (before.held, before.provider) == (timedelta(seconds=60), "fake")
+    assert await store.queue.ended_gangs(1) == [last]
+
+
 async def test_what_projects_hold_and_have_used(store: Store) -> None:
     job = await submit(store, "j1", user="ann", phase=JobPhase.RUNNING)
     attempt = await begin(store, job)

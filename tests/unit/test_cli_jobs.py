@@ -70,6 +70,7 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
         "EXIT",
         "SPENT",
         "PLACEMENT",
+        "QUEUE",
         "REASON",
     ]
     assert [line[0] for line in shown[1:]] == ["good", "bad", "next", "now"]
@@ -453,6 +454,26 @@ def test_a_waiting_job_says_whose_jobs_are_before_it(client: FakeClient) -> None
     }
     assert "position 4, behind 2 of other projects, 1 of default" in run("status", "a").stdout
     assert "position 2\n" in run("status", "b").stdout
+    assert "unknown, because too few jobs have ended yet" in run("status", "b").stdout
+    shown = run("ps").stdout
+    assert "4, behind 2 of other projects, 1 of default" in shown
+    assert "STARTS" not in shown
+
+
+def test_a_waiting_job_says_when_it_probably_starts(client: FakeClient) -> None:
+    now = datetime.now(UTC) + timedelta(seconds=20)
+    start = wire.EstimatedStart(
+        earliest=now + timedelta(minutes=2),
+        likely=now + timedelta(minutes=25),
+        latest=now + timedelta(hours=3),
+    )
+    client.all_jobs = {"a": make_job("a", phase="queued", queue_position=1, estimated_start=start)}
+    told = r"in 25m00s \(2m\d\ds to 3h00m\)"
+    assert re.search(f"starts +{told}, in 90 of 100 cases", run("status", "a").stdout)
+    assert re.search(told, run("ps").stdout)
+    (row,) = json.loads(run("ps", "-o", "json").stdout)
+    assert (row["queue_position"], row["queue_ahead"]) == (1, {})
+    assert row["latest_start"] == start.latest.isoformat()
 
 
 def test_a_policy_says_which_ended_jobs_will_be_removed(

@@ -73,8 +73,12 @@ def test_an_update_says_whether_the_job_still_has_no_log() -> None:
 
 
 def test_a_queued_job_with_and_without_a_position() -> None:
-    job = detail(phase="queued", attempt=0, placement=None, queue_position=3)
-    assert "The job is number 3 in the queue." in page_of(job)
+    waits = {"phase": "queued", "attempt": 0, "placement": None, "queue_position": 3}
+    assert "probably" not in page_of(detail(**waits))
+    later = [NOW + timedelta(minutes=each) for each in (1, 5, 9)]
+    start = wire.EstimatedStart(earliest=later[0], likely=later[1], latest=later[2])
+    page = page_of(detail(**waits, estimated_start=start))
+    assert re.search("probably starts at .*12:05:00 UTC.* between .*12:01:00.* and .*12:09", page)
     job = detail(phase="queued", attempt=0, placement=None, not_before=NOW + timedelta(minutes=1))
     assert "The job waits at least until 2026-03-04 12:01:00 UTC, and has no" in page_of(job)
 

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.control.fair_queue import FRESH, FairQueue, QueuePlace, advance, find_changes
-from cavvy.domain.jobs import JobRecord
 from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
-from cavvy.domain.tasks import TaskSpec
 from cavvy.scheduler.shares import QueueTurn, ShareBook, ShareRule, decay, give_turns
 from cavvy.store.memory import MemoryStore
 from cavvy.store.queue import SqlQueue
@@ -189,9 +187,7 @@ def test_the_places_in_a_long_queue_are_computed_once_a_moment() -> None:
     queue = FairQueue(store, HOUR)
 
     def find(row: QueueRow, at: datetime) -> QueuePlace | None:
-        task = TaskSpec(name="t", run="true")
-        job = JobRecord(id=row.id, project="a", name="t", task=task, submitted_at=now, since=now)
-        return asyncio.run(queue.find_place(job, at))
+        return asyncio.run(queue.find_places([row.id], at)).get(row.id)
 
     assert find(line.waiting[2], now) == QueuePlace(3, {"a": 1, "b": 1})
     assert find(line.waiting[1999], now + FRESH) == QueuePlace(2000, {"a": 1000, "b": 999})

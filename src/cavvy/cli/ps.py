@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import asdict
 
 from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import any_project_option, default_project, list_jobs
@@ -116,6 +117,30 @@ def _jobs_out(rows: "list[JobListing]", output: str) -> None:
         TableColumn("spent_micros", "SPENT", drop=5),
         TableColumn("machine", hidden=not any(row.machine for row in rows)),
         TableColumn("placement", drop=1),
+        TableColumn("queue_position", "QUEUE", hidden=not any(row.queue_position for row in rows)),
+        TableColumn("queue_ahead", hidden=True),
+        TableColumn(
+            "likely_start", "STARTS", drop=7, hidden=not any(row.estimated_start for row in rows)
+        ),
+        TableColumn("earliest_start", hidden=True),
+        TableColumn("latest_start", hidden=True),
         TableColumn("reason", cut=True),
     ]
-    rows_out(columns, rows, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
+    shown = [asdict(row) | _queue_cells(row, output) for row in rows]
+    rows_out(columns, shown, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
+
+
+def _queue_cells(row: "JobListing", output: str) -> dict[str, object]:
+    """Return the cells about the queue: for people, or with numbers and times for programs."""
+    from cavvy.cli.view import formatting
+
+    start = row.estimated_start
+    cells: dict[str, object] = {
+        "likely_start": start and start.likely,
+        "earliest_start": start and start.earliest,
+        "latest_start": start and start.latest,
+    }
+    if output == "table":
+        cells["likely_start"] = start and formatting.show_start(start)
+        cells["queue_position"] = formatting.show_place(row) if row.queue_position else None
+    return cells

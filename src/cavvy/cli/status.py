@@ -79,16 +79,6 @@ def _show(job: "JobDetail", forecast: "ForecastView | None", output: str) -> Non
     _nodes_out(job)
 
 
-def _show_place(job: "JobDetail") -> str:
-    """Return the job's position, and the projects whose jobs are before it."""
-    ahead = [
-        f"{count} of {project or 'other projects'}"
-        for project, count in sorted(job.queue_ahead.items(), key=lambda each: -each[1])
-    ]
-    behind = f", behind {', '.join(ahead)}" if ahead and [*job.queue_ahead] != [job.project] else ""
-    return f"position {job.queue_position}{behind}"
-
-
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     lasted = (formatting.show_ago if job.phase in formatting.ENDED else formatting.show_for)(
         job.since
@@ -102,7 +92,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     facts += [("machine", job.machine)] if job.machine else []
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))
-    facts += [("queue", _show_place(job))] if job.queue_position else []
+    facts += _queue_facts(job)
     if job.phase == "queued" and (window := formatting.window_of(job)):
         facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:
@@ -116,6 +106,17 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
     return facts + _progress_facts(job) + _idle_facts(job)
+
+
+def _queue_facts(job: "JobDetail") -> list[tuple[str, object]]:
+    if not job.queue_position:
+        return []
+    start = (
+        "unknown, because too few jobs have ended yet"
+        if job.estimated_start is None
+        else f"{formatting.show_start(job.estimated_start)}, in 90 of 100 cases"
+    )
+    return [("queue", f"position {formatting.show_place(job)}"), ("starts", start)]
 
 
 def _idle_facts(job: "JobDetail") -> list[tuple[str, object]]:

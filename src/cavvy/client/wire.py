@@ -88,9 +88,23 @@ class SubmissionCheck(Answer, frozen=True, kw_only=True):
     consent_needed: str = ""
 
 
+class EstimatedStart(Answer, frozen=True, kw_only=True):
+    """When a waiting job's work probably starts. In 90 of 100 cases, it starts between `earliest`
+    and `latest`; `likely` is the median."""
+
+    earliest: datetime
+    likely: datetime
+    latest: datetime
+
+
 class JobListing(Answer, frozen=True, kw_only=True):
     """A job in a list. `placement` is the key of the latest attempt's offer. `machine` is the name
     of the machine on which the job runs.
+
+    `queue_position` is 1 for the next job to start. `queue_position` is null for a job that is not
+    queued or is not allowed to start yet. `queue_ahead` is the number of jobs of each project that
+    are before it; jobs of projects that the caller may not see count under an empty name.
+    `estimated_start` is null if too little is known, for example because no job has ended yet.
     """
 
     id: str
@@ -111,6 +125,9 @@ class JobListing(Answer, frozen=True, kw_only=True):
     held: bool = False
     machine: str | None = None
     tags: dict[str, str] = {}
+    queue_position: int | None = None
+    queue_ahead: dict[str, int] = {}
+    estimated_start: EstimatedStart | None = None
     # for an array in a list in which arrays are one row: the number of its jobs in each phase
     members: dict[str, int] = {}
 
@@ -228,12 +245,7 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 
 
 class JobDetail(JobListing, frozen=True, kw_only=True):
-    """One job with all details.
-
-    `queue_position` is 1 for the next job to start. `queue_position` is null for a job that is not
-    queued or is not allowed to start yet. `queue_ahead` is the number of jobs of each project that
-    are before it; jobs of projects that the caller may not see count under an empty name.
-    """
+    """One job with all details."""
 
     task: Raw
     origin: Raw
@@ -242,8 +254,6 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     stop_cause: str | None = None  # user, budget, duration, deadline or dependency
     consented: bool
     ceiling_micros: int | None
-    queue_position: int | None
-    queue_ahead: dict[str, int] = {}
     attempts: list[AttemptView]
     plan_state: PlanStateView | None = None
     standbys: list[int] = []  # numbers of attempts that may replace the current one

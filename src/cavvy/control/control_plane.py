@@ -44,6 +44,7 @@ from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
 from cavvy.control.serving.request_bills import RequestBills
 from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
+from cavvy.control.start_estimator import StartEstimator
 from cavvy.control.storage import StorageMeter
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
@@ -139,6 +140,7 @@ class ControlPlane:
         self._warm = self._make_warm()
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
         self.fair_queue = FairQueue(store, dependencies.half_life, dependencies.min_run)
+        self.start_estimator = StartEstimator(store, self.pool, self.fair_queue)
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)

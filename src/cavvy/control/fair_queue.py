@@ -6,10 +6,9 @@ it can be computed for any later time. It is stored again when the held GPUs cha
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from cavvy.domain.jobs import JobRecord
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.shares import MIN_RUN, ProjectUse, QueueRow
 from cavvy.domain.values import Struct
@@ -88,7 +87,9 @@ class FairQueue:
         self.half_life = half_life
         self.min_run = min_run  # of work before its nodes are reclaimed for a quota
         self._line: Sequence[QueueRow] = ()  # all waiting jobs, in order
+        self._book = ShareBook()
         self._places: Mapping[str, int] = {}
+        self._absent: set[str] = set()  # jobs that were asked for, and were not waiting
         self._lined_up = datetime.min.replace(tzinfo=UTC)
 
     async def order_heads(self, limit: int, now: datetime) -> tuple[Sequence[QueueTurn], ShareBook]:
@@ -112,22 +113,42 @@ class FairQueue:
             limited += bool(turn.limit)
         return turns, book
 
-    async def find_place(self, job: JobRecord, now: datetime) -> QueuePlace | None:
-        """Return the place of a queued job, or None if it is not in the queue. Jobs that a limit
-        keeps waiting come last. The place in a long queue may be a moment old.
+    async def find_places(
+        self, job_ids: Collection[str], now: datetime
+    ) -> Mapping[str, QueuePlace]:
+        """Return the places of those of the jobs that are in the queue. Jobs that a limit keeps
+        waiting come last. The places in a long queue may be a moment old.
         """
-        if job.task.machine is not None or job.task.pool is not None:
-            return None
+        line = await self.line_up(job_ids, now)
+        places = sorted(self._places[each] for each in job_ids if each in self._places)
+        found: dict[str, QueuePlace] = {}
+        ahead: Counter[str] = Counter()
+        done = 0
+        for place in places:
+            ahead.update(row.project for row in line[done:place])
+            found[line[place].id] = QueuePlace(place + 1, dict(ahead))
+            done = place
+        return found
+
+    async def line_up(self, job_ids: Collection[str], now: datetime) -> Sequence[QueueRow]:
+        """Return all waiting jobs in their order. A moment old order is computed again for a job
+        that may have arrived since."""
         fresh = now - self._lined_up < len(self._line) // 1000 * FRESH
-        if not fresh or job.id not in self._places:
-            book, _ = await self._read_book(now)
-            turns = [*give_turns(await self._store.queue.rows(now), book)]
+        if not fresh or any(
+            each not in self._places and each not in self._absent for each in job_ids
+        ):
+            self._book, _ = await self._read_book(now)
+            turns = [*give_turns(await self._store.queue.rows(now), self._book)]
             self._line = [each.row for each in sorted(turns, key=lambda turn: bool(turn.limit))]
             self._places = {row.id: place for place, row in enumerate(self._line)}
+            self._absent = {each for each in job_ids if each not in self._places}
             self._lined_up = now
-        if (place := self._places.get(job.id)) is None:
-            return None
-        return QueuePlace(place + 1, Counter(row.project for row in self._line[:place]))
+        return self._line
+
+    @property
+    def book(self) -> ShareBook:
+        """The state of all projects by which the order was computed."""
+        return self._book
 
     async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
         """Return where each project stands, and what this was computed from."""

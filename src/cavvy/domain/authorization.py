@@ -125,10 +125,10 @@ def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
     """Return the project, the projects above it, and the installation. If the projects form a
     cycle, the list stops before the first project that it already contains.
     """
-    line: list[str] = []
+    line: dict[str, None] = {}
     above: str | None = project
     while above and above not in line:
-        line.append(above)
+        line[above] = None
         above = parents.get(above)
     return [*line, INSTALLATION]
 

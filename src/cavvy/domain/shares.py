@@ -39,6 +39,19 @@ class HeldShare(Struct, frozen=True):
     idle: float = 0.0
 
 
+class EndedGang(Struct, frozen=True):
+    """How long a gang held its nodes until it ended, and how much of this time passed until its
+    work ran."""
+
+    attempt_id: str
+    project: str
+    user: str
+    name: str  # of its job
+    provider: str
+    held: timedelta
+    boot: timedelta
+
+
 class ProjectUse(Struct, frozen=True, kw_only=True):
     """The decayed use of a project's own jobs up to `at`, and the GPUs that they use since `at`."""
 

@@ -318,6 +318,20 @@ class ShareLimits:
                 return self._full[key]
         return ""
 
+    def list_bounds(self, row: QueueRow) -> Iterator[tuple[str, float, float]]:
+        """Yield each limit that applies to a job: its key, what the job counts toward it, and what
+        is left of it."""
+        if row.array is not None and row.parallel is not None:
+            yield f"array {row.array}", 1.0, float(row.parallel - self._members[row.array])
+        for owner in self._owners(row.project):
+            rule = self._rules[owner]
+            for whose, most in ((None, rule.limit), (row.user, rule.user_limit)):
+                if most is not None:
+                    yield f"GPUs {owner} {whose}", row.size, most - self._gpus[owner, whose]
+            if rule.user_jobs is not None:
+                left = rule.user_jobs - self._jobs[owner, row.user]
+                yield f"jobs {owner} {row.user}", 1.0, float(left)
+
     def _add(self, project: str, user: str, gpus: float, jobs: int) -> None:
         for owner in self._owners(project):
             for whose in (None, user):

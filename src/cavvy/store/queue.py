@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
+from msgspec.json import Decoder
+
+from cavvy.domain.shares import EndedGang, HeldShare, ProjectUse, QueueRow
+from cavvy.domain.values import Struct
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
 
@@ -45,12 +48,33 @@ _RUNNING = (
     "AND j.array_id IS NOT NULL "
     "GROUP BY j.array_id"
 )
+# IDs of attempts sort by the time when their jobs were submitted
+_ENDED = (
+    "SELECT a.id, j.project, j.user_name, j.name, a.document FROM attempts a "
+    "JOIN jobs j ON j.id = a.job_id WHERE a.phase = 'ended' ORDER BY a.id DESC LIMIT ?"
+)
 _USED = "SELECT project, gpu_hours, held, at FROM project_use"
 _PUT = (
     "INSERT INTO project_use (project, gpu_hours, held, at) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (project) DO UPDATE SET gpu_hours = excluded.gpu_hours, held = excluded.held, "
     "at = excluded.at"
 )
+
+
+class _GangOffer(Struct, frozen=True):
+    provider: str
+
+
+class _GangTimes(Struct, frozen=True, kw_only=True):
+    """The part of an attempt's document that is read for estimates."""
+
+    created_at: datetime
+    running_at: datetime | None = None
+    ended_at: datetime | None = None
+    offer: _GangOffer
+
+
+_decode_times = Decoder(_GangTimes).decode
 _MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 
 
@@ -91,6 +115,25 @@ class SqlQueue:
     async def running(self) -> Mapping[str, int]:
         """Return how many members of each array run now."""
         return dict(await self._read(lambda session: session.run(_RUNNING).fetchall()))
+
+    async def ended_gangs(self, limit: int) -> Sequence[EndedGang]:
+        """Return how long gangs that have ended held their nodes, those of the jobs that were
+        submitted last first. Gangs whose work never ran are omitted."""
+        found = await self._read(lambda session: session.run(_ENDED, (limit,)).fetchall())
+        gangs = ((*names, _decode_times(document)) for *names, document in found)
+        return [
+            EndedGang(
+                attempt_id=attempt_id,
+                project=project,
+                user=user,
+                name=name,
+                provider=times.offer.provider,
+                held=times.ended_at - times.created_at,
+                boot=times.running_at - times.created_at,
+            )
+            for attempt_id, project, user, name, times in gangs
+            if times.ended_at is not None and times.running_at is not None
+        ]
 
     async def used(self) -> Mapping[str, ProjectUse]:
         """Return the use of each project. Damaged rows are omitted, as the queue must go on."""

@@ -1,10 +1,11 @@
 """Routes to submit, list, inspect, stop, retry and drill jobs."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Header, Path, Query
 from msgspec import structs
@@ -151,7 +152,8 @@ async def list_all(
     arrays: ArraysQuery = False,
 ) -> wire.JobPage:
     projects = filter_projects(request, Permission.VIEW)
-    return await _page(app_state, projects, phase, cursor, limit, arrays=arrays)
+    page = await _page(app_state, projects, phase, cursor, limit, arrays=arrays)
+    return await _add_places(request, app_state, page)
 
 
 @router.get(
@@ -160,6 +162,7 @@ async def list_all(
     rule=in_path(Permission.VIEW),
 )
 async def list_some(
+    request: Request,
     app_state: AppState,
     project: ProjectPath,
     phase: PhaseQuery = None,
@@ -167,7 +170,8 @@ async def list_some(
     limit: LimitQuery = 50,
     arrays: ArraysQuery = False,
 ) -> wire.JobPage:
-    return await _page(app_state, project, phase, cursor, limit, arrays=arrays)
+    page = await _page(app_state, project, phase, cursor, limit, arrays=arrays)
+    return await _add_places(request, app_state, page)
 
 
 async def _page(
@@ -214,14 +218,10 @@ async def get(
         (attempt, await app_state.store.nodes(attempt.id))
         for attempt in await app_state.store.attempts(job.id)
     ]
-    place = (
-        await app_state.control_plane.fair_queue.find_place(job, app_state.now())
-        if _waits_in_line(job, app_state.now())
-        else None
-    )
+    waits = _waits_in_line(job, app_state.now())
+    queue = await _find_queue_fields(request, app_state, [job.id] if waits else [])
     spent = total(await app_state.store.charges(job.id))
-    ahead = _show_ahead(request, place) if place else {}
-    return views.job_detail(job, attempts, spent, place.position if place else None, ahead)
+    return views.job_detail(job, attempts, spent, queue.get(job.id, {}))
 
 
 @router.get(
@@ -452,14 +452,48 @@ def say_what_to_do(job: JobRecord) -> str:
     return f"`cavvy status {named(job)}` shows the job's nodes, and what the job waits for"
 
 
-def _show_ahead(request: Request, place: QueuePlace) -> dict[str, int]:
-    """Return how many jobs of each project are before a job. Jobs of projects that the caller may
-    not see count under the name ""."""
+async def _add_places(request: Request, app_state: AppState, page: wire.JobPage) -> wire.JobPage:
+    """Return the page with the places of its waiting jobs in the queue."""
+    waiting = [
+        row.id
+        for row in page.jobs
+        if row.phase == JobPhase.QUEUED and not (row.held or row.members or row.machine is not None)
+    ]
+    found = await _find_queue_fields(request, app_state, waiting)
+    rows = [structs.replace(row, **found.get(row.id, {})) for row in page.jobs]
+    return wire.JobPage(jobs=rows, cursor=page.cursor) if found else page
+
+
+async def _find_queue_fields(
+    request: Request, app_state: AppState, job_ids: Sequence[str]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return for each job in the queue its position, how many jobs of each project are before it,
+    and when it probably starts. Jobs of projects that the caller may not see count under the name
+    "".
+    """
+    if not job_ids:
+        return {}
+    control_plane, now = app_state.control_plane, app_state.now()
+    places = await control_plane.fair_queue.find_places(job_ids, now)
+    starts = await control_plane.start_estimator.estimate([*places], now) if places else {}
     visible = filter_projects(request, Permission.VIEW)
-    shown: Counter[str] = Counter()
-    for project, count in place.ahead.items():
-        shown[project if is_visible(project, visible) else ""] += count
-    return dict(sorted(shown.items()))
+
+    def show_ahead(place: QueuePlace) -> dict[str, int]:
+        shown: Counter[str] = Counter()
+        for project, count in place.ahead.items():
+            shown[project if is_visible(project, visible) else ""] += count
+        return dict(sorted(shown.items()))
+
+    return {
+        job_id: {
+            "queue_position": place.position,
+            "queue_ahead": show_ahead(place),
+            "estimated_start": view(wire.EstimatedStart, starts[job_id])
+            if job_id in starts
+            else None,
+        }
+        for job_id, place in places.items()
+    }
 
 
 def _waits_in_line(job: JobRecord, now: datetime) -> bool:
@@ -467,7 +501,8 @@ def _waits_in_line(job: JobRecord, now: datetime) -> bool:
     its schedule, its time window or the end of a delay.
     """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
-    return job.phase is JobPhase.QUEUED and not early
+    elsewhere = job.task.machine is not None or job.task.pool is not None
+    return job.phase is JobPhase.QUEUED and not elsewhere and not early
 
 
 async def _row(app_state: AppState, job: JobRecord) -> wire.JobListing:

@@ -1,7 +1,8 @@
 """Converts domain objects to answers of the API. Answers contain no secrets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec import Raw
 from msgspec.json import Encoder
@@ -78,10 +79,9 @@ def job_detail(
     job: JobRecord,
     attempts: Sequence[tuple[Attempt, Sequence[Node]]],
     spent: Money,
-    queue_position: int | None,
-    queue_ahead: dict[str, int],
+    queue: Mapping[str, Any],
 ) -> wire.JobDetail:
-    row = asdict(changed_row(job, [attempt for attempt, _ in attempts], spent))
+    row = asdict(changed_row(job, [attempt for attempt, _ in attempts], spent)) | dict(queue)
     return view(
         wire.JobDetail,
         job,
@@ -90,8 +90,6 @@ def job_detail(
         origin=Raw(_encode(job.origin)),
         not_before=job.held_until or (None if job.not_before == FAR else job.not_before),
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
-        queue_position=queue_position,
-        queue_ahead=queue_ahead,
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
         plan_state=job.plan_state and _plan_state(job.plan_state),
         standbys=list(job.standbys),

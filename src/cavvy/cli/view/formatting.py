@@ -14,7 +14,7 @@ from cavvy.domain.units import (
 )
 
 if TYPE_CHECKING:
-    from cavvy.client.wire import JobDetail
+    from cavvy.client.wire import EstimatedStart, JobDetail, JobListing
 
 COLORS = {
     "queued": "yellow",
@@ -26,6 +26,7 @@ COLORS = {
     "stopped": "magenta",
 }
 ENDED = frozenset({"done", "failed", "stopped"})
+_EXACT_S = 600  # shorter estimated times are shown with their seconds
 _LONGEST_S = 3.2e10  # seconds in a thousand years; a longer remaining time is not shown
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
@@ -74,6 +75,30 @@ def show_clock(moment: datetime) -> str:
 def zone_name(moment: datetime) -> str:
     """Return the name of the local time zone at this moment."""
     return moment.astimezone().tzname() or "UTC"
+
+
+def show_place(job: "JobListing") -> str:
+    """Return a waiting job's position, and the projects whose jobs are before it."""
+    ahead = [
+        f"{count} of {project or 'other projects'}"
+        for project, count in sorted(job.queue_ahead.items(), key=lambda each: -each[1])
+    ]
+    behind = f", behind {', '.join(ahead)}" if ahead and [*job.queue_ahead] != [job.project] else ""
+    return f"{job.queue_position}{behind}"
+
+
+def show_start(start: "EstimatedStart") -> str:
+    """Return when a job probably starts, such as "in 25m (8m to 2h10m)"."""
+    now = datetime.now(UTC)
+    moments = start.likely, start.earliest, start.latest
+    likely, low, high = (format_duration(_round(max(each - now, timedelta(0)))) for each in moments)
+    return f"in {likely} ({low} to {high})"
+
+
+def _round(length: timedelta) -> timedelta:
+    """Return the length without seconds that mean nothing in an estimate."""
+    seconds = round(length.total_seconds())
+    return timedelta(seconds=seconds if seconds < _EXACT_S else seconds // 60 * 60)
 
 
 def show_seconds(seconds: float) -> str:

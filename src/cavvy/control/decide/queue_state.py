@@ -1,0 +1,263 @@
+"""Describes the queue and the capacity as `scheduler.start_estimates` needs them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from math import inf
+
+from cavvy.control.decide.placement import MarketSnapshot, is_steered
+from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
+from cavvy.domain.offers import Offer
+from cavvy.domain.services import SERVICE_TAG
+from cavvy.domain.shares import QueueRow, size_of_task
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import Struct
+from cavvy.scheduler.packing import AllocationOwner, allocate_one
+from cavvy.scheduler.pools import count_left, pool_of
+from cavvy.scheduler.queue import place_of
+from cavvy.scheduler.run_times import GangKind, PlannedGang, find_kind
+from cavvy.scheduler.shares import ShareLimits
+from cavvy.scheduler.start_estimates import (
+    Amounts,
+    HeldPart,
+    LaneDemand,
+    LinedUpJob,
+    QueueState,
+    RunningGang,
+)
+
+_ENDING_S = 5.0  # until the nodes of a gang that ends are free
+_NOBODY = AllocationOwner(gang="", project="")
+
+
+class GangRow(Struct, frozen=True, kw_only=True):
+    """An attempt that has not ended, and its job."""
+
+    attempt: Attempt
+    job: JobRecord
+
+
+class WaitingRow(Struct, frozen=True, kw_only=True):
+    """A waiting job, and the offers that suit it, for each alternative of its task. Jobs that need
+    the same have the same object as `suited`."""
+
+    row: QueueRow
+    job: JobRecord
+    suited: Sequence[tuple[TaskSpec, Sequence[Offer]]]
+
+
+class _Wish(Struct, frozen=True):
+    """What a job needs: the amounts on each of `nodes` of the hosts or pools in `places`. If the
+    provider must start nodes, `boots` is set."""
+
+    places: tuple[str, ...]
+    nodes: int
+    amounts: Amounts
+    provider: str
+    boots: bool
+
+
+def make_queue_state(
+    waiting: Sequence[WaitingRow],
+    gangs: Sequence[GangRow],
+    snapshot: MarketSnapshot,
+    allocations: Sequence[Allocation],
+    limits: ShareLimits,
+    boots_s: Mapping[str, Sequence[float]],
+    now: datetime,
+) -> QueueState:
+    """Return the queue in this order, the gangs that hold nodes, and what is free. `boots_s` are
+    times that nodes of each provider needed until the work ran.
+
+    No start can be estimated for jobs that the deadline policy places, and for jobs whose provider
+    starts nodes but has started none before. Such jobs need nothing in the result.
+    """
+    hosts = {host.name: host for host in snapshot.market.hosts if host.ready}
+    by_group: defaultdict[str, list[Host]] = defaultdict(list)
+    for host in hosts.values():
+        by_group[host.group].append(host)
+    known: dict[int, Sequence[_Wish]] = {}
+    wishes: list[Sequence[_Wish]] = []
+    for each in waiting:
+        if is_steered(each.job):
+            wishes.append(())
+            continue
+        if id(each.suited) not in known:
+            found = _list_wishes(each.suited, hosts, by_group)
+            known[id(each.suited)] = [
+                wish for wish in found if not wish.boots or boots_s.get(wish.provider)
+            ]
+        wishes.append(known[id(each.suited)])
+    lanes = _Lanes(known.values(), snapshot, hosts, allocations)
+    bounds = [tuple(limits.list_bounds(each.row)) for each in waiting]
+    left = {key: free for found in bounds for key, _, free in found}
+    by_gang: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        by_gang[allocation.gang].append(allocation)
+    return QueueState(
+        lanes=lanes.free,
+        running=[
+            _make_gang(each, lanes.list_parts(each.attempt, by_gang), limits, left, now)
+            for each in gangs
+        ],
+        line=[
+            LinedUpJob(
+                id=each.row.id,
+                planned=PlannedGang(kind=find_kind_of(each.job), most_s=_find_most(each.job)),
+                demands=lanes.list_demands(wished),
+                limits={key: amount for key, amount, _ in bound},
+                boots_s=boots_s.get(wished[0].provider, ()) if wished else (),
+            )
+            for each, wished, bound in zip(waiting, wishes, bounds, strict=True)
+        ],
+        limits=left,
+    )
+
+
+def find_kind_of(job: JobRecord) -> GangKind:
+    """Return the kind of the job's gangs."""
+    return find_kind(job.project, job.user, job.name)
+
+
+def _list_wishes(
+    suited: Iterable[tuple[TaskSpec, Sequence[Offer]]],
+    hosts: Mapping[str, Host],
+    by_group: Mapping[str, Sequence[Host]],
+) -> Sequence[_Wish]:
+    places: defaultdict[tuple[int, Amounts, str, bool], dict[str, None]] = defaultdict(dict)
+    for task, offers in suited:
+        for offer in offers:
+            if not offer.shared:
+                amounts = (float(task.nodes * _units_of(offer)), 0.0, 0.0)
+                places[1, amounts, offer.provider, True][pool_of(offer)] = None
+                continue
+            one = hosts.get(place_of(offer))
+            group = by_group.get(f"{offer.provider}/{offer.region}", ()) if one is None else [one]
+            apart = one is None and task.nodes > 1
+            for host in group:
+                found = allocate_one(task, offer, host, (), _NOBODY, 0)
+                if found is not None:
+                    nodes, times = (task.nodes, 1) if apart else (1, task.nodes)
+                    places[nodes, _amounts_of(found, times), offer.provider, False][host.name] = (
+                        None
+                    )
+    return [
+        _Wish(tuple(names), nodes, amounts, provider, boots)
+        for (nodes, amounts, provider, boots), names in places.items()
+    ]
+
+
+def _units_of(offer: Offer) -> int:
+    """Return the units that a node of the offer counts as. Nodes of several sizes may share a
+    pool."""
+    return max(1, offer.accelerator_count)
+
+
+def _amounts_of(allocation: Allocation, times: int = 1) -> Amounts:
+    one = (len(allocation.devices), allocation.cpus, allocation.memory_mib)
+    return tuple(float(each * times) for each in one)
+
+
+class _Lanes:
+    """Divides hosts and pools into lanes: those of a lane suit the same jobs."""
+
+    def __init__(
+        self,
+        wishes: Iterable[Sequence[_Wish]],
+        snapshot: MarketSnapshot,
+        hosts: Mapping[str, Host],
+        allocations: Sequence[Allocation],
+    ) -> None:
+        users: defaultdict[str, list[int]] = defaultdict(list)
+        for number, places in enumerate({wish.places: None for some in wishes for wish in some}):
+            for place in places:
+                users[place].append(number)
+        free = _find_free(snapshot, hosts, allocations)
+        numbers: dict[tuple[int, ...], int] = {}
+        self.free: list[list[Amounts]] = []
+        self._places: dict[str, tuple[int, int]] = {}  # the lane of each place, and the host in it
+        for place, users_of in users.items():
+            lane = numbers.setdefault(tuple(users_of), len(numbers))
+            if lane == len(self.free):
+                self.free.append([])
+            self._places[place] = lane, len(self.free[lane])
+            self.free[lane].append(free.get(place, (inf, 0.0, 0.0)))
+
+    def list_demands(self, wishes: Sequence[_Wish]) -> Sequence[LaneDemand]:
+        """Return what a job with these wishes needs."""
+        found = {
+            LaneDemand(lane, wish.nodes, wish.amounts): None
+            for wish in wishes
+            for lane in {self._places[place][0] for place in wish.places}
+        }
+        return tuple(found)
+
+    def list_parts(
+        self, attempt: Attempt, by_gang: Mapping[str, Sequence[Allocation]]
+    ) -> Sequence[HeldPart]:
+        """Return what the attempt's gang holds of the places for which jobs wait."""
+        held = [(each.host, _amounts_of(each)) for each in by_gang.get(attempt.gang, ())]
+        if not attempt.offer.shared:
+            units = float(attempt.nodes * _units_of(attempt.offer))
+            held = [(pool_of(attempt.offer), (units, 0.0, 0.0))]
+        return [
+            HeldPart(*self._places[place], amounts)
+            for place, amounts in held
+            if place in self._places
+        ]
+
+
+def _find_free(
+    snapshot: MarketSnapshot, hosts: Mapping[str, Host], allocations: Sequence[Allocation]
+) -> Mapping[str, Amounts]:
+    """Return what is free of each host, and of each pool whose capacity is known."""
+    free: dict[str, Amounts] = {
+        name: (float(len(host.devices)), float(host.cpus), float(host.memory_mib))
+        for name, host in hosts.items()
+    }
+    for each in allocations:
+        if each.host in free:
+            free[each.host] = tuple(map(float.__sub__, free[each.host], _amounts_of(each)))
+    for offer in snapshot.market.offers:
+        left = None if offer.shared else count_left(offer, snapshot.used)
+        if left is not None:
+            pool, units = pool_of(offer), float(left * _units_of(offer))
+            free[pool] = (max(units, free.get(pool, (0.0,))[0]), 0.0, 0.0)
+    return free
+
+
+def _make_gang(
+    row: GangRow,
+    parts: Sequence[HeldPart],
+    limits: ShareLimits,
+    left: Mapping[str, float],
+    now: datetime,
+) -> RunningGang:
+    attempt, job = row.attempt, row.job
+    left_s = None
+    if attempt.phase is AttemptPhase.ENDING:
+        left_s = _ENDING_S
+    elif attempt.phase is AttemptPhase.KEPT and attempt.kept_until is not None:
+        left_s = max(0.0, (attempt.kept_until - now) / timedelta(seconds=1))
+    elif SERVICE_TAG in job.task.tags:
+        left_s = inf  # replicas do not end by themselves
+    size = size_of_task(job.task)
+    counted = QueueRow(job.id, job.project, job.user, size, job.array_id, job.task.parallel)
+    kept = attempt.phase is AttemptPhase.KEPT
+    bounds = () if kept else limits.list_bounds(counted)
+    return RunningGang(
+        planned=PlannedGang(
+            kind=find_kind_of(job),
+            age_s=max(0.0, (now - attempt.created_at) / timedelta(seconds=1)),
+            most_s=_find_most(job),
+        ),
+        parts=parts,
+        limits={key: amount for key, amount, _ in bounds if key in left},
+        left_s=left_s,
+    )
+
+
+def _find_most(job: JobRecord) -> float:
+    duration = job.task.limits.duration
+    return inf if duration is None else duration / timedelta(seconds=1)

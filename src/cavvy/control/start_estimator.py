@@ -1,0 +1,198 @@
+"""Estimates when the waiting jobs start, and learns from the jobs that have started since. Nothing
+is estimated until a user asks.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from cavvy.control.decide.placement import MarketSnapshot, list_usable
+from cavvy.control.decide.queue_state import GangRow, WaitingRow, find_kind_of, make_queue_state
+from cavvy.control.fair_queue import FairQueue
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
+from cavvy.domain.offers import Offer
+from cavvy.domain.shares import EndedGang, QueueRow
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import Struct
+from cavvy.planner.candidates import jobs_of
+from cavvy.scheduler.estimate_errors import LATEST, EstimateOutcome, correct
+from cavvy.scheduler.run_times import PastGang, RunTimes, find_kind
+from cavvy.scheduler.shares import ShareLimits
+from cavvy.scheduler.start_estimates import DEEPEST, StartEstimate, estimate_starts
+from cavvy.store.sql import Store
+
+_PAST = 800  # ended gangs that are read
+_BOOTS = 50  # boot times of each provider that count
+_FRESH = timedelta(milliseconds=10)  # for each waiting job, how long the estimates are used again
+_OFFERS_AGE = timedelta(minutes=1)  # while jobs wait, the queue reads the offers more often
+# A job that could start at once but still waits after this time waits for something else.
+_AT_ONCE = timedelta(seconds=30)
+_SECOND = timedelta(seconds=1)
+
+
+class DatedEstimate(Struct, frozen=True, kw_only=True):
+    """When a job's work starts: the median, and the range that contains the start in 90 of 100
+    cases."""
+
+    earliest: datetime
+    likely: datetime
+    latest: datetime
+
+
+class _Asked(Struct, frozen=True):
+    at: datetime
+    estimate: StartEstimate
+
+
+class StartEstimator:
+    """Keeps the newest estimates, and the errors of earlier ones."""
+
+    def __init__(self, store: Store, pool: ProviderPool, fair_queue: FairQueue) -> None:
+        self._store, self._pool, self._fair_queue = store, pool, fair_queue
+        self._jobs: dict[str, JobRecord] = {}  # of the estimated part of the queue, and running
+        self._asked: dict[str, _Asked] = {}  # the first estimate of each job that waits
+        self._outcomes: deque[EstimateOutcome] = deque(maxlen=LATEST)
+        self._starts: Mapping[str, DatedEstimate] = {}
+        self._known: set[str] = set()  # the jobs that were estimated
+        self._at = datetime.min.replace(tzinfo=UTC)
+        self._computing = asyncio.Lock()
+
+    async def estimate(self, job_ids: Sequence[str], now: datetime) -> Mapping[str, DatedEstimate]:
+        """Return when the waiting jobs start. A job is missing if it does not wait, or if too
+        little is known. The estimates for a long queue may be a moment old.
+        """
+        line = (await self._fair_queue.line_up(job_ids, now))[:DEEPEST]
+        async with self._computing:
+            wanted = {row.id for row in line}.intersection(job_ids)
+            fresh = len(line) * _FRESH if wanted <= self._known else len(line) * _FRESH / 10
+            if wanted and now - self._at >= fresh:
+                self._starts = await self._compute(line, now)
+                self._at, self._known = now, {row.id for row in line}
+            return {each: self._starts[each] for each in job_ids if each in self._starts}
+
+    async def _compute(
+        self, line: Sequence[QueueRow], now: datetime
+    ) -> Mapping[str, DatedEstimate]:
+        attempts = await self._store.open_attempts()
+        ended = await self._store.queue.ended_gangs(_PAST)
+        await self._read_jobs({*(row.id for row in line), *(each.job_id for each in attempts)})
+        await self._learn({row.id for row in line}, now)
+        gangs = [
+            GangRow(attempt=each, job=self._jobs[each.job_id])
+            for each in attempts
+            if each.job_id in self._jobs
+        ]
+        waiting = self._list_waiting(line, snapshot := await self._pool.market(_OFFERS_AGE))
+        boots = _list_boots(ended, attempts)
+        limits, allocations = ShareLimits(self._fair_queue.book), await self._store.allocations()
+        state = make_queue_state(waiting, gangs, snapshot, allocations, limits, boots, now)
+        # The same state gives the same estimates.
+        run_times = RunTimes(_list_past(ended, gangs, now), Random(0))
+        found = await asyncio.to_thread(estimate_starts, state, run_times, Random(0))
+        return self._date(found, now)
+
+    def _date(
+        self, found: Mapping[str, StartEstimate], now: datetime
+    ) -> Mapping[str, DatedEstimate]:
+        late = (
+            EstimateOutcome(each.estimate, (now - each.at) / _SECOND, started=False)
+            for each in self._asked.values()
+        )
+        outcomes = [*self._outcomes, *late]
+        dated = {}
+        for job_id, estimate in found.items():
+            job = self._jobs[job_id]
+            if estimate.low_s <= 0 and now - max(job.submitted_at, job.since) > _AT_ONCE:
+                continue
+            self._asked.setdefault(job_id, _Asked(now, estimate))
+            shown = correct(estimate, outcomes)
+            dated[job_id] = DatedEstimate(
+                earliest=now + shown.low_s * _SECOND,
+                likely=now + shown.median_s * _SECOND,
+                latest=now + shown.high_s * _SECOND,
+            )
+        return dated
+
+    async def _learn(self, waiting: set[str], now: datetime) -> None:
+        """Note when the jobs have started that do not wait any more."""
+        for job_id in [each for each in self._asked if each not in waiting]:
+            asked = self._asked[job_id]
+            attempts = await self._store.attempts(job_id)
+            starts = [each.running_at for each in attempts if each.running_at is not None]
+            start = min((each for each in starts if each >= asked.at), default=None)
+            if start is not None:
+                waited = (start - asked.at) / _SECOND
+                self._outcomes.append(EstimateOutcome(asked.estimate, waited))
+            elif any(each.ended_at is None for each in attempts):
+                continue  # its nodes boot
+            del self._asked[job_id]
+
+    async def _read_jobs(self, wanted: set[str]) -> None:
+        """Read those of the jobs that are not known yet, or were not in the queue."""
+        self._jobs = {
+            each: job
+            for each, job in self._jobs.items()
+            if each in wanted and job.phase is JobPhase.QUEUED
+        }
+        missing = sorted(wanted - self._jobs.keys())
+        if missing:
+            self._jobs |= {job.id: job for job in await self._store.find_jobs(missing)}
+
+    def _list_waiting(
+        self, line: Sequence[QueueRow], snapshot: MarketSnapshot
+    ) -> Sequence[WaitingRow]:
+        known: dict[tuple[object, ...], Sequence[tuple[TaskSpec, Sequence[Offer]]]] = {}
+        found = []
+        for row in line:
+            job = self._jobs.get(row.id)
+            if job is None:
+                continue
+            task = job.task
+            needs = (job.project, job.consented, task.resources, task.nodes, task.image)
+            if needs not in known:
+                known[needs] = [
+                    (each.task, list_usable(each, snapshot, self._pool.objections))
+                    for each in jobs_of(job)
+                ]
+            found.append(WaitingRow(row=row, job=job, suited=known[needs]))
+        return found
+
+
+def _list_boots(
+    ended: Sequence[EndedGang], running: Sequence[Attempt]
+) -> Mapping[str, Sequence[float]]:
+    """Return the seconds that the latest gangs at each provider needed until their work ran."""
+    known = [
+        (each.offer.provider, each.running_at - each.created_at)
+        for each in reversed(running)
+        if each.running_at is not None
+    ]
+    boots: defaultdict[str, list[float]] = defaultdict(list)
+    for provider, boot in [*known, *((each.provider, each.boot) for each in ended)]:
+        if len(boots[provider]) < _BOOTS:
+            boots[provider].append(boot / _SECOND)
+    return boots
+
+
+def _list_past(
+    ended: Sequence[EndedGang], gangs: Sequence[GangRow], now: datetime
+) -> Sequence[PastGang]:
+    """Return the gangs from which run times are predicted, sorted by the time of submission, the
+    newest first."""
+    past = {
+        each.attempt_id: PastGang(
+            find_kind(each.project, each.user, each.name), each.held / _SECOND
+        )
+        for each in ended
+    }
+    oldest = ended[-1].attempt_id if len(ended) == _PAST else ""
+    for each in gangs:
+        attempt = each.attempt
+        if attempt.running_at is not None and attempt.id > oldest:
+            held_s = max(0.0, (now - attempt.created_at) / _SECOND)
+            over = attempt.finished_at is not None
+            past[attempt.id] = PastGang(find_kind_of(each.job), held_s, over)
+    return [past[each] for each in sorted(past, reverse=True)]

@@ -1,0 +1,284 @@
+"""Estimates when waiting jobs start. The module does no I/O.
+
+The queue is played forward many times (Monte Carlo), as in "Using Run-Time Predictions to Estimate
+Queue Wait Times" (Smith, Taylor and Foster, 1999): each time, every gang holds its nodes for
+another time that is drawn from the past (`run_times`), and the jobs start in the order of the queue
+by the rule of `queue`: while a job waits for a host, no later job gets this host. Jobs that arrive
+later are not played. What they and other causes change is learned from earlier estimates
+(`estimate_errors`).
+"""
+
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING
+
+from cavvy.domain.values import Struct, field
+from cavvy.scheduler.run_times import REPLICAS, PlannedGang, RunTimes
+
+if TYPE_CHECKING:
+    from random import Random
+
+DEEPEST = 1000  # jobs of the queue whose starts are estimated
+_NEAR = 100  # jobs of the queue that are played `_PLAYS` times; the others are played `_FEW` times
+# With n plays, the range between the k-th first and the k-th last of the n starts contains the next
+# start with the chance (n + 1 - 2k) / (n + 1): 90 % for both of these numbers.
+_PLAYS, _FEW = 39, 19
+_ONE_BY_ONE = 64  # hosts of a lane; the hosts of a larger lane count as one large host
+_SLACK = 1e-6  # sums of fractions are not exact in floating point
+
+Amounts = tuple[float, ...]  # of each resource of a host, such as GPUs, CPUs and memory
+
+
+class HeldPart(Struct, frozen=True):
+    """What a gang holds of one host of a lane."""
+
+    lane: int
+    host: int
+    amounts: Amounts
+
+
+class RunningGang(Struct, frozen=True, kw_only=True):
+    """A gang that holds parts of hosts, and counts toward limits. If `left_s` is given, the gang
+    ends after this time."""
+
+    planned: PlannedGang
+    parts: Sequence[HeldPart]
+    limits: Mapping[str, float] = field(default_factory=dict)
+    left_s: float | None = None
+
+
+class LaneDemand(Struct, frozen=True):
+    """What a job needs in a lane, on each of `nodes` different hosts."""
+
+    lane: int
+    nodes: int
+    amounts: Amounts
+
+
+class LinedUpJob(Struct, frozen=True, kw_only=True):
+    """A waiting job. It needs one of `demands`, and its amounts of all limits. `boots_s` are the
+    times that its nodes may need until the work runs."""
+
+    id: str
+    planned: PlannedGang
+    demands: Sequence[LaneDemand]
+    limits: Mapping[str, float] = field(default_factory=dict)
+    boots_s: Sequence[float] = ()
+
+
+class QueueState(Struct, frozen=True, kw_only=True):
+    """The queue and the hosts at one time. `lanes` contains what is free on each host of each
+    lane: the hosts of a lane can be used by the same waiting jobs. `limits` is what is left of
+    each limit."""
+
+    lanes: Sequence[Sequence[Amounts]]
+    running: Sequence[RunningGang]
+    line: Sequence[LinedUpJob]
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+class StartEstimate(Struct, frozen=True):
+    """In how many seconds a job's work starts: the median, and the range that contains the start in
+    90 of 100 cases."""
+
+    low_s: float
+    median_s: float
+    high_s: float
+
+
+def estimate_starts(
+    state: QueueState, run_times: RunTimes, random: "Random"
+) -> Mapping[str, StartEstimate]:
+    """Return the estimates of the first jobs in the line. A job is missing if too little is
+    known."""
+    state = _merge_hosts(state)
+    line = state.line[:DEEPEST]
+    starts: list[list[float]] = [[] for _ in line]
+    for number in range(_PLAYS):
+        played = _play(state, line if number < _FEW else line[:_NEAR], run_times, number, random)
+        for times, start in zip(starts, played, strict=False):
+            times.append(start)
+    found = {job.id: _summarize(times) for job, times in zip(line, starts, strict=True)}
+    return {job_id: estimate for job_id, estimate in found.items() if estimate is not None}
+
+
+def _summarize(starts: Sequence[float]) -> StartEstimate | None:
+    ordered = sorted(starts)
+    edge = (len(ordered) + 1) // 20 - 1
+    low, median, high = ordered[edge], ordered[len(ordered) // 2], ordered[-1 - edge]
+    return None if high == inf else StartEstimate(low, median, high)
+
+
+def _play(
+    state: QueueState,
+    line: Sequence[LinedUpJob],
+    run_times: RunTimes,
+    number: int,
+    random: "Random",
+) -> Sequence[float]:
+    """Return when each job starts in one play, in seconds from now."""
+    lanes = [_Lane(hosts) for hosts in state.lanes]
+    limits = {name: _Limit(left) for name, left in state.limits.items()}
+    replica = number % REPLICAS
+    for gang in state.running:
+        end = run_times.draw(gang.planned, replica) if gang.left_s is None else gang.left_s
+        for part in gang.parts:
+            lanes[part.lane].ends.append((end, part.host, part.amounts))
+        for name, amount in gang.limits.items():
+            limits[name].ends.append((end, amount))
+    for lane in lanes:
+        heapify(lane.ends)
+    for limit in limits.values():
+        heapify(limit.ends)
+    starts = []
+    for job in line:
+        start, hosts, demand = _start(job, lanes, limits)
+        boot = job.boots_s[int(random.random() * len(job.boots_s))] if job.boots_s else 0.0
+        starts.append(start + boot)
+        if demand is None:
+            continue
+        end = start + run_times.draw(job.planned, replica)
+        for host in hosts:
+            lanes[demand.lane].take(host, demand.amounts, end)
+        for name, amount in job.limits.items():
+            limits[name].left -= amount
+            heappush(limits[name].ends, (end, amount))
+    return starts
+
+
+def _start(
+    job: LinedUpJob, lanes: Sequence["_Lane"], limits: Mapping[str, "_Limit"]
+) -> tuple[float, Sequence[int], LaneDemand | None]:
+    """Return when the job starts, and on which hosts of which lane. Advance its lanes to this time,
+    as no later job starts there earlier."""
+    earliest = max((limits[name].find(amount) for name, amount in job.limits.items()), default=0.0)
+    if earliest == inf:
+        return inf, (), None
+    for demand in job.demands:
+        lanes[demand.lane].advance(earliest)
+    open_demands = list(job.demands)
+    freed: int | None = None
+    while open_demands:
+        demand = min(open_demands, key=lambda each: lanes[each.lane].now)
+        lane = lanes[demand.lane]
+        if hosts := lane.find(demand, freed if len(job.demands) == 1 else None):
+            for other in job.demands:
+                lanes[other.lane].advance(lane.now)
+            return lane.now, hosts, demand
+        if (freed := lane.end_next()) is None:
+            open_demands.remove(demand)
+    for demand in job.demands:
+        lanes[demand.lane].now = inf
+    return inf, (), None
+
+
+class _Lane:
+    """The hosts of a lane in one play: what is free at the time `now`, and which parts end
+    later."""
+
+    __slots__ = ("ends", "free", "now")
+
+    def __init__(self, free: Sequence[Amounts]) -> None:
+        self.free = list(free)
+        self.ends: list[tuple[float, int, Amounts]] = []
+        self.now = 0.0
+
+    def advance(self, until: float) -> None:
+        while self.ends and self.ends[0][0] <= until:
+            self.end_next()
+        self.now = max(self.now, until)
+
+    def end_next(self) -> int | None:
+        """Advance to the next end, and return its host, or None if no part ends any more."""
+        if not self.ends or self.ends[0][0] == inf:
+            return None
+        at, host, amounts = heappop(self.ends)
+        self.now = max(self.now, at)
+        self.free[host] = tuple(map(float.__add__, self.free[host], amounts))
+        return host
+
+    def find(self, demand: LaneDemand, freed: int | None) -> Sequence[int]:
+        """Return hosts that have enough free, or nothing if they are too few. If only the host
+        `freed` has changed, and the job did not fit before, only this host is looked at."""
+        wanted = demand.amounts
+        if demand.nodes == 1:
+            looked = range(len(self.free)) if freed is None else (freed,)
+            return next(([host] for host in looked if _fits(wanted, self.free[host])), ())
+        hosts = [host for host, free in enumerate(self.free) if _fits(wanted, free)]
+        return hosts[: demand.nodes] if len(hosts) >= demand.nodes else ()
+
+    def take(self, host: int, amounts: Amounts, until: float) -> None:
+        self.free[host] = tuple(map(float.__sub__, self.free[host], amounts))
+        heappush(self.ends, (until, host, amounts))
+
+
+class _Limit:
+    """What is left of a limit in one play."""
+
+    __slots__ = ("ends", "left", "now")
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+        self.ends: list[tuple[float, float]] = []
+        self.now = 0.0
+
+    def find(self, amount: float) -> float:
+        """Return from when this amount is left. Later jobs do not start earlier."""
+        while self.left < amount - _SLACK:
+            if not self.ends or self.ends[0][0] == inf:
+                return inf
+            at, freed = heappop(self.ends)
+            self.now = max(self.now, at)
+            self.left += freed
+        return self.now
+
+
+def _fits(wanted: Amounts, free: Amounts) -> bool:
+    for amount, left in zip(wanted, free, strict=True):  # noqa: SIM110 - runs most often
+        if amount > left + _SLACK:
+            return False
+    return True
+
+
+def _merge_hosts(state: QueueState) -> QueueState:
+    """Let the hosts of each large lane count as one host."""
+    large = {number for number, hosts in enumerate(state.lanes) if len(hosts) > _ONE_BY_ONE}
+    if not large:
+        return state
+
+    def merge(part: HeldPart) -> HeldPart:
+        return HeldPart(part.lane, 0, part.amounts) if part.lane in large else part
+
+    def enlarge(demand: LaneDemand) -> LaneDemand:
+        if demand.lane not in large:
+            return demand
+        amounts = tuple(amount * demand.nodes for amount in demand.amounts)
+        return LaneDemand(demand.lane, 1, amounts)
+
+    return QueueState(
+        lanes=[
+            [tuple(map(sum, zip(*hosts, strict=True)))] if number in large else hosts
+            for number, hosts in enumerate(state.lanes)
+        ],
+        running=[
+            RunningGang(
+                planned=gang.planned,
+                parts=[merge(part) for part in gang.parts],
+                limits=gang.limits,
+                left_s=gang.left_s,
+            )
+            for gang in state.running
+        ],
+        line=[
+            LinedUpJob(
+                id=job.id,
+                planned=job.planned,
+                demands=[enlarge(demand) for demand in job.demands],
+                limits=job.limits,
+                boots_s=job.boots_s,
+            )
+            for job in state.line[:DEEPEST]
+        ],
+        limits=state.limits,
+    )

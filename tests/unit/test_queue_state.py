@@ -1,0 +1,117 @@
+"""The queue and the capacity as estimates of starts need them (`control.decide.queue_state`)."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cavvy.control.decide.placement import MarketSnapshot
+from cavvy.control.decide.queue_state import GangRow, WaitingRow, make_queue_state
+from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
+from cavvy.domain.offers import Offer
+from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.domain.tasks import AcceleratorNeed, JobLimits, ResourceSpec, TaskSpec
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.candidates import OfferedMarket
+from cavvy.scheduler.shares import ShareBook, ShareLimits, ShareRule
+from cavvy.scheduler.start_estimates import HeldPart, LaneDemand
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+def offer(zone: str | None, provider: str = "own", **fields: object) -> Offer:
+    return Offer(
+        **{  # type: ignore[arg-type]  # the fields of an offer
+            "provider": provider,
+            "region": "hall",
+            "zone": zone,
+            "instance_type": "A100",
+            "accelerator_count": 4,
+            "rate": HourlyRate(0),
+            "as_of": NOW,
+            "shared": True,
+            **fields,
+        }
+    )
+
+
+def job(name: str, nodes: int = 1) -> JobRecord:
+    gpus = ResourceSpec(accelerators=(AcceleratorNeed(name="A100", count_min=4),))
+    limits = JobLimits(duration=30 * MINUTE)
+    task = TaskSpec(name=name, run="true", nodes=nodes, resources=gpus, limits=limits)
+    return JobRecord(id=name, project="p", name=name, task=task, submitted_at=NOW, since=NOW)
+
+
+def waits(job: JobRecord, *offers: Offer) -> WaitingRow:
+    row = QueueRow(job.id, job.project, job.user, 4.0)
+    return WaitingRow(row=row, job=job, suited=[(job.task, offers)])
+
+
+def runs(job: JobRecord, offer: Offer, **fields: object) -> GangRow:
+    attempt = Attempt(
+        **{  # type: ignore[arg-type]  # the fields of an attempt
+            "id": f"{job.id}-1",
+            "job_id": job.id,
+            "project": "p",
+            "number": 1,
+            "gang": job.id,
+            "offer": offer,
+            "nodes": job.task.nodes,
+            "phase": AttemptPhase.RUNNING,
+            "created_at": NOW - 5 * MINUTE,
+            "since": NOW,
+            **fields,
+        }
+    )
+    return GangRow(attempt=attempt, job=job)
+
+
+def test_hosts_that_suit_the_same_jobs_are_one_lane() -> None:
+    hosts = [
+        Host(name=f"own/{name}", cpus=8, memory_mib=99, devices=tuple("abcdefgh"), group="own/hall")
+        for name in ("h1", "h2", "h3")
+    ]
+    held = Allocation(
+        host="own/h1", gang="r", rank=0, project="p", cpus=2, memory_mib=9, devices=tuple("abcd")
+    )
+    waiting = [
+        waits(job("any"), offer("h1"), offer("h2"), offer("h3")),
+        waits(job("third"), offer("h3")),
+        waits(job("both", 2), offer(None)),
+    ]
+    snapshot = MarketSnapshot(market=OfferedMarket(offers=[], hosts=hosts), as_of=NOW)
+    book = ShareBook(rules={"p": ShareRule(limit=8)}, held=[HeldShare("p", "", 4, 1)])
+    state = make_queue_state(
+        waiting, [runs(job("r"), offer("h1"))], snapshot, [held], ShareLimits(book), {}, NOW
+    )
+    assert state.lanes == [[(4.0, 6.0, 90.0), (8.0, 8.0, 99.0)], [(8.0, 8.0, 99.0)]]
+    need = (4.0, 1.0, 0.0)
+    assert [{*each.demands} for each in state.line] == [
+        {LaneDemand(0, 1, need), LaneDemand(1, 1, need)},
+        {LaneDemand(1, 1, need)},
+        {LaneDemand(0, 2, need), LaneDemand(1, 2, need)},
+    ]
+    (gang,) = state.running
+    assert gang.parts == [HeldPart(0, 0, (4.0, 2.0, 9.0))]
+    assert (gang.planned.age_s, gang.planned.most_s) == (300, 1800)
+    assert [*state.limits.values()] == [*gang.limits.values()] == [4.0]
+    assert [*state.line[0].limits.values()] == [4.0]
+
+
+@pytest.mark.parametrize(("capacity", "free"), [(3, 12.0), (0, 0.0), (None, float("inf"))])
+def test_nodes_of_clouds_are_counted_in_pools(capacity: int | None, free: float) -> None:
+    sold = offer("z", "cloud", shared=False, capacity=capacity)
+    rows = [waits(job("a", 2), sold), waits(job("new"), offer("z", "other", shared=False))]
+    snapshot = MarketSnapshot(market=OfferedMarket(offers=[sold]), as_of=NOW)
+    kept = {"phase": AttemptPhase.KEPT, "kept_until": NOW + MINUTE}
+    gangs = [runs(job("r"), sold), runs(job("k"), sold, **kept)]
+    limits, boots = ShareLimits(ShareBook()), {"cloud": [60.0]}
+    state = make_queue_state(rows, gangs, snapshot, [], limits, boots, NOW)
+    assert state.lanes == [[(free, 0.0, 0.0)]]
+    known, unknown = state.line
+    assert known.demands == (LaneDemand(0, 1, (8.0, 0.0, 0.0)),)
+    assert known.boots_s == [60.0]
+    assert (unknown.demands, unknown.boots_s) == ((), ())  # nobody knows how long its nodes boot
+    assert [gang.parts for gang in state.running] == [[HeldPart(0, 0, (4.0, 0.0, 0.0))]] * 2
+    assert [gang.left_s for gang in state.running] == [None, 60]
