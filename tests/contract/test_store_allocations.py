@@ -48,6 +48,26 @@ async def test_a_release_makes_room_in_the_same_write(store: Store) -> None:
     assert await store.allocations() == [make_allocation("g2", "GPU-0", "GPU-1")]
 
 
+async def test_the_parts_of_a_device_are_at_most_one_device(store: Store) -> None:
+    await store.put_host(make_host())
+    quarters = [make_allocation(f"q{n}", "GPU-0", cpus=0.1, part=1 / 3) for n in range(3)]
+    await store.commit(AtomicWrite(allocations=quarters))
+    for wrong in (
+        make_allocation("more", "GPU-0", cpus=0.1, part=0.01),
+        make_allocation("whole", "GPU-0", cpus=0.1),
+    ):
+        with pytest.raises(AllocationConflict, match="holds GPU-0"):
+            await store.commit(AtomicWrite(allocations=[wrong]))
+    await store.commit(AtomicWrite(release=["q0", "q1"]))
+    with pytest.raises(AllocationConflict, match="q2 holds GPU-0"):
+        await store.commit(AtomicWrite(allocations=[make_allocation("whole", "GPU-0", cpus=0.1)]))
+    await store.commit(AtomicWrite(release=["q2"], allocations=[make_allocation("w", "GPU-0")]))
+    with pytest.raises(AllocationConflict, match="w holds GPU-0"):
+        await store.commit(
+            AtomicWrite(allocations=[make_allocation("q", "GPU-0", cpus=0.1, part=0.01)])
+        )
+
+
 async def test_a_failed_write_releases_nothing(store: Store) -> None:
     await store.put_host(make_host())
     job = await submit(store, "j1")

@@ -79,6 +79,18 @@ def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> Non
         ("A100:80GB:40GB", "40GB..80GB"),
         ("A10:H100", "H100:8|A100:8"),
         ("A100:0", "at least 1"),
+        ("A100:1.5", "a whole number for several GPUs"),
+        ("A100:-0.5", "a fraction of one GPU between 0 and 1"),
+        ("A100:0.001", "at least 0.01"),
+        ("TPU-v5e:0.5", "only GPUs have fractions"),
+        ("google:0.5", "only GPUs have fractions"),
+        ("Trainium:share=8GB", "only GPUs have fractions"),
+        ("A100:share=90GB", "larger than the memory of A100 (80GB)"),
+        ("A100:40GB:share=60GB", "larger than the memory of A100 (40GB)"),
+        ("A100:share=10", "share=10GB"),
+        ("A100:share=0GB", "share=10GB"),
+        ("A100:2:share=10GB", "delete the count"),
+        ("A100:isolated", "whole GPUs are never shared"),
         ("A100:4..2", "begin with its smaller number"),
         ("A100:80GB..40GB", "smaller size first"),
         ("", "expected accelerators such as H100:8"),
@@ -121,6 +133,26 @@ def test_every_alias_leads_to_its_own_row_only() -> None:
 @pytest.mark.parametrize("part", [0.5, 1 / 6, 0.3, 0.123456])
 def test_a_part_is_written_as_it_is_read(part: float) -> None:
     need = AcceleratorNeed(name="A10", part=part)
+    assert parse_accelerator(format_need(need)) == (need,)
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "memory"),
+    [
+        ("A100:share=10GB", 1 / 8, (10240, None)),
+        ("A100:40GB:share=10GB:isolated", 1 / 4, (40960, 40960)),
+        ("gpu:24GB:share=2GB", None, (24576, None)),
+        ("any:share=512MB", None, (512, None)),
+        ("nvidia:16GB..32GB:share=8GB", 1 / 4, (16384, 32768)),
+    ],
+)
+def test_a_share_counts_as_the_smallest_part_that_has_its_memory(
+    text: str, part: float | None, memory: tuple[int | None, int | None]
+) -> None:
+    (need,) = parse_accelerator(text)
+    assert part is None or need.part == part
+    assert 0 < need.part < 1
+    assert (need.memory_min_mib, need.memory_max_mib) == memory
     assert parse_accelerator(format_need(need)) == (need,)
 
 

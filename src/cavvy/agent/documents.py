@@ -183,6 +183,9 @@ class AgentConfigFile:
     boxed: bool = False  # whether the node itself was started from the work's image
     devices: list[str] | None = None  # None means all GPUs of the node
     device_indices: list[int] = field(default_factory=list)
+    # below 1, the work has only this part of its one device, and this much of the device's memory
+    device_part: float = 1
+    device_memory_mib: int = 0
     vendor: str = ""
     memory_mib: int = 0
     node_address: str = "127.0.0.1"

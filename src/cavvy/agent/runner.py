@@ -478,6 +478,8 @@ class RankRunner:
                 f"out of memory: the work used more than its limit of {self._config.memory_mib} "
                 "MiB, and the kernel killed it"
             )
+        elif self._steps.gpu_excess and outcome == "exit":
+            reason = self._steps.gpu_excess
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
         elif outcome == "exit" and self.reports.failure:

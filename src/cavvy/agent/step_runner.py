@@ -65,6 +65,7 @@ class StepRunner:
         self._task_code: int | None = None
         self.ended = False  # whether the task has ended; its last files may still be unsent
         self._oom_kills = 0
+        self.gpu_excess = ""  # why the work was killed, if it used more GPU memory than its share
         self._asked = False  # whether the step's first process received SIGTERM before it ended
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
         self._watch: WorkMonitor | None = None  # set while the task itself runs
@@ -238,6 +239,9 @@ class StepRunner:
         if self._watch.too_large and not self._oom_kills:
             self._oom_kills = 1
             self.kill()
+        if self._watch.gpu_excess and not self.gpu_excess:
+            self.gpu_excess = self._watch.gpu_excess
+            self.kill()
         return ("limit", reason) if reason else None
 
     def _run_container(self) -> None:
@@ -288,6 +292,7 @@ class StepRunner:
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib
+        self._watch.gpu_memory_mib = self._config.device_memory_mib
         if find_vendor(self._config) == "nvidia":
             self._loop.after(1, self._measure_gpus)
         self._clean()
@@ -339,7 +344,9 @@ class StepRunner:
             [],
             self._env,
             config.home,
-            lambda channel: measure_gpus(config.devices, config.device_indices),
+            lambda channel: measure_gpus(
+                config.devices, config.device_indices, shared=config.device_part < 1
+            ),
         )
         try:
             self._gpus = WorkProcess(self._loop, command, wrote=self._gpus_measured)
@@ -352,6 +359,8 @@ class StepRunner:
         except ValueError:
             return
         if self._watch is not None:
+            if "processes" in values:
+                self._watch.share_gpu(values.pop("processes"), values)
             self._watch.gpus = values
 
     def _start(self, command: ChildCommand, gone: Callable[[], None]) -> None:

@@ -7,7 +7,8 @@ any order, joined by `:`.
 * name: a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga); without a name, any
   GPU fits
 * count: 8, 1..4, 2.. or ..4 on each node; the default is 1
-* part: 0.5 or 1/6, for a node with at least this part of one accelerator
+* part: 0.5 or 1/6, for at least this part of one GPU; share=10GB, for the part of one GPU with this
+  memory. `isolated` accepts only a part that is protected from the work on the rest of the GPU
 * topology: the arrangement of the chips in a slice of TPUs, such as 2x4 or 4x4x8. The name and the
   number of chips can also be stated together by a type of slice, such as v5litepod-8
 * memory: 80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
@@ -25,6 +26,7 @@ from cavvy.catalog.accelerators import (
     Vendor,
     find_accelerator,
     is_known,
+    list_accelerators,
     names_matching,
     suggest,
 )
@@ -35,6 +37,10 @@ from cavvy.domain.values import Struct, replace
 
 MOST = 65_536  # the upper end of an open count such as `2..`
 _COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
+_MIXED = re.compile(r"-?\d*\.\d+|-\d+/\d+")  # numbers that are neither a count nor a fraction
+_SHARE = re.compile(r"share\s*=\s*(.*)", re.IGNORECASE)
+_SMALLEST = 0.01  # smallest fraction of a GPU
+_UNDIVIDED = {Vendor.GOOGLE, Vendor.AWS}  # vendors that make no GPUs
 _PART = re.compile(r"0?\.\d*[1-9]\d*|\d+/\d+")
 # A number that is too large for a count or a size. A match never begins inside a run of spaces, so
 # that the search reads the run only once.
@@ -58,6 +64,8 @@ class _Parts(Struct, frozen=True, kw_only=True):
     count: tuple[int, int | None] | None = None
     part: float = 1.0
     memory: tuple[int | None, int | None] | None = None
+    share_mib: int | None = None
+    isolated: bool = False
 
 
 def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
@@ -72,10 +80,15 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
     needs: list[AcceleratorNeed] = []
     after = _Parts()
     for part in map(_parse_alternative, reversed(alternatives)):
-        full = part if part.count else replace(part, count=after.count, part=after.part)
+        full = part if part.count else _take_size(part, after)
         needs.append(_need(full))
         after = full
     return tuple(reversed(needs))
+
+
+def _take_size(parts: _Parts, after: _Parts) -> _Parts:
+    """Return an alternative without a count, with the count or the share of the next one."""
+    return replace(parts, count=after.count, part=after.part, share_mib=after.share_mib)
 
 
 def format_need(need: AcceleratorNeed) -> str:
@@ -85,12 +98,13 @@ def format_need(need: AcceleratorNeed) -> str:
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:
         count += ".." if need.count_max >= MOST else f"..{need.count_max}"
-    if need.part < 1:
+    if need.share_mib is not None:
+        count = f"share={_size(need.share_mib)}"
+    elif need.part < 1:
         nearest = Fraction(need.part).limit_denominator(64)
         count = str(nearest if float(nearest) == need.part else need.part)
-    parts = [need.name or "any"]
-    memory = _format_memory(need)
-    return ":".join([*parts, *([memory] if memory else []), count])
+    parts = [need.name or "any", _format_memory(need), count, "isolated" if need.isolated else ""]
+    return ":".join(filter(None, parts))
 
 
 def _format_memory(need: AcceleratorNeed) -> str:
@@ -113,6 +127,9 @@ def _parse_alternative(text: str) -> _Parts:
     if _HUGE.search(text):
         raise NeedError(f"a number in {text[:40]!r} is too large", "a number has at most 9 digits")
     for piece in (piece.strip() for piece in text.split(":")):
+        if piece.lower() == "isolated":
+            parts = replace(parts, isolated=True)
+            continue
         if not piece:
             raise NeedError(
                 f"{text!r} has an empty part between colons",
@@ -123,6 +140,10 @@ def _parse_alternative(text: str) -> _Parts:
 
 
 def _add(parts: _Parts, piece: str, text: str) -> _Parts:
+    if share := _SHARE.fullmatch(piece):
+        if parts.count is not None:
+            raise NeedError(f"{text!r} has both a count and a share", "delete the count")
+        return replace(parts, count=(1, None), share_mib=_share(share[1]))
     if _COUNT.fullmatch(piece) or _PART.fullmatch(piece) or count_chips(piece):
         if parts.count is not None:
             raise NeedError(
@@ -139,6 +160,12 @@ def _add(parts: _Parts, piece: str, text: str) -> _Parts:
         if parts.memory is not None:
             raise NeedError(f"{text!r} has two memory sizes", "write a range as 40GB..80GB")
         return replace(parts, memory=_memory(piece))
+    if _MIXED.fullmatch(piece):
+        raise NeedError(
+            f"{piece!r} in {text!r} is neither a count nor a fraction",
+            "write a whole number for several GPUs, such as 2, or a fraction of one GPU between 0 "
+            "and 1, such as 0.5",
+        )
     if re.fullmatch(r"[\d.]+\+|-\d+|[\d.]+|\d+-\d+", piece):
         raise NeedError(
             f"{piece!r} in {text!r} is not a count",
@@ -186,7 +213,8 @@ def _count(piece: str) -> tuple[int, int | None]:
     if least < 1 or (most is not None and most < least):
         raise NeedError(
             f"{piece!r} is not a count",
-            "a count must be at least 1, and a range must begin with its smaller number",
+            "a count must be at least 1, and a range must begin with its smaller number; a part of "
+            "one GPU is a fraction such as 0.5",
         )
     return least, None if most == least else most
 
@@ -197,12 +225,26 @@ def _part(piece: str) -> float:
     except (ZeroDivisionError, OverflowError, ValueError):
         # ValueError is raised for more than 4,300 digits.
         part = 0
-    if not 0 < part < 1:
+    if not _SMALLEST <= part < 1:
         raise NeedError(
             f"{piece!r} is not a fraction of an accelerator",
-            "a fraction is between 0 and 1, such as 0.5",
+            f"a fraction is between 0 and 1, and at least {_SMALLEST:g}, such as 0.5",
         )
     return part
+
+
+def _share(text: str) -> int:
+    """Return the memory of a share in MiB."""
+    try:
+        found = parse_memory_mib(text) if text[-1:].isalpha() else 0
+    except UnitError as error:
+        raise NeedError(str(error)) from None
+    if not found:
+        raise NeedError(
+            f"{text!r} is not a share of a GPU",
+            "write the memory with its unit, as in share=10GB, or a fraction, as in A100:0.25",
+        )
+    return found
 
 
 def _is_memory(piece: str) -> bool:
@@ -236,19 +278,77 @@ def _memory(piece: str) -> tuple[int | None, int | None]:
 def _need(parts: _Parts) -> AcceleratorNeed:
     low, high = parts.memory or (None, None)
     name = parts.name or "gpu"
+    if name == "any" and (parts.part < 1 or parts.share_mib is not None):
+        name = "gpu"  # only GPUs are divided
     if high == -1:
         high = None if _is_group(name) else low
     known = None if _is_group(name) else find_accelerator(name)
     if known and known.memory_mib is not None and parts.memory is None:
         low = high = known.memory_mib
     least, most = parts.count or (1, None)
+    part = _smallest_part(parts, name) if parts.share_mib else parts.part
+    _check_part(parts, name, high)
+    if parts.share_mib is not None and (low is None or low < parts.share_mib):
+        low = parts.share_mib  # so that a rented GPU or part has the memory, too
     return AcceleratorNeed(
         name=None if name == "any" else _canonical(name),
         count_min=least,
         count_max=most,
         memory_min_mib=low,
         memory_max_mib=high,
-        part=parts.part,
+        part=part,
+        share_mib=parts.share_mib,
+        isolated=parts.isolated,
+    )
+
+
+def _check_part(parts: _Parts, name: str, most_mib: int | None) -> None:
+    """Raise NeedError if the accelerator cannot be divided as requested."""
+    if parts.part == 1 and parts.share_mib is None:
+        if parts.isolated:
+            raise NeedError(
+                "isolation applies only to a part of a GPU, because whole GPUs are never shared",
+                "delete the isolation, or request a part such as A100:0.25",
+            )
+        return
+    known = None if _is_group(name) else find_accelerator(name)
+    kind = known.accelerator.kind if known else name.lower()
+    if kind in set(AcceleratorKind) - {AcceleratorKind.GPU} or name.lower() in _UNDIVIDED:
+        raise NeedError(
+            f"{name} cannot be divided: only GPUs have fractions",
+            f"write a whole number, as in {name}:1",
+        )
+    largest = most_mib or (_memory_sizes(name) or [0])[-1]
+    if parts.share_mib is not None and largest and parts.share_mib > largest:
+        raise NeedError(
+            f"a share of {_size(parts.share_mib)} is larger than the memory of {name} "
+            f"({_size(largest)})",
+            "request a smaller share, or whole GPUs",
+        )
+
+
+def _smallest_part(parts: _Parts, name: str) -> float:
+    """Return the smallest part of an accelerator of this name that has the memory of the share."""
+    low, high = parts.memory or (None, None)
+    if high == -1:  # a single size
+        high = None if _is_group(name) else low
+    largest = high or (_memory_sizes(name) or [0])[-1]
+    return min(1.0, (parts.share_mib or 0) / largest) if largest else 1.0
+
+
+def _memory_sizes(name: str) -> list[int]:
+    """Return the memory sizes in MiB of all GPUs that the name stands for, in ascending order."""
+    known = None if _is_group(name) else find_accelerator(name)
+    if known and known.memory_mib is not None:
+        return [known.memory_mib]
+    families = {known.accelerator.family} if known else None
+    return sorted(
+        size.mib
+        for row in list_accelerators()
+        if row.kind is AcceleratorKind.GPU
+        and (families is None or row.family in families)
+        and (name.lower() not in set(Vendor) or row.vendor == name.lower())
+        for size in row.memory
     )
 
 

@@ -40,8 +40,9 @@ class Allocation(Struct, frozen=True, kw_only=True):
     """The devices, CPUs and memory that one rank holds on a shared host until its attempt has
     ended.
 
-    No device is in two allocations of the same host. The sums of allocated CPUs and memory never
-    exceed the host's CPUs and memory.
+    `part` is below 1 if the rank holds only this part of its one device. The parts of a device that
+    are allocated at the same time add up to at most 1, so no device is in two whole allocations.
+    The sums of allocated CPUs and memory never exceed the host's CPUs and memory.
     """
 
     host: str
@@ -51,6 +52,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     cpus: float
     memory_mib: int
     devices: tuple[str, ...] = ()
+    part: float = 1.0
 
 
 class VolumeLocation(Struct, frozen=True, kw_only=True):

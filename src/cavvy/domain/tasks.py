@@ -38,7 +38,10 @@ class AcceleratorNeed(Struct, frozen=True, kw_only=True):
 
     Counts are per node, and memory is per accelerator in MiB; all bounds are inclusive. If a memory
     bound is None, there is no limit. `part` is the minimum part of each accelerator: a node that
-    has only a fraction of an accelerator fits if `part` is at most this fraction.
+    has only a fraction of an accelerator fits if `part` is at most this fraction. With `share_mib`,
+    the need is this much memory of one accelerator, and `part` is the smallest part that can have
+    this memory. `isolated` means that the part must be protected from the work that uses the rest
+    of the accelerator.
     """
 
     name: str | None = None
@@ -47,6 +50,8 @@ class AcceleratorNeed(Struct, frozen=True, kw_only=True):
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
     part: float = 1.0
+    share_mib: int | None = None
+    isolated: bool = False
 
 
 class Fabric(StrEnum):

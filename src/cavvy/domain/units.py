@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from math import floor
 
 from cavvy.domain.values import Struct
 
@@ -50,6 +52,10 @@ class HourlyRate(Struct, frozen=True, order=True):
 
     def times(self, count: int) -> "HourlyRate":
         return HourlyRate(self.micros_per_hour * count)
+
+    def divide(self, part: Fraction) -> "HourlyRate":
+        """Return the price of a part; half a micro-dollar is rounded up."""
+        return HourlyRate(floor(self.micros_per_hour * part + Fraction(1, 2)))
 
     @property
     def usd(self) -> Decimal:

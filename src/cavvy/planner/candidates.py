@@ -26,7 +26,7 @@ from cavvy.planner.policies import explain_policy
 from cavvy.planner.quotas import explain_quota
 from cavvy.planner.rank import order_of, plan
 from cavvy.planner.required_options import explain_missing_option
-from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+from cavvy.planner.shared_hosts import fits_empty, object_to_share, smallest_shares
 from cavvy.planner.slices import explain_slice
 from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
@@ -190,6 +190,9 @@ def _able(
             verdict = verdicts[offer.provider] = objections(task, offer.account)
             reasons += [f"{offer.provider}: {reason}" for reason in verdict]
         if verdict:
+            continue
+        if shared := object_to_share(task, offer):
+            reasons.append(shared)
             continue
         if offer.shared and not fits_empty(task, offer, market.hosts):
             reasons.append(_too_many(task, offer))

@@ -35,6 +35,7 @@ from cavvy.planner.placements import (
     SpotLoss,
 )
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
+from cavvy.planner.shared_hosts import note_share
 from cavvy.planner.slices import note_slice
 from cavvy.planner.transfers import TransferEstimate, estimate_transfers, find_egress
 from cavvy.planner.work import estimate, shape_of, start_time
@@ -443,6 +444,8 @@ def _list_notes(task: TaskSpec, scored: _Scored, known: PlanningContext) -> list
         notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now{limited}")
     if about_slice := note_slice(offer):
         notes.append(about_slice)
+    if about_share := note_share(task, offer):
+        notes.append(about_share)
     notes += scored.course.notes
     if scored.transfers is not None:
         notes += scored.transfers.notes()

@@ -1,13 +1,17 @@
-"""Selects which offer of a shared host a task may use, and checks whether the task fits on the
-host.
+"""Selects which offer of a shared host a task may use, divides an offer of one GPU if the task asks
+for a part of it, and checks whether the task fits on the host.
 """
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import groupby
 
+from cavvy.catalog.accelerators import Vendor, find_accelerator
+from cavvy.catalog.fit import accelerator_fit
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import AcceleratorNeed, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.scheduler.packing import AllocationOwner, allocate_across, host_of, hosts_of
 
 
@@ -17,7 +21,8 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
 
     A shared host has one offer for each number of devices. If all offers were kept, a task that
     needs two devices could receive eight devices. The offers of a group of `hosts` are left out for
-    a task with one node, because each host of the group has its own offers.
+    a task with one node, because each host of the group has its own offers. If the task asks for a
+    part of a GPU, the offer is divided: it has the part's memory and price.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
@@ -33,8 +38,70 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
     for _, group in groupby(
         sorted(shared, key=lambda offer: (*place(offer), offer.accelerator_count)), key=place
     ):
-        kept.append(next(group))
+        kept.append(divide(task, next(group)))
     return kept
+
+
+def divide(task: TaskSpec, offer: Offer) -> Offer:
+    """Return the part of a shared host's offer that the task asks for. Only NVIDIA's GPUs are
+    divided; a task that asks for a part of another GPU gets the whole GPU.
+    """
+    if not (offer.shared and offer.accelerator_count == 1 and offer.accelerator_part == 1):
+        return offer
+    known = find_accelerator(offer.accelerator or "")
+    if known is None or known.accelerator.vendor is not Vendor.NVIDIA:
+        return offer
+    part = next((_part(need, offer) for need in _needs(task) if _fits(need, offer)), Fraction(1))
+    if part >= 1:
+        return offer
+    return replace(
+        offer,
+        accelerator_part=float(part),
+        accelerator_memory_mib=int(offer.accelerator_memory_mib * part),
+        rate=offer.rate.divide(part),
+    )
+
+
+def object_to_share(task: TaskSpec, offer: Offer) -> str:
+    """Return why the offer, a part of a GPU of a shared host, cannot be isolated as the task
+    requires, or "" if it need not be isolated."""
+    if not (offer.shared and offer.accelerator_part < 1):
+        return ""
+    if not any(need.isolated for need in _needs(task)):
+        return ""
+    return (
+        f"{offer.key}: the task requires isolation, but jobs share this GPU by MPS or time slices, "
+        "which do not separate their errors and bandwidth; request a whole GPU, or set `isolation: "
+        "none`"
+    )
+
+
+def _needs(task: TaskSpec) -> Sequence[AcceleratorNeed]:
+    return task.resources.stated().accelerators  # a shared host is the user's own machine
+
+
+def note_share(task: TaskSpec, offer: Offer) -> str:
+    """Return a note for an offer of a whole GPU to a task that asks for a part of one, or ""."""
+    if offer.accelerator_part < 1 or not offer.accelerator_count:
+        return ""
+    needs = _needs(task) if offer.shared else task.resources.accelerators
+    if not any(need.part < 1 for need in needs) or any(need.part == 1 for need in needs):
+        return ""
+    if offer.shared:
+        return "the job gets the whole GPU: only NVIDIA's GPUs are divided"
+    return "the job gets the whole GPU and pays for the whole node"
+
+
+def _fits(need: AcceleratorNeed, offer: Offer) -> bool:
+    count, memory_mib = offer.accelerator_count, offer.accelerator_memory_mib
+    return accelerator_fit(offer.accelerator, count, memory_mib, (need,), True)[0] is None
+
+
+def _part(need: AcceleratorNeed, offer: Offer) -> Fraction:
+    """Return the part of the offer's GPU that the task asks for."""
+    if need.share_mib is not None:
+        return Fraction(need.share_mib, offer.accelerator_memory_mib)
+    return Fraction(need.part).limit_denominator(10_000)
 
 
 def _is_group(offer: Offer, hosts: Sequence[Host]) -> bool:

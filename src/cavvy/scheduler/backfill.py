@@ -25,6 +25,9 @@ _MOST_UNITS = 1 << 17
 
 _MILLI = 1000  # CPUs are counted in thousandths
 _SLACK = 1e-3  # in thousandths of a CPU; as in `packing`
+# The amount for a part of a device. It occupies at most one device, but how parts are packed cannot
+# be told from sums: an amount that is not whole is not checked further.
+_SHARED = 1 - 1e-6
 _ANY = AllocationOwner(gang="", project="")
 
 Amounts = Mapping[str, float]  # amount of each resource of a host
@@ -86,15 +89,20 @@ def _wish(task: TaskSpec, offer: Offer, host: Host) -> Amounts | None:
 
 
 def _amounts_of(host: Host, allocations: Iterable[Allocation]) -> Amounts:
-    """Return the sums of the allocations on the host: CPUs, memory, and devices of each kind."""
+    """Return the sums of the allocations on the host: CPUs, memory, and devices of each kind. Each
+    part of a device counts as `_SHARED`.
+    """
     kinds = dict(zip(host.devices, host.kinds or [""] * len(host.devices), strict=True))
-    sums: Counter[str] = Counter()
+    sums: defaultdict[str, float] = defaultdict(float)
     cpus = 0.0
     for each in allocations:
         if each.host == host.name:
             cpus += each.cpus
             sums["memory"] += each.memory_mib
-            sums.update(f"devices {kinds[device]}" for device in each.devices if device in kinds)
+            size = 1 if each.part == 1 else _SHARED
+            for device in each.devices:
+                if device in kinds:
+                    sums[f"devices {kinds[device]}"] += size
     return {**sums, "cpus": round(cpus * _MILLI, 3)}
 
 

@@ -121,15 +121,20 @@ def allocate_one(
     """Return the allocation of one rank on `host`. `allocations` are all existing allocations on
     this host. Returns None if the rank does not fit.
 
-    A task that requests no size gets one CPU and no memory. Devices are never divided. Devices are
-    allocated in the order in which the host lists them.
+    A task that requests no size gets one CPU and no memory. Whole devices are allocated in the
+    order in which the host lists them. If the offer is a part of a device, `choose_shared` chooses
+    the device.
     """
     need = task.resources.stated()  # a shared host is the user's own machine
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
     memory_mib = need.least_memory_mib(cpus)
     if not may_share(host, allocations, owner.project):
         return None
-    devices = _free_devices(offer, host, allocations)[: offer.accelerator_count]
+    free = _free_devices(offer, host, allocations)
+    if offer.accelerator_part < 1:
+        devices = choose_shared(offer.accelerator_part, free)
+    else:
+        devices = [each for each, left in free.items() if left == 1][: offer.accelerator_count]
     if len(devices) < offer.accelerator_count:
         return None
     if cpus > host.cpus - sum(allocation.cpus for allocation in allocations) + _SLACK:
@@ -144,6 +149,7 @@ def allocate_one(
         cpus=cpus,
         memory_mib=memory_mib,
         devices=tuple(devices),
+        part=offer.accelerator_part,
     )
 
 
@@ -156,15 +162,37 @@ def may_share(host: Host, allocations: Iterable[Allocation], project: str) -> bo
     )
 
 
-def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -> list[str]:
-    """Return the host's free devices of the offer's kind."""
-    taken = {device for allocation in allocations for device in allocation.devices}
+def choose_shared(part: float, free: Mapping[str, float]) -> list[str]:
+    """Return the device on which `part` leaves the least free, or [] if it fits on no device.
+    `free` has the free part of each device. Because used devices are filled first (best fit), whole
+    devices stay free.
+    """
+    fitting = [each for each, left in free.items() if part <= left + _SLACK]
+    return [min(fitting, key=free.__getitem__)] if fitting else []
+
+
+def _free_devices(
+    offer: Offer, host: Host, allocations: Sequence[Allocation]
+) -> Mapping[str, float]:
+    """Return the free part of each of the host's devices of the offer's kind. A whole free device
+    has 1.
+    """
+    used = _sum_parts(allocations)
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
-    return [
-        device
+    return {
+        device: max(0.0, 1 - used[device])
         for device, kind in zip(host.devices, kinds, strict=True)
-        if kind == offer.instance_type and device not in taken
-    ]
+        if kind == offer.instance_type
+    }
+
+
+def _sum_parts(allocations: Iterable[Allocation]) -> Mapping[str, float]:
+    """Return how much of each device is held; a whole device is 1."""
+    used: defaultdict[str, float] = defaultdict(float)
+    for allocation in allocations:
+        for device in allocation.devices:
+            used[device] += allocation.part
+    return used
 
 
 class HostRater:
@@ -217,7 +245,8 @@ class HostRater:
 
 def _list_free(host: Host, allocations: Sequence[Allocation]) -> Sequence[FreeNode]:
     """Return what is free on the host, for each kind of its devices."""
-    taken = {device for each in allocations for device in each.devices}
+    used = _sum_parts(allocations)
+    free = {name: max(0, WHOLE - round(WHOLE * used[name])) for name in host.devices}
     cpus = round(host.cpus - sum(each.cpus for each in allocations), 3)
     memory_mib = host.memory_mib - sum(each.memory_mib for each in allocations)
     kinds = _kinds_of(host)
@@ -225,7 +254,7 @@ def _list_free(host: Host, allocations: Sequence[Allocation]) -> Sequence[FreeNo
         FreeNode(
             cpus,
             memory_mib,
-            tuple(sorted(0 if name in taken else WHOLE for name in kinds if kinds[name] == kind)),
+            tuple(sorted(free[name] for name in kinds if kinds[name] == kind)),
             kind,
         )
         for kind in dict.fromkeys(kinds.values())
@@ -239,6 +268,7 @@ def _demand_of(host: Host, allocation: Allocation) -> NodeDemand:
         allocation.cpus,
         allocation.memory_mib,
         len(allocation.devices),
+        round(WHOLE * allocation.part),
         kinds=tuple(sorted(wanted)),
     )
 

@@ -112,7 +112,9 @@ def describe_accelerator(need: AcceleratorNeed) -> str:
     # 65,536 is `catalog.needs.MOST`, which means that the range has no upper bound.
     endless = most is not None and most >= 65_536
     count = str(need.count_min)
-    if need.part < 1:
+    if need.share_mib is not None:
+        count = f"{format_memory(need.share_mib)} of an accelerator:"
+    elif need.part < 1:
         count = f"at least {need.part:g} of an accelerator:"
     if endless:
         count = f"at least {count}"

@@ -42,6 +42,8 @@ class Accelerator(TypedDict, total=False):
     name: str | Sequence[str]
     count: str | int
     memory: Size
+    share: Size
+    isolation: Literal["none", "required"]
 
 
 class Disk(TypedDict, total=False):

@@ -217,12 +217,13 @@ CREATE TABLE allocations (
     cpus DOUBLE PRECISION NOT NULL,
     memory_mib BIGINT NOT NULL,
     devices TEXT NOT NULL,
+    part DOUBLE PRECISION NOT NULL DEFAULT 1,
     PRIMARY KEY (gang, rank),
     FOREIGN KEY(host) REFERENCES hosts (name)
 );
 CREATE INDEX allocations_host ON allocations (host);
 
--- One row for each held device: the primary key prevents two allocations of one device.
+-- One row for each device that is held as a whole: the primary key prevents two allocations of one device.
 CREATE TABLE held_devices (
     host TEXT NOT NULL,
     device TEXT NOT NULL,

@@ -291,7 +291,7 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
         check_allocation(hosts[allocation.host], allocation, standing[allocation.host])
         insert = f"{ALLOCATIONS.insert} {_OR_NOTHING}"
         done = session.run(insert, ALLOCATIONS.values(allocation)).rowcount
-        for device in allocation.devices:
+        for device in allocation.devices if allocation.part == 1 else ():
             done &= session.run(
                 _INSERT_DEVICE, (allocation.host, device, allocation.gang, allocation.rank)
             ).rowcount
@@ -319,6 +319,7 @@ def check_allocation(
     if len(set(allocation.devices)) != len(allocation.devices):
         raise AllocationConflict(f"gang {allocation.gang} names a device of host {host.name} twice")
     cpus, memory_mib = allocation.cpus, allocation.memory_mib
+    parts = allocation.part
     for other in others:
         if (other.gang, other.rank) == (allocation.gang, allocation.rank):
             raise AllocationConflict(
@@ -328,7 +329,9 @@ def check_allocation(
             continue
         cpus += other.cpus
         memory_mib += other.memory_mib
-        if taken := set(allocation.devices) & set(other.devices):
+        taken = set(allocation.devices) & set(other.devices)
+        parts += other.part if taken else 0
+        if taken and parts > 1 + _CPU_SLACK:
             raise AllocationConflict(
                 f"gang {other.gang} holds {', '.join(sorted(taken))} of host {host.name}"
             )

@@ -57,6 +57,7 @@ DEVICE_VARIABLES = {
 }
 
 
+MPS = "/tmp/nvidia-mps"  # the default folder of the control daemon's pipes
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # The shell survives SIGTERM, which its commands also receive, so that it can report their exit
 # code.
@@ -88,7 +89,7 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
         env["CAVVY_PARAM_" + re.sub(r"\W", "_", name).upper()] = value
     env.update(_identity(config, work))
     env.update(_rank(config, work))
-    env.update(device_variables(config))
+    env.update(device_variables(config, contained=work.image is not None))
     if socket:
         env["CAVVY_NOTICE"] = socket
     return env
@@ -126,14 +127,18 @@ def base_environment(*, every: bool = False) -> dict[str, str]:
     return env
 
 
-def device_variables(config: AgentConfig) -> dict[str, str]:
+def device_variables(config: AgentConfig, *, contained: bool = False) -> dict[str, str]:
     """Return variables that restrict the work to its assigned accelerators, or {} if the work has
-    the whole node.
+    the whole node. `contained` work runs in a container, where it cannot reach the sockets of
+    NVIDIA's Multi-Process Service; neither can separated work, which does not see /tmp.
     """
     if config.devices is None:
         return {}
     if not config.devices:
         return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    if config.device_part < 1:
+        pipes = "" if contained or config.separates else find_mps()
+        return {"CUDA_VISIBLE_DEVICES": config.devices[0], **share_variables(config, pipes)}
     if config.separates and config.vendor == "nvidia":
         return {"CUDA_VISIBLE_DEVICES": ",".join(config.devices)}  # other GPUs have no indices
     ids = [str(index) for index in config.device_indices] or config.devices
@@ -142,6 +147,35 @@ def device_variables(config: AgentConfig) -> dict[str, str]:
         # make CUDA number the GPUs in the same order as these indices
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return variables
+
+
+def share_variables(config: AgentConfig, pipes: str) -> dict[str, str]:
+    """Return the variables of work that has a part of a GPU. `pipes` is the folder of the
+    Multi-Process Service (MPS), which then limits the work's threads and memory. Without MPS (""),
+    the driver gives the processes on the GPU slices of time.
+    """
+    variables = {
+        "CAVVY_GPU_SHARE": f"{config.device_part:g}",
+        "CAVVY_GPU_MEMORY_MIB": str(config.device_memory_mib),
+    }
+    if pipes:
+        variables["CUDA_MPS_PIPE_DIRECTORY"] = pipes
+        percentage = max(1, round(100 * config.device_part))
+        variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(percentage)
+        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={config.device_memory_mib}M"
+    return variables
+
+
+def find_mps() -> str:
+    """Return the folder of the pipes of MPS if its control daemon runs, or "". The daemon writes
+    its process ID there (NVIDIA's documentation of MPS, nvidia-cuda-mps-control)."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS)
+    try:
+        with open(f"{pipes}/nvidia-cuda-mps-control.pid") as file:
+            pid = file.read().strip()
+    except (OSError, ValueError):
+        return ""
+    return pipes if pid.isdigit() and os.path.isdir(f"/proc/{pid}") else ""
 
 
 def _identity(config: AgentConfig, work: WorkConfig) -> dict[str, str]:

@@ -98,6 +98,9 @@ class WorkMonitor:
         # the memory limit in MiB that the agent enforces; 0 if the kernel enforces it or if there
         # is none
         self.memory_mib = 0
+        self.gpu_memory_mib = 0  # the work's share of the memory of its GPU; 0 for whole GPUs
+        self.gpu_excess = ""  # a sentence that says that the work uses more than its share
+        self._unwatched = False  # whether the user was told that the share cannot be watched
         self._idle_s = idle_s
         self._idle_gpu_percent = idle_gpu_percent
         self._means = UsageMeans()
@@ -148,6 +151,29 @@ class WorkMonitor:
     def too_large(self) -> bool:
         """Whether the work uses more memory than allowed."""
         return 0 < self.memory_mib < self.usage.memory_mib
+
+    def share_gpu(self, processes: dict[str, float] | None, values: dict[str, float]) -> None:
+        """Take the GPU memory in MiB of each process on the shared GPU, or None if the driver does
+        not tell it. In `values`, the GPU's memory becomes the memory that the work uses.
+        """
+        work = self.usage.list_work()
+        if processes is None or not work:
+            if not self._unwatched:
+                why = "the driver does not tell" if work else "the agent cannot see"
+                text = (
+                    f"{why} the GPU memory of the job's processes: nothing enforces the job's "
+                    f"share of {self.gpu_memory_mib} MiB"
+                )
+                self._say("event", name="gpu-share", text=text)
+            self._unwatched = True
+            return
+        used = sum(processes.get(str(pid), 0) for pid in {*work, *self.usage.list_beside()})
+        values["gpu_memory_mib"] = round(used, 1)
+        if 0 < self.gpu_memory_mib < used:
+            self.gpu_excess = (
+                f"out of GPU memory: the work used {used:.0f} MiB of the GPU that it shares, but "
+                f"its share is {self.gpu_memory_mib} MiB; request a larger share or a whole GPU"
+            )
 
     def end(self) -> None:
         """Check progress and checkpoints a last time after the work has ended."""

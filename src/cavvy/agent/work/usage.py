@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GPU_EVERY_S = 10.0
+SHARED_GPU_EVERY_S = 2.0  # of a GPU whose memory the work shares
+MOST_PROCESSES = 1024  # on one GPU
+NO_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 # Above this number of threads, looking at all processes of the node costs less than asking each
 # thread for its children.
 THREADS = 256
@@ -43,15 +46,22 @@ class UsageMeter:
         self.memory_mib = 0.0
         self.memory_peak_mib = 0.0  # the highest measurement so far
 
+    def list_work(self) -> list[int]:
+        """Return the IDs of the work's processes."""
+        return list_marked(self._mark) if self._mark else list_below(self._reaper)
+
+    def list_beside(self) -> list[int]:
+        """Return the IDs of the processes of commands that users run on the node."""
+        others = self._others()
+        return list_below(*others) if others else []
+
     def look(self) -> None:
         """Measure the usage now. Processes that start and end between two measurements are
         not measured."""
         now, ticks, pages = time.monotonic(), {}, 0
-        found = list_marked(self._mark) if self._mark else list_below(self._reaper)
+        found = self.list_work()
         self.known = bool(found)
-        others = self._others()
-        beside = list_below(*others) if others else []
-        for pid in {*found, *beside}:
+        for pid in {*found, *self.list_beside()}:
             if fields := read_process(pid):
                 ticks[pid] = int(fields[11]) + int(fields[12])
                 pages += int(fields[21]) if pid in found else 0
@@ -101,9 +111,10 @@ def list_marked(mark: bytes) -> list[int]:
     return found
 
 
-def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
-    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. The
-    function runs in a separate process, because a faulty GPU driver can hang forever.
+def measure_gpus(devices: list[str] | None, indices: list[int], *, shared: bool = False) -> int:
+    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. With
+    `shared`, also print the memory of each process, every two seconds. The function runs in a
+    separate process, because a faulty GPU driver can hang forever.
     """
     import ctypes
 
@@ -126,9 +137,41 @@ def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
         if not failed:
             handles.append(handle)
     while handles:
-        os.write(1, (json.dumps(_read_gpus(nvml, handles)) + "\n").encode())
-        time.sleep(GPU_EVERY_S)
+        values: dict[str, object] = {**_read_gpus(nvml, handles)}
+        if shared:
+            values["processes"] = _read_processes(nvml, handles[0])
+        os.write(1, (json.dumps(values) + "\n").encode())
+        time.sleep(SHARED_GPU_EVERY_S if shared else GPU_EVERY_S)
     return 0
+
+
+def _read_processes(nvml: object, handle: object) -> dict[str, float] | None:
+    """Return the GPU memory in MiB of each process on this GPU, by its ID. Return None if the
+    driver does not tell it. Names and the struct nvmlProcessInfo_t are from nvml.h.
+    """
+    import ctypes
+
+    class Process(ctypes.Structure):
+        _fields_ = (
+            ("pid", ctypes.c_uint),
+            ("used", ctypes.c_ulonglong),
+            ("gpu_instance", ctypes.c_uint),
+            ("compute_instance", ctypes.c_uint),
+        )
+
+    found: dict[str, float] = {}
+    for kind in ("Compute", "MPSCompute"):  # the clients of MPS are listed apart
+        read = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3", None)
+        count, rows = ctypes.c_uint(MOST_PROCESSES), (Process * MOST_PROCESSES)()
+        if read is None or read(handle, ctypes.byref(count), rows):
+            if kind == "Compute":
+                return None
+            continue
+        for row in rows[: count.value]:
+            if row.used == NO_VALUE:
+                return None
+            found[str(row.pid)] = max(found.get(str(row.pid), 0), round(row.used / 1048576, 1))
+    return found
 
 
 def _read_gpus(nvml: object, handles: list[object]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.quotas import explain_quota
 from cavvy.planner.required_options import explain_missing_option
-from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+from cavvy.planner.shared_hosts import fits_empty, object_to_share, smallest_shares
 from cavvy.planner.slices import explain_slice
 from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
@@ -171,6 +171,9 @@ def _add(
     if reasons := list_objections(task, provider):
         live.refused += [_reject(name, reasons[0], len(wanted))] if wanted else []
         return
+    if shared := [why for offer in wanted if (why := object_to_share(task, offer))]:
+        live.refused.append(Rejection(reason=shared[0], count=len(shared), field="resources.gpu"))
+        wanted = [offer for offer in wanted if not object_to_share(task, offer)]
     large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
     _add_fitting(live, task, name, large, answer)
     if small := len(wanted) - len(large):

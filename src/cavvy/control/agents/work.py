@@ -141,9 +141,10 @@ def _show(value: Scalar) -> str:
 
 def _check(need: ResourceSpec, offer: Offer) -> CheckConfig | None:
     """Return the minimum values that the node check requires on this offer: shares of the data
-    sheet's memory bandwidth and of the requested network speed.
+    sheet's memory bandwidth and of the requested network speed. A GPU that other jobs share is not
+    checked, because the check takes all of its memory.
     """
-    if need.check is None:
+    if need.check is None or (offer.shared and offer.accelerator_part < 1):
         return None
     share, network = need.check.share, need.network.min_mbps if need.network else None
     work = CheckConfig(share=share, link_mbps=need.check.link_mbps or share * (network or 0))

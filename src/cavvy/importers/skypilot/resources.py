@@ -369,8 +369,8 @@ def _read_accelerators(
         kept_keys.note(
             mark,
             key,
-            f"{text} is rounded up to {math.ceil(split[2])}, because Cavvy gives a job "
-            "only whole accelerators",
+            f"{text} is rounded up to {math.ceil(split[2])}; to share a GPU, write it in Cavvy's "
+            "own format, as in `gpu: A100:0.5`",
         )
     found = _find(*split)
     if found.problem and spare:

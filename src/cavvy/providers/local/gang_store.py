@@ -23,7 +23,7 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
-from cavvy.providers.hosts.supervisor.service import find_death
+from cavvy.providers.hosts.supervisor.service import PARTS_SLACK, find_death
 from cavvy.providers.local import processes
 from cavvy.providers.local.processes import LocalProcess
 from cavvy.providers.local.records import (
@@ -206,6 +206,7 @@ class LocalGangStore(Struct):
         restored from an old backup, can wrongly consider devices free.
         """
         wanted = {device for config in configs for device in config.devices or ()}
+        parts = min((config.device_part for config in configs), default=1)
         if not wanted:
             return
         for each in self._names():
@@ -213,7 +214,10 @@ class LocalGangStore(Struct):
             if other is None or other.name == spec.name or not wanted & set(other.devices):
                 continue
             gang = self._over(other.name) or self._look(other.name)
-            if isinstance(gang, LivingGang):
+            if not isinstance(gang, LivingGang):
+                continue
+            parts += other.part
+            if parts > 1 + PARTS_SLACK:
                 raise NoCapacity(
                     f"the gang {other.name} is using "
                     f"{', '.join(sorted(wanted & set(other.devices)))}"
@@ -230,6 +234,7 @@ class LocalGangStore(Struct):
             launched_at=self.now(),
             grace_s=spec.grace.total_seconds(),
             devices=[device for config in configs for device in config.devices or ()],
+            part=min((config.device_part for config in configs), default=1),
             separates=all(config.separates for config in configs),
         )
         for unfinished in self.home.glob("agents/.new-*"):  # of servers that were killed

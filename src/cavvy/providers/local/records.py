@@ -30,6 +30,7 @@ class LocalIntent(Struct, frozen=True, kw_only=True):
     launched_at: datetime
     grace_s: float
     devices: Sequence[str] = ()  # the devices of all ranks together
+    part: float = 1.0  # below 1, the gang has only this part of its one device
     separates: bool = False  # whether the work is separated from that of other projects
 
 

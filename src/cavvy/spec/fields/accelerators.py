@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.spec.fields.kinds import (
@@ -9,11 +10,19 @@ from cavvy.spec.fields.kinds import (
     ListKind,
     SectionReader,
     WrongValue,
+    choice,
     filled,
     section,
     text_kind,
 )
 from cavvy.spec.problems import shown
+
+
+class ShareIsolation(StrEnum):
+    """Whether a part of a GPU must be protected from the work on the rest of the GPU."""
+
+    NONE = "none"
+    REQUIRED = "required"
 
 
 def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
@@ -62,8 +71,26 @@ def _no_colon(text: str) -> str:
     return text.strip()
 
 
+def _read_share(text: str) -> str:
+    plain = _no_colon(text)
+    if re.fullmatch(r"0?\.[0-9]+|[0-9]+/[0-9]+", plain):
+        return plain
+    if "=" in plain or not re.fullmatch(r"[0-9].*[a-z]", plain, re.IGNORECASE):
+        raise WrongValue(
+            f"{shown(text)} is not a part of one GPU",
+            suggestion="write a fraction such as 0.25, or memory with its unit, such as 10GB; "
+            "`count` is for whole GPUs",
+        )
+    return f"share={plain}"
+
+
 def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     names, count, memory = table.get("name"), table.get("count"), table.get("memory")
+    share: str | None = table.get("share")
+    if share and count:
+        table.wrong("share", "`count` and `share` exclude each other", suggestion="delete `count`")
+        return ()
+    isolated = "isolated" if table.get("isolation") is ShareIsolation.REQUIRED else None
     if memory and re.fullmatch(r"[0-9.]+", memory) and ".." not in memory:
         # In the table form, a number without a unit is in GiB, as in other keys; in the one-line
         # form, it is a count.
@@ -73,7 +100,8 @@ def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
     needs: list[AcceleratorNeed] = []
     for name in names or ("any",):
         try:
-            needs += _accelerators(":".join(part for part in (name, memory, count) if part))
+            parts = (name, memory, count or share, isolated)
+            needs += _accelerators(":".join(part for part in parts if part))
         except WrongValue as error:
             table.notes.add(table.node.mark, str(error), suggestion=error.suggestion)
     return tuple(needs)
@@ -85,6 +113,12 @@ _TABLE = section(
     name=ListKind(text_kind("an accelerator's name such as H100", _no_colon), single=True),
     count=text_kind("a count such as 8 or 1..4", numbers=True),
     memory=text_kind("memory such as 40GB or 40GB..80GB", _no_colon, numbers=True),
+    share=text_kind(
+        "the part of one GPU, as a fraction such as 0.25 or memory such as 10GB",
+        _read_share,
+        numbers=True,
+    ),
+    isolation=choice(ShareIsolation),
 )
 _LINE = text_kind(
     "an accelerator such as H100:8, A100:40GB..80GB:1..4 or A100:80GB, or a list of alternatives",

@@ -182,6 +182,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
     check_after(table)
     if table.has("pool"):
         table.reject_beside("pool", ("machine", "keep"))
+    _check_shares(table)
     check_volumes(table)
     for outside in list_outside(
         table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
@@ -225,6 +226,16 @@ def _check_keep(table: SectionReader, limits: JobLimits) -> None:
             "the duration ends"
         )
         table.wrong("keep", message, suggestion="delete `keep` or `limits.duration`")
+
+
+def _check_shares(table: SectionReader) -> None:
+    """Add a problem if several nodes request parts of GPUs: two nodes on one GPU would wait for
+    each other, and NCCL refuses them."""
+    needs: ResourceSpec = table.get("resources", ResourceSpec())
+    parts = [each for need in needs.choices for each in need.accelerators if each.part < 1]
+    if parts and table.get("nodes", 1) > 1:
+        message = f"a task of {table.get('nodes')} nodes needs whole GPUs, not parts of them"
+        table.wrong("nodes", message, suggestion="set `nodes: 1`, or request whole GPUs (`gpu: 1`)")
 
 
 def _check_service(table: SectionReader) -> None:

@@ -4,6 +4,7 @@ I/O.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor
 
 from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile, ReclaimSignal
 from cavvy.domain.allocations import Allocation
@@ -23,6 +24,11 @@ class PlacedRank(Struct, frozen=True, kw_only=True):
     allocation: Allocation | None
     devices: Sequence[HostDevice]
     vendor: str | None
+
+    @property
+    def part(self) -> float:
+        """The part of its one device that the rank holds; 1 for whole devices."""
+        return self.allocation.part if self.allocation and self.devices else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,10 @@ def make_config(
         leaves_after_s=LEAVES_AFTER_S,
         devices=[device.id for device in placed.devices],
         device_indices=[device.index for device in placed.devices],
+        device_part=placed.part,
+        device_memory_mib=floor(placed.part * placed.devices[0].memory_mib)
+        if placed.part < 1
+        else 0,
         vendor=placed.vendor or "",
         memory_mib=placed.allocation.memory_mib if placed.allocation else 0,
         node_address=placed.node_address,

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
+PARTS_SLACK = 1e-5  # sums of parts of a device are not exact
 REAPER_S = 3.0  # seconds that the reaper of a killed agent has to end the work
 PATIENCE_S = 5.0  # seconds for the agents' last reports, after the gang's grace period
 DELIVERING = "the agent's last messages are being delivered"
@@ -289,7 +290,7 @@ class HostSupervisor:
             shutil.rmtree(unfinished, ignore_errors=True)  # the host broke down during a launch
         shared = os.path.dirname(os.path.dirname(self._root))
         with FileLock(shared + "/devices.lock"):  # shared with the other installations on this host
-            check_free(shared, {device for rank in asked["ranks"] for device in rank["devices"]})
+            check_free(shared, dict(each for rank in asked["ranks"] for each in parts_of(rank)))
             try:
                 os.makedirs(fresh, 0o700)
                 write_json(
@@ -302,7 +303,7 @@ class HostSupervisor:
                     write_json(f"{fresh}/{rank['rank']}/config.json", config)
                     write_text(
                         f"{fresh}/{rank['rank']}/devices",
-                        "".join(f"{name}\n" for name in rank["devices"]),
+                        "".join(f"{name} {part:g}\n" for name, part in parts_of(rank)),
                     )
                 os.rename(fresh, folder)
             except OSError:
@@ -651,16 +652,31 @@ def make_environ() -> dict[str, str]:
     return {name: os.environ[name] for name in kept}
 
 
-def check_free(shared: str, wanted: set[str]) -> None:
-    """Raise LockBusy if a running rank of any installation on this host uses a wanted device.
+def parts_of(rank: Fields) -> list[tuple[str, float]]:
+    """Return the devices that a rank of a launch gets, each with the part that the rank gets."""
+    return [(name, rank["config"].get("device_part", 1)) for name in rank["devices"]]
+
+
+def read_parts(text: str) -> dict[str, float]:
+    """Return the part of each device that a rank holds, from the lines `NAME PART` of its file
+    `devices`. Earlier versions wrote only the name of a whole device."""
+    lines = (line.split() for line in text.splitlines())
+    return {line[0]: float(line[1]) if line[1:] else 1 for line in lines if line}
+
+
+def check_free(shared: str, wanted: dict[str, float]) -> None:
+    """Raise LockBusy if running ranks of any installation on this host use a wanted device, or so
+    much of it that the wanted part is not free.
 
     Normally the control plane never assigns a device to two gangs. Two gangs can get the same
     device if two control planes use one host, or if the control plane has lost its database.
     """
     paths = glob.glob(glob.escape(shared) + "/*/*/agents/*/*/devices")
     paths += glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices")  # of earlier versions
+    wanted = dict(wanted)
     for path in paths:
-        held = wanted & set(read_own(path).split())
+        parts = read_parts(read_own(path))
+        held = set(wanted) & set(parts)
         folder = os.path.dirname(path)
         root, kind, name = folder.rsplit("/", 3)[:3]
         if kind == "gangs" and os.path.exists(f"{root}/agents/{name}"):
@@ -669,4 +685,7 @@ def check_free(shared: str, wanted: set[str]) -> None:
             run = read_json(folder + "/run.json")
             gang, rank = folder.split("/")[-2:]
             if run is None or lives(run) or list_marked(gang, rank):
-                raise LockBusy(f"the gang {gang} is using {', '.join(sorted(held))}")
+                for each in held:
+                    wanted[each] += parts[each]
+                if full := [each for each in held if wanted[each] > 1 + PARTS_SLACK]:
+                    raise LockBusy(f"the gang {gang} is using {', '.join(sorted(full))}")
