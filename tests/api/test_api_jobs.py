@@ -6,6 +6,7 @@ import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from tests.api.api_state import Api, until
@@ -356,6 +357,50 @@ async def test_a_job_waits_only_for_jobs_that_end(api: Api) -> None:
     assert names == {"prepare", "night", "hidden"}
 
 
+async def test_a_graph_is_stored_in_one_step_or_not_at_all(api: Api) -> None:
+    async def post(*texts: str, keys: list[str], **more: object) -> tuple[int, Any]:
+        ask = {"tasks": [{"text": each} for each in texts], "keys": keys, **more}
+        answer = await api.http.post("/v1/projects/default/job-graphs", json=ask)
+        return answer.status_code, answer.json()
+
+    await api.submit("{name: old, run: 'true', schedule: 2099-01-01T00:00Z}")
+    await api.submit("{name: a, run: 'true', schedule: 2099-01-01T00:00Z}")
+    keys = [make_key() for _ in range(3)]
+    texts = (
+        "{name: c, run: 'true', after: [a, b]}",
+        "{name: a, run: 'true', after: old}",
+        "{name: b, run: 'true', after: a:any, array: 0-1}",
+    )
+    for wrong, told in (
+        ("{name: b, run: 'true', after: c}", "after: the tasks wait for each other: "),
+        ("{name: b, run: 'true', after: none}", "after: project default has no job none"),
+        ("{name: a, run: 'true'}", "name: two tasks have the name a"),
+        ("{name: b, run: 'true', secrets: NONE}", "project default has no secret NONE"),
+    ):
+        status, found = await post(*texts[:2], wrong, keys=keys)
+        assert status == 422
+        assert told in found["message"]
+    status, found = await post(*texts, keys=keys[:1])
+    assert (status, found["code"]) == (422, "invalid-request")
+    assert await post(*texts, keys=keys, check=True) == (200, [])
+    assert len((await api.http.get("/v1/jobs")).json()["jobs"]) == 2
+    status, made = await post(*texts, keys=keys)
+    assert status == 201
+    assert [each["name"] for each in made] == ["c", "a-2", "b"]
+    assert [each["members"] for each in made] == [None, None, 2]
+    status, again = await post(*texts, keys=keys)
+    assert status == 200
+    assert [each["id"] for each in again] == [each["id"] for each in made] == keys
+    base = "/v1/projects/default/jobs"
+    for name, reason in (
+        ("c", "waits until a-2 succeeds and b succeeds"),
+        ("b.1", "waits until a-2 ends"),
+    ):
+        await until(lambda name=name, reason=reason: _reason(api, f"{base}/{name}", reason))
+    await api.http.post(f"{base}/a-2/stop")
+    await until(lambda: _phase(api, f"{base}/c", "stopped"))
+
+
 async def test_a_job_that_is_stopped_before_its_launch_needs_no_second_poll(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +517,11 @@ async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api
             "`cavvy logs j -p team` shows the job's output; `cavvy rerun j -p team` runs"
             in await hint(path, body)
         )
+
+
+async def _reason(api: Api, base: str, reason: str) -> bool:
+    found: str = (await api.http.get(base)).json()["reason"]
+    return found == reason
 
 
 async def _phase(api: Api, base: str, phase: str) -> bool:

@@ -15,10 +15,17 @@ from cavvy.domain.audit import AuditEntry, check_chain
 from cavvy.domain.jobs import FAR, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.ledger import LedgerSubject
 from cavvy.domain.retention import EndedJob, RemovedJob
-from cavvy.domain.tasks import JobDependency, StartCondition, TaskSpec
+from cavvy.domain.tasks import IndexRange, JobDependency, StartCondition, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import VolumeBill
-from cavvy.store.base import AtomicWrite, DependencyMissing, LedgerFilter, RowNotFound
+from cavvy.store.arrays import NewJob
+from cavvy.store.base import (
+    AtomicWrite,
+    DependencyMissing,
+    LedgerFilter,
+    RowNotFound,
+    StaleVersion,
+)
 from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
@@ -147,16 +154,25 @@ async def test_a_job_stays_while_another_waits_for_it(store: Store) -> None:
 async def test_several_jobs_are_stored_together_or_not_at_all(store: Store) -> None:
     taken = await submit(store, "j0", name="a")
     a, b = make_job("j1", name="a"), make_job("j2", name="b", after=(JobDependency("a", id="j1"),))
-    stored = await store.submit_graph([(a, make_event(a)), (b, make_event(b))])
-    assert [each.name for each in stored] == ["a-2", "b"]
-    assert stored[1].after == (JobDependency("a-2", id="j1"),)
-    assert await store.job("j2") == stored[1]
-    c = make_job("j3", name="c")
-    wrong = make_job("j4", name="d", after=(JobDependency("e"),))
+    members = {"m0": 0, "m1": 1}
+    task = TaskSpec(name="c", run="true", array=(IndexRange(0, 1),))
+    c = make_job("j3", name="c", task=task, array_id="j3", after=(JobDependency("b", id="j2"),))
+    last = make_job("j4", name="d", after=(JobDependency("c", id="j3"),))
+    jobs = [NewJob(job=each, event=make_event(each)) for each in (a, b, c, last)]
+    jobs[2] = replace(jobs[2], members=members)
+    await store.submit_all(jobs)
+    assert (await store.job("j1")).name == "a-2"
+    assert (await store.job("j2")).after == (JobDependency("a-2", id="j1"),)
+    assert (await store.job("m1")).after == (JobDependency("b", id="j2"),)
+    assert (await store.job("j4")).after == (JobDependency("c", id="j3"),)
+    assert set(await store.dependencies.phases((await store.job("j4")).after)) == {"j3"}
+    e, wrong = make_job("j5", name="e"), make_job("j6", name="f", after=(JobDependency("g"),))
     with pytest.raises(DependencyMissing):
-        await store.submit_graph([(c, make_event(c)), (wrong, make_event(wrong))])
+        await store.submit_all([NewJob(job=each, event=make_event(each)) for each in (e, wrong)])
+    with pytest.raises(StaleVersion):
+        await store.submit_all([NewJob(job=each, event=make_event(each)) for each in (e, a)])
     found = await store.list_jobs("p")
-    assert {each.id for each in found.jobs} == {taken.id, "j1", "j2"}
+    assert {each.id for each in found.jobs} == {taken.id, "j1", "j2", "j4", *members}
 
 
 async def test_a_job_whose_volume_has_a_bill_keeps_its_charges(store: Store) -> None:

@@ -594,7 +594,10 @@ def test_pipelines_and_groups_are_kept_whole() -> None:
         ("p-0", "a", 2),
         ("b", "b", 1),
     ]
-    assert keys(pipeline, refused=True) == ["---"]
+    assert (keys(pipeline, refused=True), [each.job for each in pipeline.tasks[1].after]) == (
+        [],
+        ["p-0"],
+    )
     group = parse_file(
         "name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: x\n---\nname: "
         "b\nrun: y"

@@ -1,13 +1,13 @@
 """`cavvy plan`: ranks offers for a task by cost or duration, without a server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.task.load import param_option, read_any_tasks, read_params
 from cavvy.cli.task.load_options import load_options
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
@@ -84,24 +84,44 @@ def command(
     is asked only if it is running. With --load, the command compares ways to run a
     service on recorded requests.
     """
-    from cavvy.cli.task.buckets import with_regions, with_sizes
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.task.refusals import find_refusal
-    from cavvy.domain.arrays import count_members, is_array
-    from cavvy.planner.candidates import join_reasons, tasks_of
 
     params = read_params(param)
-    task = with_rates(read_any_task(file, params, options), Path(file).parent)
+    tasks = [with_rates(each, Path(file).parent) for each in read_any_tasks(file, params, options)]
+    if len(tasks) > 1 and (load["load"] is not None or output != "table"):
+        raise click.UsageError(f"{file} has {len(tasks)} tasks; use -o table, and omit --load")
     if load["load"] is not None:
         from cavvy.cli.task.service_plan import show_ways
 
-        show_ways(task, load, output)
+        show_ways(tasks[0], load, output)
         return
+    for number, task in enumerate(tasks):
+        if number:
+            click.echo()
+        _plan(
+            task,
+            lambda each: _answer(each, by, limit, all_locations, ready, _size(output_size)),
+            output,
+            all_locations,
+        )
+    if refusal := find_refusal(file, params, options, project, files=True):
+        raise refusal
+
+
+def _plan(
+    task: "TaskSpec",
+    answer: "Callable[[TaskSpec], _Alternative]",
+    output: str,
+    all_locations: bool,
+) -> None:
+    """Print the offers for one task. Raises CommandFailure if none fits."""
+    from cavvy.cli.task.buckets import with_regions, with_sizes
+    from cavvy.domain.arrays import count_members, is_array
+    from cavvy.planner.candidates import join_reasons, tasks_of
+
     task, warnings = with_regions(*with_sizes(task))
-    wishes = tasks_of(task)
-    answers = [
-        _answer(each, by, limit, all_locations, ready, _size(output_size)) for each in wishes
-    ]
+    answers = [answer(each) for each in tasks_of(task)]
     _put_out(answers, task, output, all_locations)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -111,8 +131,6 @@ def command(
     _print_notes(answers, output)
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))
-    if refusal := find_refusal(file, params, options, project, files=True):
-        raise refusal
 
 
 def _put_out(

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import detach_option, named, session
-from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.load import param_option, read_params, read_tasks, yes_option
 from cavvy.cli.task.options import TaskCommand, add_array, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cavvy.cli.task.graph import GraphFile
     from cavvy.client import ApiClient
     from cavvy.client.wire import MachineView, Submitted
     from cavvy.importers import LoadedTask, ReadOptions
@@ -78,7 +81,7 @@ def command(
     params = read_params(param)
     options = add_array(options, array, sweep, parallel)
     try:
-        loaded = read_task(file, params, options, tells=True)
+        loaded, *others = read_tasks(file, params, options, tells=True)
     except CommandFailure:
         if dry_run or not _chooses_service(file, params, options):
             raise
@@ -88,6 +91,13 @@ def command(
         return
     project = project or loaded.task.project
     with session() as client:
+        if others:
+            graph = _make_graph([loaded, *others], file, params, project, name)
+            if dry_run:
+                _show_graph(client, graph)
+            else:
+                _run_graph(client, graph, output, yes=yes, detach=detach)
+            return
         if dry_run:
             for note in loaded.source.notes:
                 click.echo(f"note: {note}", err=True)
@@ -122,6 +132,66 @@ def _follow_array(client: "ApiClient", job: "Submitted", output: str, *, detach:
         click.echo(f"list its jobs: cavvy ps {there}    stop it: cavvy stop {there}")
         return
     follow_to_end(client, job)
+
+
+def _make_graph(
+    tasks: "Sequence[LoadedTask]",
+    file: str,
+    params: dict[str, str],
+    project: str,
+    name: str | None,
+) -> "GraphFile":
+    from cavvy.cli.task.graph import GraphFile
+
+    if name is not None:
+        raise click.UsageError("--name is for a file with one task; set `name` in the file")
+    return GraphFile(tasks=tasks, file=file, params=params, project=project)
+
+
+def _run_graph(
+    client: "ApiClient", graph: "GraphFile", output: str, *, yes: bool, detach: bool
+) -> None:
+    """Submit the tasks of a file and, unless `detach` is set, wait for their jobs."""
+    from cavvy.cli.reach.follow import leave_running
+    from cavvy.cli.task.graph import submit_graph
+    from cavvy.cli.wait import wait_for_all
+
+    jobs = submit_graph(client, graph, yes=yes)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out([{"id": job.id, "name": job.name, "project": job.project} for job in jobs])
+        return
+    names = " ".join(job.name for job in jobs)
+    click.echo(f"{len(jobs)} tasks submitted to project {graph.project}: {names}", err=not detach)
+    if detach:
+        click.echo(f"wait for them: cavvy wait {named(graph.project, names)}")
+        return
+    with leave_running(graph.project, names, "wait"):
+        sys.exit(wait_for_all(client, graph.project, [job.id for job in jobs], graph=True))
+
+
+def _show_graph(client: "ApiClient", graph: "GraphFile") -> None:
+    """Print the tasks that would be submitted, and their offers. Raises CommandFailure or ApiError
+    if the submission would be refused.
+    """
+    from cavvy.cli.plan import show_plan
+    from cavvy.cli.task.graph import check_graph
+    from cavvy.cli.task.profiles import with_rates
+    from cavvy.cli.task.submission import freeze_files
+    from cavvy.cli.view.output import pairs_out
+    from cavvy.domain.values import replace
+    from cavvy.spec.describe import describe_task
+
+    for each in graph.tasks:
+        own = each.source.task or each.task
+        task = replace(each.task, project=graph.project, setup=own.setup, run=own.run)
+        pairs_out(describe_task(task))
+        freeze_files(each)
+        show_plan(with_rates(each.task, each.folder), graph.file)
+        click.echo()
+    if price := check_graph(client, graph):
+        click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
 
 
 def _chooses_service(file: str, params: dict[str, str], options: "ReadOptions") -> bool:

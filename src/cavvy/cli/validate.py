@@ -110,7 +110,9 @@ def _explain(file: str, found: "Translation") -> None:
     click.echo(f"{file} is valid." if own else f"{file} is a valid {found.kind} {found.what}.")
     if found.guess:
         click.echo(f"note: {found.guess}")
-    for task in found.tasks:
+    for number, task in enumerate(found.tasks):
+        if number:
+            click.echo()
         pairs_out(describe_task(task))
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}")

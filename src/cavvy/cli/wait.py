@@ -1,7 +1,7 @@
 """`cavvy wait`: waits until jobs are running or have ended."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -43,7 +43,6 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
     code of the first job that failed, or 0 if no job failed. After the timeout, the exit code is
     124.
     """
-    from cavvy.client import ApiError
     from cavvy.domain.units import UnitError, parse_duration
 
     try:
@@ -51,22 +50,41 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
     except UnitError as error:
         raise CommandFailure(f"--timeout: {error}", "write, for example, 90s or 2h", 2) from error
     reached = ENDED | {"running"} if what == "running" else ENDED
-    code = 0
     with session(patience_s=FOLLOW_PATIENCE_S) as client:
-        for name in names:
-            try:
-                job = _wait(client, project, name, reached, until)
-            except ApiError as error:
-                name = array_instead(client, project, name, error).array.id
-                found = follow_array(client, project, name, reached, until)
-                click.echo(f"{found.array.name}: {found.array.reason}")
-                ended = [each for each in found.jobs if each.phase in ENDED]
-                code = code or exit_code_of(ended)
-                continue
-            click.echo(f"{job.name}: {job.phase}, {job.reason}")
-            if job.phase in ENDED and job.phase != "done":
-                code = code or job.exit_code or 1
-    raise SystemExit(code)
+        raise SystemExit(wait_for_all(client, project, names, reached, until))
+
+
+def wait_for_all(
+    client: "ApiClient",
+    project: str,
+    names: Sequence[str],
+    reached: Collection[str] = ENDED,
+    until: float | None = None,
+    *,
+    graph: bool = False,
+) -> int:
+    """Wait for jobs and arrays, and print how they ended. Return the exit code of the first that
+    did not succeed, or 0. In a graph, jobs that did not start because of another job do not count.
+    """
+    from cavvy.client import ApiError
+
+    code = 0
+    for name in names:
+        try:
+            job = _wait(client, project, name, reached, until)
+        except ApiError as error:
+            name = array_instead(client, project, name, error).array.id
+            found = follow_array(client, project, name, reached, until)
+            click.echo(f"{found.array.name}: {found.array.reason}")
+            ended = [each for each in found.jobs if each.phase in ENDED]
+            code = code or exit_code_of(ended)
+            continue
+        click.echo(f"{job.name}: {job.phase}, {job.reason}")
+        if graph and job.stop_cause == "dependency":
+            continue
+        if job.phase in ENDED and job.phase != "done":
+            code = code or job.exit_code or 1
+    return code
 
 
 def _wait(

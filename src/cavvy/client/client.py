@@ -24,7 +24,7 @@ from cavvy.client.transport import ClientConnection, HttpAnswer
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 18  # increases with every change to the routes
+REVISION = 19  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -129,6 +129,10 @@ class ApiClient:
         )
         headers = {"Idempotency-Key": key or make_key()}
         return self.ask(f"{project_path(project)}/jobs", wire.Submitted, ask, headers)
+
+    def submit_graph(self, project: str, ask: wire.GraphRequest) -> list[wire.Submitted]:
+        """Queue several tasks, or check them. Raises ApiError with the codes of `submit`."""
+        return self.ask(f"{project_path(project)}/job-graphs", list[wire.Submitted], ask)
 
     def check_submission(
         self,

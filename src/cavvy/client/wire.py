@@ -65,6 +65,16 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
     ceiling_micros: int | None = None
 
 
+class GraphRequest(Ask, frozen=True, kw_only=True):
+    """Several tasks to run, which may name each other in `after`. All are stored, or none. `keys`
+    are their idempotency keys. If `check` is set, the tasks are only checked.
+    """
+
+    tasks: list[SubmitRequest]
+    keys: list[str]
+    check: bool = False
+
+
 class Submitted(Answer, frozen=True, kw_only=True):
     """The job that this submission, or an earlier submission with the same key, has created. For an
     array, `id` and `name` are those of the array, and `members` is the number of its jobs.

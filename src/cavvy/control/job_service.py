@@ -31,13 +31,14 @@ from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
-from cavvy.domain.arrays import StoredArray, describe_counts, list_indices
+from cavvy.domain.arrays import StoredArray, describe_counts, is_array, list_indices
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
+from cavvy.store.arrays import NewJob
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
 _RANDOM_BITS = 30
@@ -100,6 +101,19 @@ def gang_name(installation: str, attempt: str) -> str:
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
 
 
+class TaskSubmission(Struct, frozen=True, kw_only=True):
+    """A task to queue; see `JobService.submit`."""
+
+    task: TaskSpec
+    origin: RunOrigin
+    id: str
+    user: str = ""
+    account: str = ""
+    consented: bool = False
+    ceiling: Money | None = None
+    note: str = ""
+
+
 class JobService:
     """Handles users' requests about jobs. `hint` adds a job to the worklist, `arrived` announces a
     newly queued job, and `notify` starts the delivery of a webhook. `defers` states whether stops
@@ -153,27 +167,19 @@ class JobService:
         The caller can choose the `job_id` to detect a repeated submission: StaleVersion is raised
         if a job with this ID exists already.
         """
-        now = self._clock.now()
-        job = JobRecord(
-            id=job_id or self.make_id(),
-            project=project,
-            name=task.name,
-            user=user,
-            account=account,
+        ask = TaskSubmission(
             task=task,
             origin=origin,
-            submitted_at=now,
-            since=now,
+            user=user,
+            account=account,
             consented=consented,
             ceiling=ceiling,
+            id=job_id or self.make_id(),
+            note=note,
         )
-        held, event = _hold(job, now)
-        if note:
-            event = replace(event, text=f"{event.text}; {note}")
-        stored = await self._store.submit(held, event)
-        if is_timed(stored):
-            self._hint(stored.id)
-        self._arrived()
+        new = self._make(ask, project)
+        stored = await self._store.submit(new.job, new.event)
+        self._announce(new)
         return stored
 
     async def submit_array(
@@ -191,31 +197,57 @@ class JobService:
     ) -> StoredArray:
         """Queue a job for each member of the task's array, in one write. Otherwise like `submit`.
         The `array_id` may be chosen, as the ID of a job."""
-        now = self._clock.now()
-        array_id = array_id or self.make_id()
-        job = JobRecord(
-            id=array_id,
-            project=project,
-            name=task.name,
-            array_id=array_id,
-            user=user,
-            account=account,
+        ask = TaskSubmission(
             task=task,
             origin=origin,
-            submitted_at=now,
-            since=now,
+            user=user,
+            account=account,
             consented=consented,
             ceiling=ceiling,
+            id=array_id or self.make_id(),
+            note=note,
+        )
+        new = self._make(ask, project)
+        stored = await self._store.arrays.submit(new.job, new.event, new.members, new.parallel)
+        self._announce(new)
+        return stored
+
+    async def submit_all(self, asks: Sequence[TaskSubmission], project: str) -> None:
+        """Queue jobs and arrays for several tasks, in one write. Otherwise like `submit`. A task
+        that waits for others of them, by their IDs, comes after these.
+        """
+        jobs = [self._make(each, project) for each in asks]
+        await self._store.submit_all(jobs)
+        for each in jobs:
+            self._announce(each)
+
+    def _make(self, ask: TaskSubmission, project: str) -> NewJob:
+        now, task = self._clock.now(), ask.task
+        job = JobRecord(
+            id=ask.id,
+            project=project,
+            name=task.name,
+            array_id=ask.id if is_array(task) else None,
+            user=ask.user,
+            account=ask.account,
+            task=task,
+            origin=ask.origin,
+            submitted_at=now,
+            since=now,
+            consented=ask.consented,
+            ceiling=ask.ceiling,
         )
         held, event = _hold(job, now)
-        if note:
-            event = replace(event, text=f"{event.text}; {note}")
-        members = {self.make_id(): index for index in list_indices(task)}
-        stored = await self._store.arrays.submit(held, event, members, task.parallel)
-        for job_id in members if is_timed(held) else ():
+        if ask.note:
+            event = replace(event, text=f"{event.text}; {ask.note}")
+        members = {self.make_id(): index for index in list_indices(task)} if is_array(task) else {}
+        return NewJob(job=held, event=event, members=members, parallel=task.parallel)
+
+    def _announce(self, new: NewJob) -> None:
+        """Let the reconcilers check new jobs."""
+        for job_id in new.members or (new.job.id,) if is_timed(new.job) else ():
             self._hint(job_id)
         self._arrived()
-        return stored
 
     async def stop_array(
         self, project: str, name: str, reason: str = "stopped by the user"

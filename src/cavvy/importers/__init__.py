@@ -39,6 +39,7 @@ __all__ = [
     "find_local",
     "load_file",
     "load_task",
+    "load_tasks",
     "parse_file",
     "parse_task",
     "translate",
@@ -72,6 +73,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 _AS_SUBMITTED = ReadOptions()
+_GRAPHS = ("graph", "pipeline")  # files whose tasks are submitted together
 
 
 class LoadedTask(Struct, frozen=True, kw_only=True):
@@ -99,6 +101,45 @@ def load_task(
     given, times in the file that are before `now` are refused. Raises SpecError with every problem.
     """
     text, found = _load(Path(path), params, now, options)
+    return _finish(path, text, found, now, options)
+
+
+def load_tasks(
+    path: str | Path,
+    params: Mapping[str, Scalar] = {},
+    *,
+    now: datetime | None = None,
+    options: ReadOptions = _AS_SUBMITTED,
+) -> Sequence[LoadedTask]:
+    """Read the tasks of a file, which may have several documents with one task each. Otherwise like
+    `load_task`. The text of each task is a file of its own, with overrides for what only the whole
+    file says.
+    """
+    text, found = _load(Path(path), params, now, options)
+    if len(found.tasks) < 2 or found.refused or found.what not in _GRAPHS:
+        return (_finish(path, text, found, now, options),)
+    from cavvy.importers.graph import add_overrides, split_text
+
+    parts = list(split_text(text.removeprefix("\ufeff")))[-len(found.tasks) :]
+    own = found.kind == Dialect.CAVVY
+    loaded = []
+    for task, (numbered, alone) in zip(found.tasks, parts, strict=True):
+        overrides = options.overrides if own else add_overrides(options.overrides, task)
+        changed = replace(options, dialect=found.kind, text=numbered, overrides=overrides)
+        values = {name: value for name, value in params.items() if name in task.params}
+        each = load_task(path, values, now=now, options=changed)
+        source = replace(each.source, guess=found.guess)
+        loaded.append(replace(each, text=alone, source=source))
+    return loaded
+
+
+def _finish(
+    path: str | Path,
+    text: str,
+    found: Translation,
+    now: datetime | None,
+    options: ReadOptions,
+) -> LoadedTask:
     notes = ProblemNotes(str(path), text.removeprefix("\ufeff"), now)
     task = _make_ready(found, notes, options)
     loaded = LoadedTask(
@@ -188,6 +229,9 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         mark = SourceMark(line=each.line, column=each.column)
         notes.add(mark, message, suggestion=hint if found.tasks else "")
+    if len(found.tasks) > 1 and not found.refused:
+        hint = "`cavvy run` submits them together"
+        notes.outside(notes.file, f"the file has {len(found.tasks)} tasks", suggestion=hint)
     serves = found.task is not None and found.task.service is not None
     own = found.kind == Dialect.CAVVY
     if serves and not options.serves:
@@ -245,6 +289,7 @@ def _parse(
     this file may show which tool it belongs to. If `file` is a string, the string is only a name
     for messages.
     """
+    from cavvy.importers.graph import list_filled
     from cavvy.importers.unread_files import compose_readable
     from cavvy.planner.slices import spread_task
     from cavvy.spec.overrides import apply_overrides, list_overridden, read_sweep
@@ -269,7 +314,11 @@ def _parse(
         # `${{` is Cavvy's own syntax, which shells refuse.
         neutral = neutral and dialect is None and "${{" not in text
         sweep = read_sweep(changed)
-        found = _parse_own(documents, notes, params, sweep, is_neutral=neutral)
+        filled = list_filled(documents)
+        if len(filled) > 1:
+            found = _parse_graph(filled, notes, params, changed)
+        else:
+            found = _parse_own(documents, notes, params, sweep, is_neutral=neutral)
     gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
     kept = (
         replace(each, refused=each.refused and not (submits and each.until_submitted))
@@ -405,6 +454,29 @@ def _parse_own(
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,), local=tuple(local))
 
 
+def _parse_graph(
+    documents: "Sequence[Node]", notes: ProblemNotes, params: Mapping[str, Scalar], overrides: str
+) -> Translation:
+    """Read a Cavvy file with several tasks. Raises SpecError with the problems of all of them."""
+    from cavvy.importers.graph import check_graph, split_params
+    from cavvy.spec.overrides import list_overridden
+
+    found: list[Translation] = []
+    problems: list[SpecProblem] = []
+    for document, own in zip(documents, split_params(documents, params), strict=True):
+        apart = ProblemNotes(notes.file, notes.text, notes.now)
+        try:
+            found.append(_parse_own([document], apart, own, None, is_neutral=False))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    tasks = tuple(task for each in found for task in each.tasks)
+    check_graph(tasks, documents, list_overridden(overrides), notes)
+    notes.check()
+    return Translation(kind=Dialect.CAVVY, what="graph", tasks=tasks)
+
+
 def _parse_other(
     dialect: Dialect,
     documents: "Sequence[Node]",
@@ -442,7 +514,12 @@ def _parse_other(
     found = translate(dialect, documents, notes, read_variables(overrides))
     notes.check()
     stem = slug(Path(notes.file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
-    tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
+    if found.what in _GRAPHS:
+        from cavvy.importers.graph import chain
+
+        tasks = tuple(chain(found.tasks, stem))
+    else:
+        tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
     twice = (
         KeptKey(
             line=key.mark.line,
@@ -453,6 +530,12 @@ def _parse_other(
         for key in repeated
     )
     return replace(found, tasks=tasks, kept=(*found.kept, *twice))
+
+
+def _has_header(trees: "Sequence[Node]") -> bool:
+    from cavvy.importers.skypilot.tasks import is_header
+
+    return len(trees) > 1 and is_header(trees[0])
 
 
 def translate(
@@ -474,7 +557,8 @@ def translate(
     trees = [recast(each, notes) for each in documents]
     if variables:
         key = "envs" if dialect is Dialect.SKYPILOT else "env"
-        trees = [set_variables(each, key, variables) for each in trees]
+        first = dialect is Dialect.SKYPILOT and _has_header(trees)
+        trees[first:] = [set_variables(each, key, variables) for each in trees[first:]]
     if dialect is Dialect.SKYPILOT:
         from cavvy.importers.skypilot.tasks import translate as translate_skypilot
 

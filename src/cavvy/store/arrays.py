@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cavvy.domain.arrays import StoredArray, name_member
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobRecord
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, field, replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.archive import check_open
 from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, StaleVersion
@@ -84,6 +84,16 @@ class ArrayMember(Struct, frozen=True, kw_only=True):
     progress: dict[str, float | str]
 
 
+class NewJob(Struct, frozen=True, kw_only=True):
+    """A new job with its first event or, if it has `members`, an array of jobs, see
+    `SqlArrays.submit`."""
+
+    job: JobRecord
+    event: Event
+    members: Mapping[str, int] = field(default_factory=dict)
+    parallel: int | None = None
+
+
 class SqlArrays:
     """The rows of arrays."""
 
@@ -98,7 +108,7 @@ class SqlArrays:
         service or an array has that name, the first free one of NAME-2, NAME-3 and so on. Raises
         StaleVersion if the array exists already, ProjectArchived.
         """
-        await self._write(lambda session: _insert(session, job, event, members, parallel))
+        await self._write(lambda session: insert_array(session, job, event, members, parallel))
         return await self.find(job.project, str(job.array_id))
 
     async def find(self, project: str, name_or_id: str) -> StoredArray:
@@ -208,13 +218,14 @@ def _merge(one: StoredArray, other: StoredArray) -> StoredArray:
     )
 
 
-def _insert(
+def insert_array(
     session: DatabaseSession,
     job: JobRecord,
     event: Event,
     members: Mapping[str, int],
     parallel: int | None,
 ) -> None:
+    """Implement `SqlArrays.submit` in the open transaction."""
     check_open(session, [job.project])
     job = look_up(session, job)
     texts = check_readable(job)

@@ -28,7 +28,7 @@ from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
 from cavvy.store.accounts import in_projects
 from cavvy.store.archive import SqlArchive
-from cavvy.store.arrays import SqlArrays
+from cavvy.store.arrays import NewJob, SqlArrays
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
     PER_MACHINE,
@@ -76,7 +76,7 @@ from cavvy.store.services import SqlServices
 from cavvy.store.sign_in import SqlSignIns
 from cavvy.store.submissions import SubmissionGroup
 from cavvy.store.workers import StoreWorkers
-from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
+from cavvy.store.writes import insert_all, insert_job, remove_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
 # maximum number of writes in one SQLite transaction; with more, the first write would be delayed
@@ -257,14 +257,11 @@ class Store:
         self._documents.keep(stored.id, stored.version, stored.task, stored.origin)
         return stored
 
-    async def submit_graph(self, jobs: Sequence[tuple[JobRecord, Event]]) -> Sequence[JobRecord]:
-        """Insert several new jobs, or none. Otherwise like `submit`. A job that waits for others of
-        them, by their IDs, comes after these.
+    async def submit_all(self, jobs: Sequence[NewJob]) -> None:
+        """Insert several new jobs and arrays of jobs, or none of them. Otherwise like `submit`. A
+        job that waits for another of them, by its ID, comes after it.
         """
-        stored = await self._write(lambda session: [insert_job(session, *each) for each in jobs])
-        for job in stored:
-            self._documents.keep(job.id, job.version, job.task, job.origin)
-        return stored
+        await self._write(lambda session: insert_all(session, jobs))
 
     async def job(self, job_id: str) -> JobRecord:
         return await self._one(f"no job {job_id}", self._documents.jobs, "AND j.id = ?", job_id)

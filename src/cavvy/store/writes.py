@@ -13,7 +13,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
 from cavvy.store.archive import check_open
-from cavvy.store.arrays import is_array_name, remove_empty
+from cavvy.store.arrays import NewJob, insert_array, is_array_name, remove_empty
 from cavvy.store.base import (
     AllocationConflict,
     AtomicWrite,
@@ -116,6 +116,15 @@ def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRec
     insert_dependencies(session, stored)
     _write_events(session, [event])
     return stored
+
+
+def insert_all(session: DatabaseSession, jobs: Iterable[NewJob]) -> None:
+    """Insert jobs and arrays. Raises StaleVersion, ProjectArchived, DependencyMissing."""
+    for new in jobs:
+        if new.members:
+            insert_array(session, new.job, new.event, new.members, new.parallel)
+        else:
+            insert_job(session, new.job, new.event)
 
 
 def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, str]) -> bool:

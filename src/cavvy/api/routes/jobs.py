@@ -17,7 +17,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.routes import views
-from cavvy.api.routes.submission import check_submission, submit_task
+from cavvy.api.routes.submission import check_submission, submit_graph, submit_task
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
 from cavvy.api.wire import PositionQuery, reply, view
@@ -63,6 +63,19 @@ SessionQuery = Annotated[
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
 
+SUBMISSION_ERRORS = (
+    "invalid-task",
+    "task-refused",
+    "no-offer",
+    "consent-needed",
+    "machine-unfit",
+    "secret-missing",
+    "snapshot-missing",
+    "key-reused",
+    "too-large",
+    "disk-full",
+)
+
 
 @router.post(
     "/projects/{project}/jobs",
@@ -70,18 +83,7 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTER
     rule=in_path(Permission.RUN),
     answer=wire.Submitted,
     status=201,
-    errors=(
-        "invalid-task",
-        "task-refused",
-        "no-offer",
-        "consent-needed",
-        "machine-unfit",
-        "secret-missing",
-        "snapshot-missing",
-        "key-reused",
-        "too-large",
-        "disk-full",
-    ),
+    errors=SUBMISSION_ERRORS,
     limit="server.request_mib",
 )
 async def submit(
@@ -100,18 +102,47 @@ async def submit(
     job, created = await submit_task(
         app_state, project, ask, key, principal_of(request).account or "", announce
     )
-    if isinstance(job, StoredArray):
-        answer = wire.Submitted(
-            id=job.id,
-            project=job.project,
-            name=job.name,
-            phase=find_phase(job.counts),
-            created=created,
-            members=sum(job.counts.values()),
-        )
-    else:
-        answer = view(wire.Submitted, job, created=created)
-    return reply(answer, 201 if created else 200)
+    return reply(_submitted(job, created=created), 201 if created else 200)
+
+
+@router.post(
+    "/projects/{project}/job-graphs",
+    "Submit several tasks, which may wait for each other, or none of them.",
+    rule=in_path(Permission.RUN),
+    answer=list[wire.Submitted],
+    status=201,
+    errors=SUBMISSION_ERRORS,
+    limit="server.request_mib",
+)
+async def submit_several(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.GraphRequest
+) -> Response:
+    tasks = [structs.replace(each, user=name_user(request, each.user)) for each in ask.tasks]
+    noted = list[dict[str, str]]()
+
+    def announce(job_id: str, task: TaskSpec) -> None:
+        noted.append({"id": job_id, "name": task.name})
+        note_change(request, after={"jobs": noted})
+
+    if ask.check:
+        note_reading(request)
+    ask, account = structs.replace(ask, tasks=tasks), principal_of(request).account or ""
+    jobs, created = await submit_graph(app_state, project, ask, account, announce)
+    answers = [_submitted(each, created=created) for each in jobs]
+    return reply(answers, 201 if created else 200)
+
+
+def _submitted(job: JobRecord | StoredArray, *, created: bool) -> wire.Submitted:
+    if isinstance(job, JobRecord):
+        return view(wire.Submitted, job, created=created)
+    return wire.Submitted(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        phase=find_phase(job.counts),
+        created=created,
+        members=sum(job.counts.values()),
+    )
 
 
 @router.post(

@@ -21,7 +21,7 @@ from cavvy.catalog.residency import (
     say_unplaced,
 )
 from cavvy.client import wire
-from cavvy.client.ids import read_time
+from cavvy.client.ids import PATTERN, read_time
 from cavvy.control.decide.node_pools import (
     complete_pool_task,
     make_pool_start,
@@ -29,6 +29,7 @@ from cavvy.control.decide.node_pools import (
     wait_for_offers,
 )
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
+from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.arrays import StoredArray, count_members, is_array
@@ -55,6 +56,7 @@ from cavvy.planner.candidates import (
 )
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.policies import explain_image, explain_policy
+from cavvy.spec.graph import find_fault, sort_tasks
 from cavvy.spec.problems import nearest
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
@@ -96,9 +98,7 @@ async def submit_task(
     job_id = key or jobs.make_id()
     announce(job_id, task)
     await check_after(app_state, task)
-    await check_secrets(app_state, task)
-    await check_snapshot(app_state, project, origin.snapshot)
-    await check_uses(app_state, task, origin.snapshot)
+    await _check_parts(app_state, task, origin)
     task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     submit = (
@@ -125,6 +125,96 @@ async def submit_task(
         # garbage collection keeps these blobs from now on, because the job is stored
         app_state.snapshots.add((project, origin.snapshot))
     return job, True
+
+
+async def submit_graph(
+    app_state: AppState,
+    project: str,
+    ask: wire.GraphRequest,
+    account: str,
+    announce: Callable[[str, TaskSpec], None],
+) -> tuple[Sequence[JobRecord | StoredArray], bool]:
+    """Store the jobs of several tasks, or none of them. The tasks may wait for each other.
+    Otherwise like `submit_task`. Only the checks are made if `ask.check` is set. Raises ApiProblem,
+    SpecError.
+    """
+    now, jobs = app_state.now(), app_state.control_plane.jobs
+    if len(ask.keys) != len(ask.tasks) or len({*ask.keys}) != len(ask.keys):
+        raise ApiProblem("invalid-request", "`keys` must have another key for each task")
+    if not ask.tasks or not all(re.fullmatch(PATTERN, key) for key in ask.keys):
+        raise ApiProblem("invalid-request", f"expected tasks, and keys of the form {PATTERN}")
+    origins = [read_origin(each, read_text(each)) for each in ask.tasks]
+    keyed = list(zip(ask.keys, origins, strict=True))
+    if not all(_is_of_now(app_state, key) for key in ask.keys):
+        return [await _made_before(app_state, project, *each) for each in keyed], False
+    tasks = [
+        await read_task(app_state, project, each, read_text(each), origin, now)
+        for each, origin in zip(ask.tasks, origins, strict=True)
+    ]
+    if fault := find_fault(tasks):
+        raise ApiProblem("invalid-task", f"{fault.key}: {fault.message}", fault.hint)
+    names = {task.name: key for task, key in zip(tasks, ask.keys, strict=True)}
+    prices = list[str]()
+    for each, task, origin in zip(ask.tasks, tasks, origins, strict=True):
+        await check_after(app_state, task, names)
+        await _check_parts(app_state, task, origin)
+        prices += await _find_price(app_state, task, now, each)
+    if prices:
+        raise ApiProblem("consent-needed", "\n".join(prices))
+    if ask.check:
+        return [], False
+    asks = list[TaskSubmission]()
+    for number in sort_tasks(tasks):
+        each, task, key = ask.tasks[number], tasks[number], ask.keys[number]
+        announce(key, task)
+        after = tuple(replace(one, id=names.get(one.job, "")) for one in task.after)
+        task = replace(task, after=after)
+        task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
+        task, consented = await admit_task(app_state, task, now, each.user, consented=each.consent)
+        asks.append(
+            TaskSubmission(
+                task=task,
+                origin=origins[number],
+                id=key,
+                user=each.user,
+                account=account,
+                consented=consented,
+                ceiling=read_ceiling(each),
+                note=note,
+            )
+        )
+    created = True
+    try:
+        await jobs.submit_all(asks, project)
+    except StaleVersion:
+        created = False
+    for origin in origins:
+        if origin.snapshot is not None:
+            app_state.snapshots.add((project, origin.snapshot))
+    return [await _made_before(app_state, project, *each) for each in keyed], created
+
+
+async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
+    """Raise ApiProblem if a secret or a file of the task is missing."""
+    await check_secrets(app_state, task)
+    await check_snapshot(app_state, task.project, origin.snapshot)
+    await check_uses(app_state, task, origin.snapshot)
+
+
+async def _find_price(
+    app_state: AppState, task: TaskSpec, now: datetime, ask: wire.SubmitRequest
+) -> Sequence[str]:
+    """Apply the checks of `admit_task`. Return the price to which the user must first agree."""
+    app_state.control_plane.jobs.check_times(task)
+    placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
+    try:
+        await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
+    except ApiProblem as problem:
+        message = f"{task.name}: {problem.message}"
+        if problem.code != "consent-needed":
+            raise ApiProblem(problem.code, message, problem.hint) from problem
+        return [message]
+    return []
 
 
 async def check_submission(

@@ -1,6 +1,6 @@
 """Reads a task file and its --param options. Problems are reported with line and column."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -9,8 +9,8 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.domain.tasks import TaskSpec
-    from cavvy.importers import LoadedTask, ReadOptions
+    from cavvy.domain.tasks import TaskSpec, Workdir
+    from cavvy.importers import LoadedTask, ReadOptions, Translation
 
 
 task_argument = click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
@@ -47,33 +47,63 @@ def read_task(
     *,
     tells: bool = False,
 ) -> "LoadedTask":
-    """Return the task in `file` with these parameters. If the task is invalid, raises a
+    """Return the only task in `file`; see `read_tasks`."""
+    found = read_tasks(file, params, options, tells=tells)
+    if len(found) > 1:
+        hint = "`cavvy run` submits them together"
+        raise CommandFailure(f"{file}: the file has {len(found)} tasks", hint, exit_code=2)
+    return found[0]
+
+
+def read_tasks(
+    file: str,
+    params: Mapping[str, str],
+    options: "ReadOptions | None" = None,
+    *,
+    tells: bool = False,
+) -> "Sequence[LoadedTask]":
+    """Return the tasks in `file` with these parameters. If a task is invalid, raises a
     CommandFailure with all problems. If `tells` is true, prints which tool's file was read, and the
     notes on its translation.
     """
     from cavvy.cli.task.problems import check_task
-    from cavvy.importers import ReadOptions, load_task
-    from cavvy.importers.common_fields import is_commit
+    from cavvy.importers import ReadOptions, load_tasks
     from cavvy.spec import SpecError
 
     options, now = options or ReadOptions(), datetime.now(UTC)
     try:
-        loaded = load_task(file, params, now=now, options=options)
-        if tells and loaded.source.guess:
-            click.echo(loaded.source.guess, err=True)
-            for each in loaded.source.kept:
+        found = load_tasks(file, params, now=now, options=options)
+        if tells and found[0].source.guess:
+            click.echo(found[0].source.guess, err=True)
+        for loaded in found:
+            for each in loaded.source.kept if tells else ():
                 click.echo(f"note: {each}", err=True)
-        for each in loaded.source.kept:
-            if each.until_submitted and each.key.startswith("file_mounts"):
-                raise CommandFailure(f"{file}: {each}", "for example --env NAME=VALUE", exit_code=2)
-        check_task(file, loaded.source, loaded.folder)
-        workdir = loaded.task.workdir
-        if workdir is None or workdir.git is None or is_commit(workdir.commit or ""):
-            return loaded
-        options = _name_commit(options, workdir.git, workdir.commit or "HEAD")
-        return load_task(file, params, now=now, options=options)
+            for each in loaded.source.kept:
+                if each.until_submitted and each.key.startswith("file_mounts"):
+                    hint = "for example --env NAME=VALUE"
+                    raise CommandFailure(f"{file}: {each}", hint, exit_code=2)
+            check_task(file, loaded.source, loaded.folder)
+        workdir = _find_unnamed(found)
+        if workdir is None:
+            return found
+        if len(found) > 1:
+            hint = "write the full hash of a commit"
+            message = f"{file}: {workdir.commit or 'HEAD'} of {workdir.git} is not a commit"
+            raise CommandFailure(message, hint, exit_code=2)
+        options = _name_commit(options, workdir.git or "", workdir.commit or "HEAD")
+        return load_tasks(file, params, now=now, options=options)
     except SpecError as error:
         raise CommandFailure(str(error), exit_code=2) from error
+
+
+def _find_unnamed(tasks: "Sequence[LoadedTask]") -> "Workdir | None":
+    """Return a working folder that is a branch or tag instead of a commit, or None."""
+    from cavvy.importers.common_fields import is_commit
+
+    folders = [each.task.workdir for each in tasks]
+    return next(
+        (each for each in folders if each and each.git and not is_commit(each.commit or "")), None
+    )
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
@@ -112,10 +142,31 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
 def read_any_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "TaskSpec":
-    """Read a task from a task file or from a file of another tool. A file of another tool is read
-    even if `cavvy run` would refuse it. Prints notes on how the file was translated to a task.
+    """Read the only task of a file; see `read_any_tasks`."""
+    found = _read_any(file, params, options)
+    if found.task is None:
+        count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
+        raise CommandFailure(
+            f"{file} is a {found.kind} {found.what} with {count}; expected exactly one task"
+        )
+    return found.task
+
+
+def read_any_tasks(
+    file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
+) -> "Sequence[TaskSpec]":
+    """Read the tasks from a task file or from a file of another tool. A file of another tool is
+    read even if `cavvy run` would refuse it. Prints notes on how the file was translated to tasks.
     Raises CommandFailure.
     """
+    found = _read_any(file, params, options)
+    if not found.tasks:
+        message = f"{file} is a {found.kind} {found.what} with nothing that runs"
+        raise CommandFailure(message, "expected a task")
+    return found.tasks
+
+
+def _read_any(file: str, params: Mapping[str, str], options: "ReadOptions | None") -> "Translation":
     from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
 
@@ -129,9 +180,4 @@ def read_any_task(
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}", err=True)
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
-    if found.task is None:
-        count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
-        raise CommandFailure(
-            f"{file} is a {found.kind} {found.what} with {count}; expected exactly one task"
-        )
-    return found.task
+    return found

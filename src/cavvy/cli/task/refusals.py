@@ -3,7 +3,7 @@
 """
 
 import getpass
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -62,24 +62,26 @@ def find_refusal(
     of services, and files with keys that `cavvy run` refuses. Prints a note if the server was not
     asked about something that only the server knows.
     """
-    from cavvy.importers import load_task
+    from cavvy.importers import load_tasks
     from cavvy.spec import SpecError
 
     try:
-        loaded = load_task(file, params, now=datetime.now(UTC), options=options)
+        tasks = load_tasks(file, params, now=datetime.now(UTC), options=options)
     except SpecError:
         return None
+    loaded = tasks[0]
     if files:
         from cavvy.cli.task.problems import object_to_files
 
-        if why := object_to_files(loaded.task, loaded.source, loaded.folder, sizes=True):
-            return CommandFailure(why, exit_code=2)
+        for each in tasks:
+            if why := object_to_files(each.task, each.source, each.folder, sizes=True):
+                return CommandFailure(why, exit_code=2)
     try:
         with _running_server() as client:
             if client is None:
                 _note_unknown(loaded, "no server is running")
                 return None
-            price = ask_server(client, loaded, file, params, project).consent_needed
+            price = _find_price(client, tasks, file, params, project)
     except ApiError as error:
         if error.code == "no-offer":  # a matter of the configured providers, not of the task
             click.echo(f"note: `cavvy run` would refuse this task now: {error.message}", err=True)
@@ -91,6 +93,22 @@ def find_refusal(
     if price:
         click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
     return None
+
+
+def _find_price(
+    client: "ApiClient",
+    tasks: "Sequence[LoadedTask]",
+    file: str,
+    params: Mapping[str, str],
+    project: str | None,
+) -> str:
+    """Let the server check the tasks. Return the price to which the user must first agree."""
+    if len(tasks) == 1:
+        return ask_server(client, tasks[0], file, params, project).consent_needed
+    from cavvy.cli.task.graph import GraphFile, check_graph
+
+    project = project or tasks[0].task.project
+    return check_graph(client, GraphFile(tasks=tasks, file=file, params=params, project=project))
 
 
 @contextmanager

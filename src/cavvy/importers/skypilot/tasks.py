@@ -71,7 +71,7 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
         )
     if len(tables) == 1 and is_volume(tables[0]):
         return _translate_volume(tables[0], notes)
-    header = tables[0] if len(tables) > 1 and _is_header(tables[0]) else None
+    header = tables[0] if len(tables) > 1 and is_header(tables[0]) else None
     bodies = [_fill_in(each) for each in (tables if header is None else tables[1:])]
     parallel = header is not None and text_at(header, "execution") == "parallel"
     _check_documents(header, bodies, parallel, notes)
@@ -82,7 +82,7 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
         _translate_task(each, header, number, kept_keys) for number, each in enumerate(bodies)
     )
     several = len(tasks) > 1
-    what = _refuse_several(bodies, parallel, kept_keys) if several else _what(bodies[0])
+    what = _name_several(bodies, parallel, kept_keys) if several else _what(bodies[0])
     return Translation(
         kind=KIND,
         what=what,
@@ -93,12 +93,13 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     )
 
 
-def _refuse_several(bodies: Sequence[Node], parallel: bool, kept_keys: TranslationNotes) -> str:
-    """Refuse a file with several tasks. Returns SkyPilot's term for a file with several tasks."""
-    each = "in parallel" if parallel else "one after another"
-    reason = f"{len(bodies)} tasks that run {each} are not one job: put each task into its own file"
+def _name_several(bodies: Sequence[Node], parallel: bool, kept_keys: TranslationNotes) -> str:
+    """Return SkyPilot's term for a file with several tasks. A job group is refused."""
+    if not parallel:
+        return "pipeline"
+    reason = f"{len(bodies)} tasks that start together are not supported yet"
     kept_keys.refuse(bodies[1].mark, "---", reason)
-    return "job group" if parallel else "pipeline"
+    return "job group"
 
 
 def _check_documents(
@@ -182,7 +183,8 @@ def _translate_volume(table: Node, notes: ProblemNotes) -> Translation:
     return Translation(kind=KIND, what="volume", kept=kept_keys.list_kept())
 
 
-def _is_header(node: Node) -> bool:
+def is_header(node: Node) -> bool:
+    """Return whether a document is the first of a pipeline or job group, without a task."""
     keys = {key.text for key, _ in node.entries} if isinstance(node, MapNode) else set()
     return keys in ({"name"}, {"name", "execution"}) or text_at(node, "execution") == "parallel"
 
