@@ -42,7 +42,7 @@ from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.launch_ledger import AwsGangRecord
 from cavvy.providers.aws.policy import make_policy
-from cavvy.providers.aws.price_list import AwsPrices
+from cavvy.providers.aws.prices import AwsPrices
 from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.aws.quotas import read_quotas
 from cavvy.providers.aws.volumes import list_node_disks

@@ -22,7 +22,7 @@ from cavvy.providers.aws_batch import MANIFEST
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 
 PROOF = Proof("aws-batch", False, "a strict stand-in for AWS Batch, by real boto3")
 TRAITS = ManagedCloud(BatchService(CONTEXT)).traits

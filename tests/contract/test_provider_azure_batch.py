@@ -27,8 +27,7 @@ from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.managed.cloud import ManagedCloud
-from cavvy.providers.managed.provider import make_provider
+from cavvy.providers.managed.provider import ManagedCloud, make_provider
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider

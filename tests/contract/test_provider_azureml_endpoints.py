@@ -33,8 +33,12 @@ from cavvy.domain.tasks import TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_endpoints
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.azureml.endpoint_calls import make_endpoints, read_answer
-from cavvy.providers.azureml.endpoints import AzureMlEndpoints, name_fault
+from cavvy.providers.azureml.endpoints import (
+    AzureMlEndpoints,
+    make_endpoints,
+    name_fault,
+    read_answer,
+)
 from cavvy.providers.azureml_endpoints import MANIFEST
 from cavvy.providers.base import (
     GangState,
@@ -46,8 +50,8 @@ from cavvy.providers.base import (
 from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import make_provider
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.store.snapshot.prices import list_prices

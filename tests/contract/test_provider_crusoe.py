@@ -13,8 +13,7 @@ from cavvy.domain.values import replace
 from cavvy.providers import crusoe
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.crusoe.cloud import CrusoeCloud, _read
-from cavvy.providers.crusoe.signature import sign
+from cavvy.providers.crusoe.cloud import CrusoeCloud, _read, sign
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

@@ -31,7 +31,7 @@ from cavvy.providers.ecs import MANIFEST
 from cavvy.providers.ecs.capacity import parse_capacity
 from cavvy.providers.ecs.fargate import read_prices
 from cavvy.providers.ecs.service import EcsService
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 
 PROOF = Proof("ecs", False, "a strict stand-in for Amazon ECS, by real boto3")
 TRAITS = ManagedCloud(EcsService(replace(CONTEXT, settings={"cluster": "x"}))).traits

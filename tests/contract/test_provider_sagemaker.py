@@ -29,7 +29,7 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness, LaunchFault
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
 from cavvy.providers.sagemaker import MANIFEST
 from cavvy.providers.sagemaker.jobs import SageMakerService, read_job

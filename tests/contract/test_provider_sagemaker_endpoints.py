@@ -20,12 +20,11 @@ from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.base import (
     QuotaTooSmall,
 )
-from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.objections import list_objections, refuses_all
-from cavvy.providers.sagemaker.endpoint_calls import SageMakerRuntime
-from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints
+from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints, SageMakerRuntime
 from cavvy.providers.sagemaker_endpoints import MANIFEST
 
 PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")

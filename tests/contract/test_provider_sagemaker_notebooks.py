@@ -19,7 +19,7 @@ from cavvy.providers.base import (
     GangState,
     QuotaTooSmall,
 )
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.sagemaker.notebooks import NotebookInstances
 from cavvy.providers.sagemaker_notebooks import MANIFEST

@@ -30,11 +30,11 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vertex.jobs import VertexService, read_job
-from cavvy.providers.vertex.prices import read_fee
+from cavvy.providers.vertex.offers import read_fee
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import make_mark
 from cavvy.store.snapshot.prices import list_prices

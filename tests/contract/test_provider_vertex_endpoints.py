@@ -30,9 +30,8 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.managed.cloud import ManagedCloud
-from cavvy.providers.vertex.endpoint_calls import read_answer
-from cavvy.providers.vertex.endpoints import VertexEndpoints
+from cavvy.providers.managed.provider import ManagedCloud
+from cavvy.providers.vertex.endpoints import VertexEndpoints, read_answer
 
 PROOF = Proof("vertex-endpoints", False, "a strict stand-in for Vertex AI's endpoints")
 CONTEXT = ProviderContext(installation="any", home=Path())

@@ -23,7 +23,7 @@ from cavvy.providers import vertex_workbench
 from cavvy.providers.base import GangState, ProviderContext, Refused
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.vertex.workbench import WorkbenchInstances, read_instance
 from cavvy.store.snapshot.prices import list_prices

@@ -8,7 +8,7 @@ import pytest
 
 from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.managed import endpoint_http
-from cavvy.providers.sagemaker import endpoint_calls as runtime
+from cavvy.providers.sagemaker import endpoints as runtime
 
 
 class SlowEndpoint(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ from tests.contract.google_description import describe_api
 from cavvy.catalog.tpu_slices import find_slice
 from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
-from cavvy.providers.tpu.slices import rename
+from cavvy.providers.tpu.cloud import rename
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-b", "me-west1-a")  # the last: no prices

@@ -4,7 +4,7 @@ from datetime import date
 
 import pytest
 
-from cavvy.providers.azure.extras import read_extras
+from cavvy.providers.azure.price_list import read_extras
 
 SETTINGS = {"disk_type": "StandardSSD_LRS", "disk_gib": 128, "public_ip": True}
 

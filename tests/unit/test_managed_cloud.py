@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import (
     HostList,
     JobState,

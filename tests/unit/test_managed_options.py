@@ -3,7 +3,7 @@
 import pytest
 
 from cavvy.importers import parse_task
-from cavvy.providers.managed.options import object_to_options
+from cavvy.providers.managed.provider import object_to_options
 from cavvy.spec import SpecError
 
 

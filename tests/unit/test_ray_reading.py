@@ -21,10 +21,9 @@ from cavvy.providers.ray.cluster import (
     read_nodes,
 )
 from cavvy.providers.ray.entry import RayOptions, make_job
-from cavvy.providers.ray.launch_ledger import RayGangRecord
 from cavvy.providers.ray.provider import read_addresses
 from cavvy.providers.ray.remote.actor_supervisor import ActorSupervisor
-from cavvy.providers.ray.status import as_seen, end, explain_wait, judge, read_log
+from cavvy.providers.ray.status import RayGangRecord, as_seen, end, explain_wait, judge, read_log
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 GIB = 1 << 30

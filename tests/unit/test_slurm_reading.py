@@ -10,16 +10,16 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, list_offers
 from cavvy.providers.batch.commands import sort_complaint
-from cavvy.providers.batch.hostlist import expand
 from cavvy.providers.batch.login_session import CommandResult
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure, expand
 from cavvy.providers.batch.shapes import PartPrices
 from cavvy.providers.batch.status import judge, judge_forgotten, see
 from cavvy.providers.batch.workspace import AgentExit, BatchGangRecord, BatchIntent, GangStart
-from cavvy.providers.slurm.accounts import Facts, explain_accounts
 from cavvy.providers.slurm.script import format_length, gres_of
 from cavvy.providers.slurm.system import (
     DIALECT,
+    Facts,
+    explain_accounts,
     parse_length,
     parse_pairs,
     read_cluster,

@@ -15,7 +15,7 @@ _API = f"{_LEARN}/rest/api/azureml/online-deployments/create-or-update"
 MANIFEST = EndpointManifest(
     name="azureml-endpoints",
     title="Azure ML endpoints",
-    cloud="cavvy.providers.azureml.endpoint_calls:make_endpoints",
+    cloud="cavvy.providers.azureml.endpoints:make_endpoints",
     project_settings=(
         "key_file",
         "subscription",

@@ -16,7 +16,7 @@ _MODEL = f"{_DOCS}/APIReference/API_ContainerDefinition.html"
 MANIFEST = EndpointManifest(
     name="sagemaker-endpoints",
     title="Amazon SageMaker endpoints",
-    cloud="cavvy.providers.sagemaker.endpoint_calls:make_endpoints",
+    cloud="cavvy.providers.sagemaker.endpoints:make_endpoints",
     project_settings=(
         "key_file",
         "regions",

@@ -14,7 +14,7 @@ _API = f"{_DOCS}/reference/rest/v1/projects.locations.endpoints"
 MANIFEST = EndpointManifest(
     name="vertex-endpoints",
     title="Vertex AI endpoints",
-    cloud="cavvy.providers.vertex.endpoint_calls:make_endpoints",
+    cloud="cavvy.providers.vertex.endpoints:make_endpoints",
     project_settings=(
         "key_file",
         "project",

@@ -73,7 +73,7 @@ MANIFEST = Manifest(
         STATES_POLICY,
         CLOSEABLE,
     ),
-    prices="cavvy.providers.aws.price_list",
+    prices="cavvy.providers.aws.prices",
     rights="the IAM policy that `cavvy check aws --policy` prints",
     visibility_delay=timedelta(seconds=30),
     notices=NOTICES,

@@ -22,11 +22,11 @@ from cavvy.providers.aws.launch import AwsLauncher
 from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord, is_over
 from cavvy.providers.aws.market import AwsMarket
 from cavvy.providers.aws.network import GANG, GangNetworks, mark_of, read_tag
-from cavvy.providers.aws.policy import make_policy
-from cavvy.providers.aws.rights import (
+from cavvy.providers.aws.policy import (
     describe_rights,
     find_refused_launches,
     find_refused_reads,
+    make_policy,
 )
 from cavvy.providers.aws.status import AwsStatus
 from cavvy.providers.aws.volumes import MOST, GangVolumes, list_node_disks

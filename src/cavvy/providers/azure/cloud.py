@@ -15,9 +15,7 @@ from cavvy.domain.quotas import Quota
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, MakeCredential
-from cavvy.providers.azure.extras import make_filter, read_extras
 from cavvy.providers.azure.images import choose_image, find_default
-from cavvy.providers.azure.leftovers import AzureLeftovers
 from cavvy.providers.azure.machines import (
     MACHINES,
     make_id,
@@ -28,8 +26,8 @@ from cavvy.providers.azure.machines import (
     read_machine,
     read_power,
 )
-from cavvy.providers.azure.network import AzureNetworks
-from cavvy.providers.azure.price_list import AzurePrices
+from cavvy.providers.azure.network import AzureLeftovers, AzureNetworks
+from cavvy.providers.azure.price_list import AzurePrices, make_filter, read_extras
 from cavvy.providers.azure.quotas import AzureQuotas
 from cavvy.providers.azure.sizes import AzureSize, read_sizes
 from cavvy.providers.base import ProviderContext

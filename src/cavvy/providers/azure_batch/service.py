@@ -1,18 +1,22 @@
-"""Runs gangs as jobs of Azure Batch. Each job has its own pool with an autoscale formula."""
+"""Runs gangs as jobs of Azure Batch. Each job has its own pool with an autoscale formula.
+
+In accounts with the allocation mode "user subscription", pools use Azure's spot virtual machines:
+https://learn.microsoft.com/azure/batch/batch-spot-vms
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.tasks import Objection, Scalar, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import MakeCredential
+from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azure_batch.api import BatchApi
-from cavvy.providers.azure_batch.prices import SpotPrices
 from cavvy.providers.azure_batch.states import (
     ENDED,
     POOL_QUOTA,
@@ -38,6 +42,7 @@ from cavvy.providers.managed.service import (
     ServiceJob,
     ServiceTraits,
 )
+from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
@@ -48,6 +53,7 @@ _FULL = frozenset({"PoolQuotaReached", POOL_QUOTA})
 # statuses of faults that may not occur again if the request is repeated or the rights are changed
 _NOT_REFUSED = frozenset({401, 403, 404, 408, 409, 425, 429})
 _AT_ONCE = 8  # jobs that are read at the same time
+_PRICE_AGE = timedelta(hours=1)
 
 
 class AzureBatchService:
@@ -295,3 +301,46 @@ def is_batch_type(offer: Offer) -> bool:
     """
     other = offer.accelerator is not None and offer.accelerator.startswith("MI")
     return is_azure_type(offer.instance_type) and not other and offer.accelerator_part == 1
+
+
+class SpotPrices:
+    """Reads and caches the spot offers of a region. If the list cannot be read, the prices from the
+    last successful read are still used, and `fault` contains the reason.
+    """
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._base, self._now = str(settings.get("prices_endpoint") or "").rstrip("/"), now
+        self._read_at: datetime | None = None
+        self._offers: Sequence[Offer] = ()
+        self.fault = ""
+
+    async def offers(self, region: str, usual: Sequence[Offer]) -> Sequence[Offer]:
+        """Return spot offers for the VM sizes of the on-demand offers in `usual`."""
+        if self._read_at is None or self._now() - self._read_at >= _PRICE_AGE:
+            try:
+                self._offers = await asyncio.to_thread(self._fetch, region, usual)
+                self._read_at, self.fault = self._now(), ""
+            except PriceError as error:
+                self.fault = str(error)
+        return self._offers
+
+    def _fetch(self, region: str, usual: Sequence[Offer]) -> Sequence[Offer]:
+        """Read the list; blocks. Raises PriceError."""
+        machines = {each.instance_type: each for each in usual}
+        only = (
+            f"armRegionName eq '{region}' and priceType eq 'Consumption' and "
+            "contains(meterName, 'Spot')"
+        )
+        query = PriceQuery(
+            machines=machines,
+            today=self._now().date(),
+            progress=lambda _: None,
+            pause=lambda _: None,  # not called, because only one attempt is made
+        )
+        found = AzurePrices(base=self._base, tries=1, timeout_s=10, only=only).find(query)
+        return [
+            each
+            for each in found
+            # a spot price at or above the usual price means that no spot capacity exists
+            if each.purchase is Purchase.SPOT and each.rate < machines[each.instance_type].rate
+        ]

@@ -5,8 +5,7 @@ from datetime import datetime
 
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSeen, GangState
-from cavvy.providers.batch.hostlist import expand
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, expand
 from cavvy.providers.batch.workspace import BatchGangEnd, BatchGangRecord, GangStart, list_nodes
 from cavvy.providers.hosts.records import AgentExit
 

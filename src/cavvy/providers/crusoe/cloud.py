@@ -1,14 +1,20 @@
-"""Calls Crusoe Cloud's API, version v1alpha5 (https://docs.crusoecloud.com/api).
+"""Calls Crusoe Cloud's API, version v1alpha5 (https://docs.crusoecloud.com/api). Requests are
+signed, as https://docs.crusoecloud.com/reference/api describes.
 
 The creation of a machine is an operation: the machine may be missing until the operation ends, and
 the operation can fail after the API has accepted the request. The API does not report prices, so
 the user enters prices in a setting.
 """
 
+import base64
+import binascii
+import hashlib
+import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
+from urllib.parse import urlsplit
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer
@@ -16,7 +22,6 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.crusoe import KEY_IDS, KEYS
-from cavvy.providers.crusoe.signature import sign
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
     BillEnd,
@@ -49,6 +54,7 @@ _OUT_OF_STOCK = "out_of_stock"
 # Only the message tells missing capacity from a wrong value.
 _FULL = re.compile(r"capacity|out of stock", re.IGNORECASE)
 _SHELL, _BASH = "#!/bin/sh\n", "#!/bin/bash\n"
+_VERSION = "1.0"
 
 
 class CrusoeCloud:
@@ -260,3 +266,26 @@ def _read_operation(machine: str, name: str, told: Json) -> CloudMachine | None:
         no_capacity=code == _OUT_OF_STOCK,
         reason=f"Crusoe reports: {code} {result.get('message') or ''}".rstrip(),
     )
+
+
+def sign(key_id: str, secret: str, method: str, url: str, now: datetime) -> Mapping[str, str]:
+    """Return the headers of a request. Raises ValueError if the secret is not in URL-safe base
+    64."""
+    parts = urlsplit(url)
+    path, canonical = parts.path, "&".join(sorted(parts.query.split("&")))
+    at = now.astimezone(UTC).isoformat(timespec="seconds")
+    payload = f"{path}\n{canonical}\n{method}\n{at}\n".encode()
+    digest = hmac.new(_decode(secret), payload, hashlib.sha256).digest()
+    signature = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return {
+        "X-Crusoe-Timestamp": at,
+        "Authorization": f"Bearer {_VERSION}:{key_id}:{signature}",
+    }
+
+
+def _decode(secret: str) -> bytes:
+    padding = "=" * (-len(secret) % 4)
+    try:
+        return base64.b64decode(secret + padding, altchars=b"-_", validate=True)
+    except binascii.Error as error:  # the error's text may contain the secret
+        raise ValueError("the secret key is not in URL-safe base 64") from error

@@ -16,8 +16,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.ecs.fargate import PURCHASES, list_fargate
 from cavvy.providers.formats.machines import is_ec2_container_type
-from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.ec2_prices import Ec2Prices
+from cavvy.providers.managed.aws import AwsService, Ec2Prices
 from cavvy.providers.vm.keys import list_setting
 
 _ENTRY = re.compile(r"(?P<name>[\w-]{1,255})=(?P<type>[a-z0-9-]+\.[a-z0-9-]+)(/(?P<kind>\w+))?")

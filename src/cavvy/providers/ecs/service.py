@@ -18,8 +18,7 @@ from cavvy.providers.formats.services.ecs import (
     make_run,
     make_task_definition,
 )
-from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.definitions import JobDefinitions
+from cavvy.providers.managed.aws import AwsService, JobDefinitions
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,

@@ -3,8 +3,11 @@ that the request does not contain.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
+from cavvy.providers.batch.export import here_document
+from cavvy.providers.formats.yaml_text import dump_yaml
 
 _UNCHECKED = "the service does not stop the job at this limit"
 
@@ -77,3 +80,14 @@ def write_comments(name: str, task: TaskSpec, notes: Collection[str]) -> list[st
         f"# Made by `cavvy export {name} TASK.YAML` from the task {task.name}.",
         *(f"# {each}" for note in notes for each in [" ".join(note.split())]),
     ]
+
+
+def write_script(
+    name: str, task: TaskSpec, notes: Sequence[str], calls: Sequence[tuple[str, Any]]
+) -> str:
+    """Return a script with comments at the top, and one command for each request. The command reads
+    its request as YAML from standard input.
+    """
+    lines = ["#!/bin/bash", *write_comments(name, task, notes), "set -euo pipefail"]
+    lines += [f"{command} {here_document(dump_yaml(request))}" for command, request in calls]
+    return "\n".join(lines) + "\n"

@@ -38,7 +38,7 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
-from cavvy.providers.vm.together import start_together
+from cavvy.providers.vm.steps import start_together
 
 # https://cloud.google.com/compute/docs/instances/instance-lifecycle
 _STATES = {

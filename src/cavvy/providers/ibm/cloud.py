@@ -9,8 +9,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.ibm import KEYS, bare_metal
-from cavvy.providers.ibm.api import IbmApi
-from cavvy.providers.ibm.iam import IamTokens
+from cavvy.providers.ibm.api import IamTokens, IbmApi
 from cavvy.providers.ibm.market import IbmMarket
 from cavvy.providers.ibm.places import NO_SUBNET, IbmPlaces, check_default_image
 from cavvy.providers.required_images import require_images

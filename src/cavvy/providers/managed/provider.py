@@ -1,19 +1,65 @@
-"""The provider that all managed services share."""
+"""The provider that all managed services share. It adapts a managed service to the code in `vm`:
+each instance of a job counts as a machine.
+
+A job of N instances is one request for N machines. The job is given the name of its machine with
+rank 0. A machine's id is the id of its job, "#" and the container's index in the job. If jobs are
+single (`ServiceTraits.single`), each machine is a separate job, which has the machine's name.
+
+The provider refuses options with which a service would start, delay or repeat runs without an order
+from Cavvy.
+"""
 
 import asyncio
+import json
+import re
 from collections.abc import Callable, Sequence
 
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext
-from cavvy.providers.managed.cloud import ManagedCloud
-from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.container import make_container_script, make_entry
 from cavvy.providers.managed.image import object_to_missing_image
-from cavvy.providers.managed.options import object_to_options
-from cavvy.providers.managed.service import ManagedService
+from cavvy.providers.managed.service import JobRequest, JobState, ManagedService, ServiceJob
 from cavvy.providers.notices import NoticeSource
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    BillStart,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    Reach,
+)
 from cavvy.providers.vm.provider import Release, VmProvider
 
 _NOTHING = "#!/bin/sh\n"
+_MANY = (
+    "Cavvy starts many runs as separate jobs, each with its own log, checkpoints and bill; submit "
+    "each run with `cavvy run -d --param NAME=VALUE`, or copy the template `hpo-sweep`, which "
+    "also stops runs early"
+)
+_START = "write `schedule: {at: TIME}` or `schedule: {cron: LINE}` in the task, for every provider"
+_REASONS = {
+    **dict.fromkeys(("array", "array_size", "array_properties", "arrayProperties"), _MANY),
+    **dict.fromkeys(("sweep", "study", "tuner", "tuning", "hyperparameter_tuning"), _MANY),
+    **dict.fromkeys(("schedule", "schedule_expression"), _START),
+    "retry": "only the control plane restarts jobs; write `retry` in the task",
+}
+# the name of a machine, as `vm.records` makes it
+_NAME = re.compile(
+    rf"{NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-(?P<rank>[0-9]{{1,5}})-(?P<count>[1-9][0-9]{{0,4}})"
+)
+_STATES = {
+    JobState.WAITING: MachineState.STARTING,
+    JobState.RUNNING: MachineState.RUNNING,
+    # counts as a stopped machine, which the layer `vm` deletes: only the control plane restarts
+    # jobs
+    JobState.RECLAIMED: MachineState.STOPPED,
+    # also counts as stopped; `stop` refuses to delete the machines of such a job, so they stay
+    JobState.KEPT: MachineState.STOPPED,
+    JobState.ENDED: MachineState.ENDED,
+}
 
 
 def make_provider(
@@ -73,3 +119,92 @@ def make_provider(
     if release is not None:
         provider.let_release(release_machine)
     return provider
+
+
+def object_to_options(provider: str, task: TaskSpec) -> Sequence[Objection]:
+    """Return the objections to the task's options for this provider."""
+    names = {
+        name
+        for each in task.resources.options
+        if each.provider == provider
+        for name in json.loads(each.values)
+    }
+    return [
+        Objection(f"resources.options.{provider}.{name}", _REASONS[name])
+        for name in sorted(names & _REASONS.keys())
+    ]
+
+
+class ManagedCloud:
+    """Implements `Cloud`. Jobs whose names do not have Cavvy's form are not listed."""
+
+    def __init__(self, service: ManagedService) -> None:
+        self._service, known = service, service.traits
+        self.traits = CloudTraits(
+            name_limit=known.name_limit,
+            tokens=known.unique_names,
+            atomic_count=not known.single,
+            list_lag=known.list_lag,
+            ended_listed=known.ended_listed,
+            bill_starts=BillStart.RUNNING,
+            bill_ends=known.bill_ends,
+            quota_codes=known.quota_codes,
+            user_data_limit=1 << 20,
+            reach=Reach.USER_DATA if known.agents else Reach.NONE,
+        )
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._service.offers()
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        name = _NAME.fullmatch(request.names[0])
+        job = await self._service.submit(
+            JobRequest(
+                gang=request.gang,
+                offer=request.offer,
+                name=request.names[0],
+                nodes=len(request.names),
+                rank=int(name["rank"]) if name else 0,
+                entry=make_entry(request.user_data[0], self._service.traits.variable_limit),
+                tags=request.tags,
+            )
+        )
+        return [f"{job}#{rank}" for rank in range(len(request.names))]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        return [each for job in await self._service.list() for each in self._machines(job)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        job, _, place = machine.rpartition("#")
+        found = await self._service.get(job)
+        return None if found is None else self._machine(found, int(place))
+
+    async def delete(self, machine: str) -> None:
+        await self._service.stop(machine.rpartition("#")[0])
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return self._service.is_full(fault)
+
+    def _machines(self, job: ServiceJob) -> Sequence[CloudMachine]:
+        """Return the machines of a job, or () if the job's name does not have Cavvy's form."""
+        name = _NAME.fullmatch(job.name)
+        if name is None or (not self._service.traits.single and name["rank"] != "0"):
+            return ()
+        count = 1 if self._service.traits.single else int(name["count"])
+        return [self._machine(job, place) for place in range(count)]
+
+    def _machine(self, job: ServiceJob, place: int) -> CloudMachine:
+        stem, rank, count = job.name.rsplit("-", 2)
+        rank = rank if self._service.traits.single else str(place)
+        return CloudMachine(
+            id=f"{job.id}#{place}",
+            name=f"{stem}-{rank}-{count}",
+            state=_STATES[job.state],
+            created_at=job.started_at,
+            running_at=job.started_at,
+            ended_at=job.ended_at,
+            preempted=job.preempted,
+            no_capacity=job.no_capacity,
+            reason=job.reason,
+            waits=job.waits,
+        )

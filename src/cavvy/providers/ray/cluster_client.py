@@ -17,7 +17,7 @@ from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
 from cavvy.providers.ray.cluster import RayNode, list_offers, promise, read_nodes
 from cavvy.providers.ray.entry import RayOptions, job_name, make_job
-from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
+from cavvy.providers.ray.status import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60

@@ -18,7 +18,7 @@ from cavvy.providers.project_caches import ProjectCaches
 from cavvy.providers.ray.calls import DashboardAddress, RayDashboard
 from cavvy.providers.ray.cluster_client import RayCluster, RayTerms, why_not
 from cavvy.providers.ray.entry import RayOptions
-from cavvy.providers.ray.launch_ledger import RayGangRecord
+from cavvy.providers.ray.status import RayGangRecord
 
 _DEFAULT = "http://127.0.0.1:8265"
 

@@ -1,19 +1,53 @@
-"""Reads a gang's state from its Ray job and its driver's log. No I/O."""
+"""The launch ledger's records of gangs on Ray clusters, and a gang's state, read from its Ray job
+and its driver's log. No I/O.
+"""
 
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES
-from cavvy.providers.ray.launch_ledger import RayGangRecord, RayRank
 
 Object = Mapping[str, Any]
 
 _MARK = "cavvy "
 _OVER = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
+
+
+class RayRank(Struct, frozen=True, kw_only=True):
+    """One node, as reported by the gang's driver."""
+
+    rank: int
+    node: str
+    started_at: datetime
+    address: str = ""
+    ended_at: datetime | None = None
+    reason: str = ""
+    preempted: bool = False
+    exit_code: int | None = None
+
+
+class RayGangRecord(Struct, frozen=True, kw_only=True):
+    """One gang, as requested and last observed."""
+
+    name: str
+    cluster: str
+    nodes: int
+    intended_at: datetime
+    offer: Offer | None = None  # None if the gang was found on the cluster but not in the ledger
+    session: str = ""  # the session of the cluster's head node at the launch
+    launched: bool = False  # True: Ray confirmed the launch
+    removed: bool = False  # True: the gang is being removed; a job that appears later is stopped
+    placed: bool = False  # True: the gang's placement group exists or has existed
+    ranks: Sequence[RayRank] = ()
+    ended_at: datetime | None = None
+    reason: str = ""
+    preempted: bool = False
 
 
 class DriverOutput(Struct, frozen=True, kw_only=True):

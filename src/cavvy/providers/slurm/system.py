@@ -1,4 +1,6 @@
-"""Runs Slurm's commands and parses their output: partitions, nodes, and states of jobs."""
+"""Runs Slurm's commands and parses their output: partitions, nodes, states of jobs, and accounting
+data.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,17 +8,15 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec
-from cavvy.providers.base import GangSpec, Manifest, ProviderContext
+from cavvy.providers.base import GangSpec, Manifest, ProviderContext, Refused
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
-from cavvy.providers.batch.hostlist import expand
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
 from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, expand
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
 from cavvy.providers.slurm import with_containers
-from cavvy.providers.slurm.accounts import explain_accounts
 from cavvy.providers.slurm.export import make_export
 from cavvy.providers.slurm.script import make_options, make_script
 
@@ -78,6 +78,15 @@ _DOWN = re.compile(
 _GRES = re.compile(r"gpu(?::([^:(,]+))?:(\d+)")
 _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 Row = Mapping[str, str]
+Facts = Sequence[tuple[str, str]]
+_ENFORCING = {
+    "associations",
+    "limits",
+    "qos",
+    "safe",
+    "wckeys",
+    "all",
+}  # the values of AccountingStorageEnforce with which jobs need an association
 
 
 def make_provider(manifest: Manifest, context: ProviderContext) -> BatchProvider:
@@ -291,3 +300,49 @@ def _time(text: str) -> datetime | None:
 def _say_limits(names: Sequence[str], values: Sequence[str]) -> str:
     given = [f"{name} {value}" for name, value in zip(names, values, strict=False) if value]
     return ", ".join(given) or "no limits"
+
+
+def explain_accounts(
+    account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts
+) -> Facts:
+    """Return the facts about the account for `cavvy check`. `limits` are the limits of the user's
+    associations. If `account` is "", jobs use the user's default account.
+
+    Raises Refused if Slurm would refuse every job because of its account.
+    """
+    names = list(
+        dict.fromkeys(
+            what.removeprefix("account ") for what, _ in limits if what.startswith("account ")
+        )
+    )
+    if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
+        why = "the cluster stores no accounting data (slurmdbd)"
+    elif "sacctmgr" not in tools:
+        why = "the login node has no sacctmgr"
+    elif not names:  # `limits` may still list qualities of service, which apply to all users
+        why = f"the cluster's accounting does not list {user}"
+    else:
+        told = [("account", account)] if account else []
+        _refuse(account, user, config, names)
+        return [*told, ("limits", "known to the cluster's accounting"), *limits]
+    told = [("account", f"{account}: could not be checked: {why}")] if account else []
+    return [*told, ("limits", why), *limits]
+
+
+def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
+    """Raise Refused if Slurm requires that the user has an association with the account, but the
+    user has none.
+    """
+    enforced = {
+        word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")
+    }
+    if (
+        account
+        and account.lower() not in {name.lower() for name in names}
+        and enforced & _ENFORCING
+    ):
+        raise Refused(
+            f"the setting `account` of [providers.slurm] is {account}, which is not an account of "
+            f"{user}, so Slurm would refuse every job: use one of {', '.join(names)}, or remove "
+            "the setting to use the default account"
+        )

@@ -1,11 +1,16 @@
 """Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
 the API: one request creates all hosts of the slice, and one request deletes them.
 
+The TPU API calls the hosts of a slice workers, and numbers them from 0. Rank r of a gang is the
+worker r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its
+first rank.
+
 Each request for a node starts an operation. If a zone has no capacity, the node disappears, and
 only the operation reports the reason. If a node is missing, the provider looks for the node's
 operation in the list of the zone's operations.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -13,12 +18,12 @@ from datetime import datetime, timedelta
 from cavvy.catalog.tpu_slices import find_slice
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
-from cavvy.providers.base import ProviderContext, ProviderError, Refused
+from cavvy.providers.base import GangSpec, NodeEndpoint, ProviderContext, ProviderError, Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.hosts.userdata import MetadataService, make_user_data
 from cavvy.providers.tpu.api import FULL, QUOTA, TpuApi, ended_at, last_part, read_operation
 from cavvy.providers.tpu.market import TpuMarket
 from cavvy.providers.tpu.quotas import TpuQuotas
-from cavvy.providers.tpu.slices import ScriptMaker, rename, slice_name
 from cavvy.providers.vm.cloud import (
     BillStart,
     CloudFault,
@@ -30,7 +35,7 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.records import INSTALLATION, is_machine_name
 from cavvy.providers.vm.rest import Json
-from cavvy.providers.vm.together import start_together
+from cavvy.providers.vm.steps import start_together
 
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#state
 _STATES = {
@@ -54,6 +59,9 @@ _RUNTIMES = {
 _EXISTS = "ALREADY_EXISTS"
 _OLD_RUNTIME = "tpu-ubuntu2204-base"
 _DELETED_AGE = timedelta(minutes=1)  # time before an accepted deletion is requested again
+# The number of the worker. Google's own programs read it there, such as Ray's and PyTorch/XLA's
+# (https://github.com/pytorch/xla), on 2026-11-23.
+_WORKER = "http://169.254.169.254/computeMetadata/v1/instance/attributes/agent-worker-number"
 
 
 class TpuCloud:
@@ -289,3 +297,49 @@ def _target(operation: Json) -> str:
 
 def _verb(operation: Json) -> str:
     return str((operation.get("metadata") or {}).get("verb") or "")
+
+
+def first_rank(rank: int, hosts: int) -> int:
+    """Return the first rank of the slice that contains this rank."""
+    return rank - rank % hosts
+
+
+def rename(name: str, step: int) -> str:
+    """Return the name of the machine whose rank is higher by `step` than the rank in `name`. See
+    `vm.records` for names.
+    """
+    head, rank, count = name.rsplit("-", 2)
+    return f"{head}-{int(rank) + step}-{count}"
+
+
+def slice_name(name: str, hosts: int) -> str:
+    """Return the name of the slice to which the machine with this name belongs."""
+    rank = int(name.rsplit("-", 2)[1])
+    return rename(name, first_rank(rank, hosts) - rank)
+
+
+def locate(offer: Offer, rank: int) -> MetadataService:
+    """Return the metadata URL from which a host reads its rank, or, for a slice of one host, the
+    rank itself.
+    """
+    if offer.hosts == 1:
+        return MetadataService(rank=rank, address="")
+    return MetadataService(
+        rank=_WORKER,
+        first_rank=first_rank(rank, offer.hosts),
+        address="",
+        headers={"Metadata-Flavor": "Google"},
+    )
+
+
+class ScriptMaker:
+    """Builds the script of a slice. All hosts of a slice run this script."""
+
+    def __init__(self, node_endpoint: NodeEndpoint | None) -> None:
+        self._node_endpoint = node_endpoint
+
+    async def __call__(self, gang: GangSpec, rank: int) -> str:
+        if self._node_endpoint is None:
+            raise Refused("hosts of TPUs must connect to the server; set `server.tls_listen`")
+        metadata = locate(gang.offer, rank)
+        return await asyncio.to_thread(make_user_data, gang, self._node_endpoint, metadata)

@@ -1,10 +1,13 @@
-"""Runs replicas as online endpoints of Vertex AI.
+"""Runs replicas as online endpoints of Vertex AI, and calls the endpoints.
 
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
 endpoint. In this module, a job is the deployment, because only the deployment is billed. The model
 and the endpoint have the same name. Cavvy deletes both when it deletes the deployment, or later if
 the server stopped in between. Google creates, deploys and removes models and endpoints in
 long-running operations.
+
+Endpoints are called with the method `rawPredict`, which accepts a body of any format:
+https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.endpoints/rawPredict
 """
 
 import re
@@ -16,12 +19,19 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.providers.base import ProviderContext
+from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.formats.services.vertex import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
-from cavvy.providers.managed.endpoint_tasks import (
+from cavvy.providers.managed.endpoint_http import (
+    TOO_MANY,
+    EndpointHttp,
+    keep_content_type,
+    read_error,
+)
+from cavvy.providers.managed.endpoint_provider import (
     CALLED,
+    ENDPOINT_TRAITS,
     PORT,
     PROBED,
     list_variables,
@@ -45,6 +55,8 @@ _DEPLOYS, _UNDEPLOYS = "DeployModelOperationMetadata", "UndeployModelOperationMe
 _FULL = re.compile(r"stockout|resources are insufficient|not enough resources", re.IGNORECASE)
 # matches images in Artifact Registry, the only registry from which endpoints pull
 _IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|(\w+\.)?gcr\.io)/\S+")
+_READ_S = 70  # more than the 60 seconds that Vertex AI gives a container
+_SERVED = "x-vertex-ai-deployed-model-id"  # a header of answers that a container gave
 
 
 class VertexEndpoints:
@@ -324,3 +336,40 @@ def _begun(operation: Json) -> datetime:
 
 def _changed(operation: Json) -> datetime:
     return datetime.fromisoformat(operation["metadata"]["genericMetadata"]["updateTime"])
+
+
+def make_endpoints(context: ProviderContext) -> tuple[VertexEndpoints, "VertexRuntime"]:
+    """Return the service and the calls of its endpoints."""
+    service = VertexEndpoints(context)
+    return service, VertexRuntime(service)
+
+
+class VertexRuntime:
+    """Implements `EndpointCalls`."""
+
+    def __init__(self, service: VertexEndpoints) -> None:
+        self._service, self._http = service, EndpointHttp("vertex-predict", _READ_S)
+        self.close = self._http.close
+
+    async def answers(self, job: str) -> bool:
+        found = await self._service.read(job)
+        return found is not None and found.state is JobState.RUNNING
+
+    async def invoke(self, job: str, request: ReplicaRequest) -> ReplicaAnswer:
+        url = f"{await self._service.endpoints.url(job)}:rawPredict"
+        return read_answer(await self._http.post(url, self._service.credentials.token, request))
+
+
+def read_answer(answer: ReplicaAnswer) -> ReplicaAnswer:
+    """Return the container's answer, or Vertex AI's own answer if the request is invalid, is too
+    large, or exceeds a rate limit. Raises TryAgain, Refused.
+    """
+    error = None if _SERVED in answer.headers else read_error(answer)
+    if error is None or answer.status in (200, 400, 413):
+        return replace(answer, headers=keep_content_type(answer))
+    if answer.status == 429:
+        return TOO_MANY
+    if answer.status == 404 or answer.status >= 500:
+        # the endpoint is being deleted, or the answer is lost
+        raise TryAgain(f"rawPredict of Vertex AI: {answer.status} {error}")
+    raise Refused(f"rawPredict of Vertex AI: {answer.status} {error}")

@@ -21,9 +21,8 @@ from cavvy.providers.formats.containers import (
 )
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine, is_ec2_container_type
-from cavvy.providers.formats.notes import list_notes
+from cavvy.providers.formats.notes import list_notes, write_script
 from cavvy.providers.formats.program import SHELL, make_program
-from cavvy.providers.formats.script import write_script
 
 _COVERED = frozenset(["limits.duration", "resources.spot", "retry", "secrets", "volumes"])
 _SECRET = "arn:aws:secretsmanager:REGION:000000000000:secret:"

@@ -22,9 +22,8 @@ from cavvy.providers.formats.containers import (
 )
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import choose_machine, is_ec2_container_type, list_types
-from cavvy.providers.formats.notes import list_notes
+from cavvy.providers.formats.notes import list_notes, write_script
 from cavvy.providers.formats.program import SHELL, make_program
-from cavvy.providers.formats.script import write_script
 from cavvy.spec.support import read_options
 
 _COVERED = frozenset(["resources.spot", "secrets", "volumes"])
