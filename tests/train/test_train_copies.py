@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cavvy import train
 from cavvy.train.checkpoint import store
-from cavvy.train.parallel.buffers import ModelBuffers
 from cavvy.train.parallel.reduce import GradientReducer
+from cavvy.train.step import ModelBuffers
 
 HANG_S = 60  # only for a defect: without it, a save with too few threads would wait forever
 LAYERS = 24

@@ -19,7 +19,7 @@ from tests.waits import START_S
 from torch import nn
 
 from cavvy import train
-from cavvy.train.checkpoint.again import leave
+from cavvy.train.checkpoint.notice import leave
 from cavvy.train.loss import find_weight
 
 ROOT = Path(__file__).resolve().parents[2]

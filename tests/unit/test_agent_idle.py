@@ -8,8 +8,7 @@ import pytest
 from cavvy.agent.config import ConfigFields
 from cavvy.agent.reports import TaskReports
 from cavvy.agent.work import monitor
-from cavvy.agent.work.means import UsageMeans
-from cavvy.agent.work.monitor import WorkMonitor
+from cavvy.agent.work.monitor import UsageMeans, WorkMonitor
 
 
 class Watched:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.agent.data.pipes import PipeStreams
+from cavvy.agent.data.stream import PipeStreams
 from cavvy.agent.log import HELD, LogSpool
 from cavvy.agent.outbox import time_text
 from cavvy.agent.redact import Redactor

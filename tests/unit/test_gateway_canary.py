@@ -4,7 +4,7 @@ from math import exp
 
 import pytest
 
-from cavvy.gateway.canary import CanarySplit
+from cavvy.gateway.balancing import CanarySplit
 from cavvy.gateway.config import CanaryShare
 
 

@@ -11,16 +11,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.hostile.gateway_fuzz import make_requests
 
+from cavvy.gateway.admission import Preferences, read_prefer
 from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, hash_key, make_ring
 from cavvy.gateway.bodies import ChunkedBody, as_chunk, make_body
-from cavvy.gateway.cold_starts import estimate_retry_s
 from cavvy.gateway.config import GatewayLimits, RateLimit
 from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError, parse_request
 from cavvy.gateway.model_route import ModelRoutes, read_model
 from cavvy.gateway.own_values import OwnValues, describe_owner
-from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.rates import ServiceRates, TokenBucket
-from cavvy.gateway.statistics import bucket_of, find_quantile, upper_bound_of
+from cavvy.gateway.statistics import bucket_of, estimate_retry_s, find_quantile, upper_bound_of
 
 
 class SecondOpinion:

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, save
 from tests.unit.test_model_server import WIDTH, ask, url, write_model
 
+from cavvy.model_server.http_server import predict
 from cavvy.model_server.inference import OnnxModel, WrongRequest
-from cavvy.model_server.instances import predict
 from cavvy.model_server.optimise import convert
 
 __all__ = ["url"]  # the fixture

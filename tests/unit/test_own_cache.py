@@ -11,7 +11,7 @@ import pytest
 
 from cavvy.agent.work import blobs
 from cavvy.agent.work.blobs import BlobCache
-from cavvy.agent.work.own_cache import open_cache
+from cavvy.agent.work.cache import open_cache
 
 CONTENT = b"echo ours\n"
 NAME = hashlib.sha256(CONTENT).hexdigest()

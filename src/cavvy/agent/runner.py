@@ -173,7 +173,7 @@ class RankRunner:
             enter_container(self._config, command, asked.id)
         else:
             self._steps.share_view(command)
-        from .access.start import start_command, start_session
+        from .access.execs import start_command, start_session
 
         if asked.session:
             start_session(
@@ -309,7 +309,7 @@ class RankRunner:
                 f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
             )
         if self._config.hides or self._config.own_cache:
-            from .work.own_cache import open_cache
+            from .work.cache import open_cache
             from .work.view import list_shown
 
             try:

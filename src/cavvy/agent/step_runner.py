@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .checkpoint_sync import CheckpointSync
     from .config import AgentConfig
     from .data.output_sync import OutputSync
-    from .data.pipes import PipeStreams
+    from .data.stream import PipeStreams
     from .documents import WorkConfig
     from .loop import EventLoop
     from .work.checkpoint_files import CheckpointWatcher
@@ -175,7 +175,7 @@ class StepRunner:
             self.output_sync = OutputSync(self._loop, self._config, work, self._owner.say)
         try:
             if work.streams:
-                from .data.pipes import PipeStreams
+                from .data.stream import PipeStreams
 
                 self._streams = PipeStreams(
                     self._loop, self._config, work, self._owner.say, self.kill

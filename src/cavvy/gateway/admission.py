@@ -5,15 +5,21 @@ which it must stay.
 
 import time
 
+from cavvy.domain.values import Struct
 from cavvy.gateway.config import GatewayConfig, RateLimit
 from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, ResultRequest
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
-from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
+
+
+class Preferences(Struct, frozen=True, kw_only=True):
+    respond_async: bool = False
+    wait_s: int | None = None
+
 
 _NO_PREFERENCES = Preferences()
 
@@ -179,3 +185,19 @@ def _list_credentials(request: ClientRequest, service: ServiceQueue) -> bytes:
         if head.api_key and not own.holds(head.api_key):
             fields += b"X-API-Key: %b\r\n" % head.api_key
     return fields
+
+
+def read_prefer(value: bytes) -> Preferences:
+    """Read the preferences. Unknown and invalid preferences are ignored, as RFC 7240 requires."""
+    respond_async = False
+    wait_s = None
+    for part in value.split(b","):
+        name, _, rest = part.partition(b";")[0].partition(b"=")
+        name = name.strip(b" \t").lower()
+        if name == b"respond-async":
+            respond_async = True
+        elif name == b"wait":
+            digits = rest.strip(b' \t"')
+            if digits.isdigit() and len(digits) < 7 and wait_s is None:
+                wait_s = int(digits)
+    return Preferences(respond_async=respond_async, wait_s=wait_s)

@@ -13,12 +13,16 @@ from time import monotonic
 from cavvy.domain.place_loads import write_places
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import replace
-from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, make_ring
+from cavvy.gateway.balancing import (
+    FARTHER,
+    FULL,
+    CanarySplit,
+    choose_by_key,
+    choose_least,
+    make_ring,
+)
 from cavvy.gateway.batches import ServiceBatches, separate
-from cavvy.gateway.bound_arrivals import BoundArrivals
-from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys
-from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
 from cavvy.gateway.heads import HeadMemo
@@ -27,9 +31,12 @@ from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.rates import ServiceRates
 from cavvy.gateway.statistics import (
     BatchFacts,
+    BoundArrivals,
+    ColdStarts,
     ReplicaFacts,
     ServiceCounters,
     ServiceFacts,
+    estimate_retry_s,
     find_quantile,
 )
 from cavvy.gateway.upstream import PoolOwner, ReplicaPool

@@ -1,22 +1,29 @@
-"""The statistics of a service: counters that only grow. To measure a period, a program subtracts a
-counter's value at the start of the period from the counter's value at the end.
+"""The statistics of a service: counters that only grow, the length of cold starts, and the places
+in which requests must stay. To measure a period, a program subtracts a counter's value at the start
+of the period from the counter's value at the end.
 
 The autoscaler reads the counters over the control socket. Times are in seconds of a monotonic
 clock.
 """
 
-from collections import deque
-from collections.abc import Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from secrets import token_hex
+from time import monotonic, time
 
 from cavvy.domain.batch_fits import BatchFit
-from cavvy.domain.place_loads import PlaceLoads
+from cavvy.domain.place_loads import PlaceLoad, PlaceLoads, write_places
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.values import Struct, field
 
 PROCESS = token_hex(8)  # of this process, whose counters start at 0
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
+WEIGHT = 0.3  # weight of the newest cold start in the smoothed value
+_PLACES_MAX = 32  # sets of places; clients may name any
+# the difference between the two clocks, read once, so that a time does not change between reports
+_OFFSET_S = time() - monotonic()
 
 
 def bucket_of(latency_us: int) -> int:
@@ -162,3 +169,92 @@ class ServiceCounters:
 
     def list_seconds(self) -> tuple[int, ...]:
         return tuple(self._seconds)
+
+
+class ColdStarts:
+    """The cold starts of a service. A cold start begins with the first request that finds no
+    replica."""
+
+    __slots__ = ("_since", "count", "estimate_s")
+
+    def __init__(self, estimate_s: float | None) -> None:
+        self.estimate_s = estimate_s
+        self.count = 0
+        self._since: float | None = None
+
+    def begin(self, now: float) -> None:
+        if self._since is None:
+            self._since = now
+
+    def end(self, now: float) -> None:
+        """Record that a replica has become ready."""
+        if self._since is None:
+            return
+        took = now - self._since
+        first = self.count == 0 or self.estimate_s is None
+        self.estimate_s = took if first else took * WEIGHT + (self.estimate_s or 0) * (1 - WEIGHT)
+        self.count += 1
+        self._since = None
+
+    def waited_s(self, now: float) -> float:
+        return 0.0 if self._since is None else now - self._since
+
+
+def estimate_retry_s(
+    *,
+    cold_start_s: float | None,
+    waited_s: float,
+    ready: int,
+    backlog: int,
+    slots: int,
+    service_s: float,
+) -> int | None:
+    """Return the number of whole seconds after which a request is likely to succeed, for
+    Retry-After, or None if this time is unknown.
+
+    Without a ready replica, the estimate is the rest of the usual cold start. If the cold start
+    takes longer than usual, the estimate is the time since the cold start began. With a ready
+    replica, the estimate is the time in which the slots process the backlog at the mean service
+    time.
+    """
+    if ready:
+        return max(1, math.ceil(backlog * service_s / max(slots, 1)))
+    if cold_start_s is None:
+        return None
+    left = cold_start_s - waited_s
+    return max(1, math.ceil(left if left > 0 else waited_s))
+
+
+class BoundArrivals:
+    """For each set of places, the time when the last request that must stay in these places
+    arrived. `unbound_at` is the arrival time of the last request that is not bound to a place.
+    Times are in seconds of a monotonic clock.
+    """
+
+    __slots__ = ("_at", "unbound_at")
+
+    def __init__(self) -> None:
+        self._at: dict[frozenset[str], float] = {}  # the longest unused one first
+        self.unbound_at: float | None = None
+
+    def add(self, places: frozenset[str], now: float) -> None:
+        """Record a request that must stay in these places."""
+        self._at.pop(places, None)
+        self._at[places] = now
+        if len(self._at) > _PLACES_MAX:
+            del self._at[next(iter(self._at))]
+
+    def describe(self, waiting: Iterable[frozenset[str]]) -> PlaceLoads:
+        """Return the requests by their places, or an empty result if no request had to stay in a
+        place. `waiting` contains the places of each request that waits.
+        """
+        if not self._at:
+            return {}
+        counts = Counter(waiting)
+        at = dict(self._at)
+        if self.unbound_at is not None:
+            at[frozenset()] = self.unbound_at
+        return {
+            write_places(places): PlaceLoad(waiting=counts[places], asked_at=_OFFSET_S + last)
+            for places, last in at.items()
+        }

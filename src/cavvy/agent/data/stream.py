@@ -9,19 +9,24 @@ the work does not mistake incomplete data for the whole input.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import stat
 import threading
+from collections.abc import Callable
 
 from ..allowed_folders import AllowedFolders
 from ..config import AgentConfig
+from ..documents import WorkConfig
 from ..http_client import StorageTimeout, TransferClient, TransferFailed
+from ..loop import EventLoop
 from ..notices.faults import NETWORK
-from ..work.reaper import report
+from ..work.process import WorkProcess
+from ..work.reaper import ChildCommand, report
 from ..work.trees import remove_below
 from .fetch import list_files, open_input
-from .paths import list_input_folders
+from .paths import find_input, list_input_folders
 from .transfer import TransferProgress, tell_to
 
 
@@ -107,3 +112,54 @@ class InputStream:
         else:
             os.close(pipe)
         self._meter.end()
+
+
+class PipeStreams:
+    """The process that fills the pipes while the work runs. If the process fails, `failure` is the
+    reason, `outcome` is the outcome of the work, and `stop` is called to end the work. `say`
+    reports progress. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        work: WorkConfig,
+        say: Callable[..., None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._say, self._stop = say, stop
+        self.failure, self.outcome = "", "exit"
+        self._over = False
+        wanted = [
+            (at, work.inputs[at].source, find_input(config, at, work.inputs[at].target))
+            for at in work.streams
+        ]
+        command = ChildCommand(
+            [],
+            dict(os.environ),
+            config.home,
+            lambda channel: stream_inputs(config, wanted, channel),
+        )
+        self._process = WorkProcess(loop, command, heard=self._heard, ended=self._ended)
+
+    def end(self) -> None:
+        """Kill the process that writes into the pipes, because the work has ended."""
+        self._over = True
+        self._process.kill()
+
+    def _ended(self, code: int | None) -> None:
+        if code != 0:
+            self._fail("the process that streams the inputs was killed", "exit")
+
+    def _heard(self, line: bytes) -> None:
+        if not line.startswith(b"moved "):
+            result = json.loads(line)
+            self._fail(str(result["reason"]), str(result["outcome"]))
+        elif not self._over:
+            self._say("event", name="moved", text=line[6:].decode("utf-8", "replace"))
+
+    def _fail(self, reason: str, outcome: str) -> None:
+        if not self.failure and not self._over:
+            self.failure, self.outcome = reason, outcome
+            self._stop()

@@ -8,7 +8,6 @@ import stat
 import time
 
 from ..disk import open_own
-from .means import UsageMeans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from .usage import UsageMeter
 
     Say = Callable[..., None]
+    from collections.abc import Mapping
 
 MARK = b"CAVVY_PROGRESS "
 LONGEST_LINE = 65536  # maximum bytes of a progress line
@@ -30,6 +30,7 @@ IDLE_GPU_PERCENT = 1.0
 # GPU use below which a node reports how long its GPUs have been idle, if the task sets no limit
 LOW_GPU_PERCENT = 5.0
 WARN_S = 300.0  # seconds from the warning until idle work is ended; at most half of the idle limit
+_MEANS = {"cpu_percent": "cpu_mean_percent", "gpu_percent": "gpu_mean_percent"}
 
 
 class ProgressScanner:
@@ -243,3 +244,31 @@ def _may_begin(line: bytes) -> bool:
     return (
         bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
     )
+
+
+class UsageMeans:
+    """Adds measurements up. Each measurement represents the time since the previous one.
+    `measured_s` is the total time of all measurements.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._lengths: dict[str, float] = {}
+        self._seconds = self._gpu_memory_mib = 0.0
+
+    def add(self, values: Mapping[str, float], seconds: float) -> dict[str, float]:
+        """Add a measurement; return the means and totals, keyed by name."""
+        self._seconds += seconds
+        for name in _MEANS:
+            if name in values:
+                self._sums[name] = self._sums.get(name, 0) + values[name] * seconds
+                self._lengths[name] = self._lengths.get(name, 0) + seconds
+        self._gpu_memory_mib = max(self._gpu_memory_mib, values.get("gpu_memory_mib", 0))
+        found = {
+            _MEANS[name]: round(self._sums[name] / max(self._lengths[name], 0.001), 1)
+            for name in self._sums
+        }
+        found["measured_s"] = round(self._seconds)
+        if self._gpu_memory_mib:
+            found["gpu_memory_peak_mib"] = self._gpu_memory_mib
+        return found

@@ -15,10 +15,9 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from cavvy.train.checkpoint import emergency_save, kept_objects, moments
-from cavvy.train.checkpoint.again import run_again
 from cavvy.train.checkpoint.agent import tell_cost
 from cavvy.train.checkpoint.interval import follow, told
-from cavvy.train.checkpoint.notice import PreemptionNotices
+from cavvy.train.checkpoint.notice import PreemptionNotices, run_again
 from cavvy.train.checkpoint.remote import CheckpointLocation
 from cavvy.train.checkpoint.store import CheckpointStore, StoredCheckpoint
 from cavvy.train.micro import OutOfMemory

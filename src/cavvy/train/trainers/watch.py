@@ -6,8 +6,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from cavvy.train.checkpoint.again import leave
 from cavvy.train.checkpoint.async_saver import LEAVE, AsyncSaver
+from cavvy.train.checkpoint.notice import leave
 from cavvy.train.checkpoint.store import FILES, MARK, StoredCheckpoint, commit, read_mark
 from cavvy.train.world import RankWorld
 
