@@ -41,7 +41,6 @@ _ADVICE = {
     "dev-environment ide notebook jupyter code": "`cavvy dev` gets a machine for interactive work",
     "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
     "service gateway": "`cavvy serve FILE` starts a service, `cavvy services` lists services",
-    "pool pools": "pools of workers do not exist yet",
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
