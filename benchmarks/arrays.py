@@ -4,7 +4,8 @@
 
 The CPU time of the requests is that of all threads of the server until the answer, and includes the
 work that the server has begun meanwhile. The CPU time of a job that runs includes every process
-that was started: servers, agents and tasks.
+that was started: servers, agents and tasks. On a machine that does other work, all figures are
+higher.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from measure import adopt_orphans, children_cpu_s, fresh_home, process_cpu_s, re
 from cavvy.client import ApiClient, connect
 from cavvy.client.array_wire import read_array, remove_array, retry_array, stop_array
 
-# what is measured -> its bar in CPU ms; only the submission and the runs have published bars
+# what is measured -> its bar in CPU ms
 BARS = {"submit": 100, "list": 20, "table": 250, "stop": 1000, "retry": 1000, "remove": 5000}
 ENDED = {"done", "failed", "stopped"}
 

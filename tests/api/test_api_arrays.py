@@ -3,9 +3,15 @@
 import asyncio
 from typing import Any
 
-from tests.api.api_state import Api
+import pytest
+from tests.api.api_state import Api, until
 
 from cavvy.client.ids import make_key
+from cavvy.domain.checkpoints import RemovedCheckpoints
+from cavvy.domain.jobs import JOB_ENDS, JobRecord
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite
+from cavvy.store.sql import Store
 
 TASK = "{name: train, params: {lr: 0.1}, sweep: {lr: [0.1, 0.01, 0.001]}, parallel: 1, run: 'x'}"
 
@@ -97,6 +103,37 @@ async def test_an_array_is_removed_as_one_when_its_jobs_have_ended(api: Api) -> 
     assert (await read(api, "jobs"))["jobs"] == []
     assert (await api.http.delete(where)).status_code == 404
     assert (await submit(api, "{name: train, run: 'x'}"))["name"] == "train"
+
+
+async def test_a_removal_that_was_interrupted_is_completed(api: Api) -> None:
+    await submit(api, "{name: train, array: 0-2, parallel: 1, run: 'x'}")
+    jobs, store = api.app_state.control_plane.jobs, api.app_state.store
+    await jobs.stop_array("default", "train")
+    await until(lambda: _ended(store))
+    found = [await store.find_job("default", f"train.{index}") for index in range(3)]
+    await store.commit(AtomicWrite(jobs=[replace(job, attempt=1) for job in found]))
+    whole, files = jobs._remove_files, list[str]()
+
+    async def fail_once(job: JobRecord, **how: Any) -> RemovedCheckpoints:
+        files.append(job.name)
+        if len(files) == 2:
+            raise ConnectionError("the server is killed here")
+        return await whole(job, **how)
+
+    jobs._remove_files = fail_once
+    with pytest.raises(ConnectionError):
+        await jobs.remove_array("default", "train")
+    await jobs.retry_array("default", "train")  # takes no job whose files may be gone
+    found = [await store.find_job("default", f"train.{index}") for index in range(3)]
+    assert all(job.removing and job.phase in JOB_ENDS for job in found)
+    await jobs.remove_array("default", "train")
+    assert files == ["train.0", "train.1", "train.0", "train.1", "train.2"]
+    assert (await read(api, "jobs"))["jobs"] == []
+
+
+async def _ended(store: Store) -> bool:
+    array = await store.arrays.find("default", "train")
+    return array.counts == {"stopped": 3} and not await store.arrays.holds_nodes(array.id)
 
 
 async def test_what_is_refused_is_not_stored(api: Api) -> None:
