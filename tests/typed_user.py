@@ -36,6 +36,8 @@ def train(client: Client) -> Decimal:
     )
     assert_type(task.replace(nodes=2), Task)
     job = client.submit(task, params={"lr": 0.2}, max_cost=20)
+    client.submit(task, after=job)
+    client.submit(task, after=[job, "prepare:any"])
     assert_type(job, Job)
     assert_type(job.logs(follow=True), Generator[str, None, None])
     try:
@@ -49,6 +51,7 @@ def train(client: Client) -> Decimal:
 
 async def train_async(client: AsyncClient, task: Task) -> None:
     job = await client.submit(task)
+    await client.submit(task, after=[job])
     assert_type(job, AsyncJob)
     assert_type(await job.wait("running"), JobStatus)
     assert_type(job.logs(), AsyncIterator[str])

@@ -25,7 +25,7 @@ from cavvy import (
     Task,
 )
 from cavvy.client import ApiClient
-from cavvy.sdk.arguments import read_seconds
+from cavvy.sdk.arguments import list_after, read_seconds
 from cavvy.sdk.async_client import _Threads
 from cavvy.sdk.connections import Connections
 
@@ -68,6 +68,8 @@ WRONG_TYPES: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("a key of params must be", lambda c, _: c.submit(Task("true"), params={1: 2})),
     ("name must be of type str, not int", lambda c, _: c.submit(Task("true"), name=1)),
     ("project must be", lambda c, _: c.submit(Task("true"), project=[])),
+    ("after must be of type str, not int", lambda c, _: c.submit(Task("true"), after=["a", 1])),
+    ("after must be", lambda c, _: c.submit_array(Task("true"), array="0-1", after=True)),
     ("name must be", lambda c, _: c.job(None)),
     ("project must be", lambda c, _: c.job("train", project=b"x")),
     ("limit must be of type int, not str", lambda c, _: c.jobs(limit="5")),
@@ -129,6 +131,15 @@ def test_forms_for_asyncio_have_the_same_methods(form: type, plain: type) -> Non
         return {name: list(signature(method).parameters) for name, method in methods.items()}
 
     assert list_methods(form) == list_methods(plain)
+
+
+def test_jobs_that_a_job_waits_for(client: Client, job: Job) -> None:
+    array = JobArray(client._connections, "7", "default", "sweep")
+    assert list_after(job) == ["1"]
+    assert list_after([job, array, "prepare:any"]) == ["1", "7", "prepare:any"]
+    assert list_after({"prepare": "failure"}) == ["prepare:failure"]
+    assert list_after("prepare") == ["prepare"]
+    assert list_after([]) == []
 
 
 @pytest.mark.parametrize("items", ["abc", 3, [None]])

@@ -1,6 +1,6 @@
 """Checks the arguments of the Python interface before a request is sent."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from numbers import Integral, Real
 
@@ -56,3 +56,14 @@ def read_seconds(timeout: object) -> float:
         return parse_duration(length).total_seconds()
     except UnitError as error:
         raise InvalidArgument(f"timeout: {error}") from error
+
+
+def list_after(after: object) -> list[str]:
+    """Return the jobs in the argument `after` as in a task file. Raises TypeError."""
+    if isinstance(after, Mapping):
+        after = [f"{job}:{condition}" for job, condition in after.items()]
+    given = after if isinstance(after, Iterable) and not isinstance(after, str) else [after]
+    found = [getattr(each, "id", each) for each in given]
+    for each in found:
+        check_text(each, "after")
+    return [str(each) for each in found]

@@ -12,6 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack
 
+from cavvy.sdk.arguments import list_after
 from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray
 from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
@@ -197,6 +198,9 @@ class AsyncJobArray:
         return f"<AsyncJobArray {self.name} ({self.id})>"
 
 
+AsyncEarlier = AsyncJob | AsyncJobArray | str  # see `cavvy.sdk.client.Earlier`
+
+
 class AsyncClient:
     """A form of `Client` for asyncio: its methods are coroutines. The first request connects to the
     server. `async with` closes the connections when its block ends.
@@ -222,6 +226,7 @@ class AsyncClient:
         params: Mapping[str, object] | None = None,
         name: str | None = None,
         project: str | None = None,
+        after: AsyncEarlier | Iterable[AsyncEarlier] | None = None,
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
     ) -> AsyncJob:
@@ -233,6 +238,7 @@ class AsyncClient:
             params=params,
             name=name,
             project=project,
+            after=None if after is None else list_after(after),
             consent=consent,
             max_cost=max_cost,
         )
@@ -248,6 +254,7 @@ class AsyncClient:
         params: Mapping[str, object] | None = None,
         name: str | None = None,
         project: str | None = None,
+        after: AsyncEarlier | Iterable[AsyncEarlier] | None = None,
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
     ) -> AsyncJobArray:
@@ -262,6 +269,7 @@ class AsyncClient:
             params=params,
             name=name,
             project=project,
+            after=None if after is None else list_after(after),
             consent=consent,
             max_cost=max_cost,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from cavvy.client.array_wire import read_array
 from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.units import Money
-from cavvy.sdk.arguments import check_params, check_text, check_texts, check_type
+from cavvy.sdk.arguments import check_params, check_text, check_texts, check_type, list_after
 from cavvy.sdk.array import JobArray
 from cavvy.sdk.connections import Connections, default_project
 from cavvy.sdk.job import Job
@@ -22,6 +22,8 @@ from cavvy.sdk.task import Task
 
 if TYPE_CHECKING:
     from cavvy.spec.fields.task import TaskKeys
+
+Earlier = Job | JobArray | str  # a job that another one waits for, or its name
 
 
 class Client:
@@ -61,12 +63,14 @@ class Client:
         params: Mapping[str, object] | None = None,
         name: str | None = None,
         project: str | None = None,
+        after: Earlier | Iterable[Earlier] | None = None,
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
     ) -> Job:
         """Queue a task and return its job. Before the task is queued, the working folder is copied
         to the server. `params` replace the defaults of the task's parameters. `name` is the name of
-        the job.
+        the job. `after` are the jobs or arrays that must succeed before this job starts; a string
+        is a name or ID, which a condition may follow, such as "prepare:any".
 
         Set `consent` to agree to offers that cost money. Set `max_cost`, in US dollars, to agree to
         costs up to this amount; the job is stopped before it costs more. A budget in the task also
@@ -86,6 +90,8 @@ class Client:
             consent=consent,
             max_cost=max_cost,
         )
+        if after is not None:
+            task = task.replace(after=list_after(after))
         with self._connections.use() as connection:
             made, notes = submit_task(connection, task, options, self._home)
             detail = connection.job(made.project, made.id)
@@ -101,6 +107,7 @@ class Client:
         params: Mapping[str, object] | None = None,
         name: str | None = None,
         project: str | None = None,
+        after: Earlier | Iterable[Earlier] | None = None,
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
     ) -> JobArray:
@@ -113,7 +120,8 @@ class Client:
             raise TypeError(f"task must be of type Task, not {type(task).__name__}")
         check_params(params)
         check_texts(name=name, project=project)
-        keys = {"array": array, "sweep": sweep, "parallel": parallel}
+        waits = None if after is None else list_after(after)
+        keys = {"array": array, "sweep": sweep, "parallel": parallel, "after": waits}
         given = {key: value for key, value in keys.items() if value is not None}
         options = SubmitOptions(
             params=params,
