@@ -17,6 +17,7 @@ from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
+from cavvy.importers.pools import read_pool
 from cavvy.spec.fields.node_pool import parse_pool
 from cavvy.spec.problems import SpecError
 
@@ -141,6 +142,37 @@ def test_a_file_of_a_pool() -> None:
     assert pool.hours is not None
     assert pool.hours.time_zone == "Europe/Berlin"
     assert pool.resources.max_rate is not None
+
+
+def test_a_pool_of_skypilot() -> None:
+    text = "pool: {min_workers: 1, max_workers: 3, downscale_delay_seconds: 1200}\n"
+    text += "resources: {accelerators: 'A100-80GB:8', use_spot: true, cloud: aws}"
+    pool = read_pool(text, file="gpus.sky.yaml", project="p")
+    assert (pool.name, pool.min_nodes, pool.max_nodes) == ("gpus", 1, 3)
+    assert (pool.idle, pool.spot_share) == (timedelta(minutes=20), 1.0)
+    assert pool.resources.providers == ("aws",)
+    assert (pool.resources.accelerators[0].count_min, pool.resources.spot) == (8, SpotPolicy.NEVER)
+    fixed = read_pool("pool: {workers: 2}\nresources: {cpus: 4}", file="x.yaml", project="p")
+    assert (fixed.min_nodes, fixed.max_nodes, fixed.idle) == (2, 2, timedelta(minutes=10))
+    own = "max: 2\nresources: {cpu: 1}"
+    assert read_pool(own, file="x", project="p") == parse_pool(own, file="x", project="p")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("pool: {workers: 2}\nsetup: pip install x", "move `setup` to the task files"),
+        ("pool: {workers: 0}", "the pool has no workers"),
+        ("pool: {}", "the pool has no number of workers"),
+        ("pool: {min_workers: 3, max_workers: 1}", "max_workers"),
+        ("pool: {workers: 2}\nnum_nodes: 2", "workers of 2 nodes are not supported"),
+        ("pool: {workers: many}", "workers"),
+    ],
+)
+def test_a_wrong_pool_of_skypilot(text: str, problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_pool(text, file="pool.yaml", project="p")
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(

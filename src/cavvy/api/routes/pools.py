@@ -18,7 +18,7 @@ from cavvy.control.node_pools import PoolInUse, PoolStatus
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.values import replace
-from cavvy.spec.fields.node_pool import parse_pool
+from cavvy.importers.pools import read_pool
 from cavvy.spec.problems import SpecError
 from cavvy.store.base import ProjectFilter, RowNotFound
 
@@ -52,7 +52,7 @@ async def apply(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.PoolAsk
 ) -> wire.PoolView:
     try:
-        pool = parse_pool(ask.text, file=ask.path, project=project)
+        pool = read_pool(ask.text, file=ask.path, project=project)
     except SpecError as error:
         raise ApiProblem("invalid-pool", str(error)) from error
     await app_state.store.archive.check(project)

@@ -36,7 +36,7 @@ _LATER = {
 }
 _NOTED = {
     "pool": "`cavvy run` does what `sky launch` does: it ignores the number of workers and starts "
-    "one worker",
+    "one worker; `cavvy pool apply` creates the pool",
     "inputs": "SkyPilot uses this key only to estimate the price of traffic",
     "outputs": "SkyPilot uses this key only to estimate the price of traffic",
     "api_server_access": "there is no SkyPilot server that Cavvy could connect to",
