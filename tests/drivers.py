@@ -40,11 +40,29 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **h) {
   if (sscanf(uuid, "GPU-00000000-0000-0000-0000-%12x", &i) != 1) return 2;
   return nvmlDeviceGetHandleByIndex_v2(i, h);
 }
+static int instances[7];
+static int is_instance(void *h) { return (int *)h >= instances && (int *)h < instances + 7; }
+int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) {
+  if (h == &handles[0]) return 3; /* not supported */
+  *n = 7; return 0;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **found) {
+  if (i >= 7) return 2;
+  if (i % 2 || h != &handles[number("FAKE_MIG", -1)]) return 6; /* not found: places may be empty */
+  *found = &instances[i]; return 0;
+}
 int nvmlDeviceGetUUID(void *h, char *text, unsigned size) {
   if (size < 80) return 7;
+  if (is_instance(h)) {
+    snprintf(text, size, "MIG-00000000-0000-0000-0000-%012x", (unsigned)((int *)h - instances)); return 0;
+  }
   snprintf(text, size, "GPU-00000000-0000-0000-0000-%012x", (unsigned)((int *)h - handles)); return 0;
 }
-int nvmlDeviceGetName(void *h, char *text, unsigned size) { get_name(text, size); return 0; }
+int nvmlDeviceGetName(void *h, char *text, unsigned size) {
+  get_name(text, size);
+  if (is_instance(h)) strncat(text, " MIG 1g.18gb", size - strlen(text) - 1);
+  return 0;
+}
 int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = m->free = total(); m->used = 0; return 0; }
 int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) {
   if (h == &handles[0]) return 3; /* not supported */

@@ -297,6 +297,9 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
         def partitioned(self, index: int) -> bool:
             return False
 
+        def instances(self, index: int) -> Sequence[tuple[str, str]]:
+            return []
+
         def close(self) -> None: ...
 
     async def scenario() -> None:

@@ -91,6 +91,11 @@ def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> Non
         ("A100:share=0GB", "share=10GB"),
         ("A100:2:share=10GB", "delete the count"),
         ("A100:isolated", "whole GPUs are never shared"),
+        ("A100:2:1g.10gb", "both a count and a MIG profile"),
+        ("A100:80GB:1g.10gb", "already states a memory"),
+        ("gpu:1g.10gb", "needs the name of one of NVIDIA's GPUs"),
+        ("MI300X:1g.10gb", "needs the name of one of NVIDIA's GPUs"),
+        ("A100:1g.100gb", "its memory is 80GB"),
         ("A100:4..2", "begin with its smaller number"),
         ("A100:80GB..40GB", "smaller size first"),
         ("", "expected accelerators such as H100:8"),
@@ -153,6 +158,13 @@ def test_a_share_counts_as_the_smallest_part_that_has_its_memory(
     assert part is None or need.part == part
     assert 0 < need.part < 1
     assert (need.memory_min_mib, need.memory_max_mib) == memory
+    assert parse_accelerator(format_need(need)) == (need,)
+
+
+@pytest.mark.parametrize("text", ["A100:1g.10gb", "a100-80gb:1G.10GB", "A100:1g.10gb:isolated"])
+def test_an_instance_is_named_by_the_family_and_its_profile(text: str) -> None:
+    (need,) = parse_accelerator(text)
+    assert (need.name, need.part, need.memory_min_mib) == ("A100-MIG-1g.10gb", 1 / 8, None)
     assert parse_accelerator(format_need(need)) == (need,)
 
 

@@ -22,6 +22,7 @@ class FakeNvml:
 
     gpus: Sequence[tuple[str, str, int, bool]]
     broken: str = ""  # the question that fails
+    split: int = 0  # MIG instances of each split GPU
     closed: int = field(default=0, init=False)
 
     def count(self) -> int:
@@ -40,6 +41,9 @@ class FakeNvml:
 
     def partitioned(self, index: int) -> bool:
         return self.gpus[index][3]
+
+    def instances(self, index: int) -> Sequence[tuple[str, str]]:
+        return [(f"MIG-{self.gpus[index][0]}-{n}", "1g.10gb") for n in range(self.split)]
 
     def close(self) -> None:
         self.closed += 1
@@ -178,6 +182,25 @@ def test_split_and_hidden_gpus_are_left_out_with_a_note(sources: MachineSources)
         machine = discover(replace(sources, environ={"CUDA_VISIBLE_DEVICES": visible}))
         assert [device.id for device in machine.devices] == seen
         assert any("CUDA_VISIBLE_DEVICES" in note for note in machine.notes)
+
+
+def test_instances_are_offered_in_place_of_a_split_gpu(sources: MachineSources) -> None:
+    gpus = [(f"GPU-{name}", "NVIDIA A100-SXM4-80GB", 81920, name == "b") for name in "ab"]
+    sources, nvml = with_gpus(sources, *gpus)
+    nvml.split = 2
+    machine = discover(sources)
+    assert [each.id for each in machine.devices] == ["GPU-a", "MIG-GPU-b-0", "MIG-GPU-b-1"]
+    assert machine.notes == []
+    offers = list_offers(machine, HourlyRate(800_000))
+    told = [
+        (each.accelerator, each.accelerator_count, each.accelerator_memory_mib, each.rate)
+        for each in offers
+    ]
+    assert told[1:] == [
+        ("A100", 1, 81920, HourlyRate(800_000)),
+        ("A100-MIG-1g.10gb", 1, 10240, HourlyRate(100_000)),
+    ]
+    assert make_host(machine).kinds == ("A100-80GB", "A100-MIG-1g.10gb", "A100-MIG-1g.10gb")
 
 
 @pytest.mark.parametrize("broken", ["count", "memory_mib"])

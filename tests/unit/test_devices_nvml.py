@@ -24,6 +24,10 @@ def test_every_call_against_its_c_signature(
     assert nvml.name(1) == "NVIDIA H200"
     assert nvml.memory_mib(2) == 143771
     assert [nvml.partitioned(index) for index in range(3)] == [False, False, True]
+    assert nvml.instances(2) == [
+        (f"MIG-00000000-0000-0000-0000-00000000000{n}", "1g.18gb") for n in (0, 2, 4, 6)
+    ]
+    assert nvml.instances(1) == []
     with pytest.raises(OSError, match="error 2"):
         nvml.uuid(3)
     nvml.close()

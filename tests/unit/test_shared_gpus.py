@@ -14,6 +14,7 @@ from tests.drivers import make_driver
 from cavvy.agent.work import environment
 from cavvy.agent.work.monitor import WorkMonitor
 from cavvy.agent.work.usage import UsageMeter, _read_processes
+from cavvy.catalog.fit import match_offers
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.shares import size_of_task
@@ -206,6 +207,25 @@ def test_work_with_a_part_sees_its_gpu_and_its_limits(
     assert variables(contained=True) == sliced
     whole = variables(device_part=1)
     assert whole == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    instance = variables(device_part=1, devices=["MIG-1"])
+    assert instance == {"CUDA_VISIBLE_DEVICES": "MIG-1"}
+
+
+def test_only_an_instance_is_isolated_and_is_not_divided() -> None:
+    instance = replace(
+        ONE,
+        instance_type="A100-MIG-1g.10gb",
+        accelerator="A100-MIG-1g.10gb",
+        accelerator_memory_mib=10240,
+    )
+    for gpu in ("A100:1g.10gb", "{name: A100, share: 1g.10gb, isolation: required}"):
+        task = read(gpu)
+        matches = match_offers([ONE, instance], task.resources)
+        assert list(matches.offers) == [instance]
+        assert smallest_shares(task, matches.offers, ()) == [instance]
+        assert object_to_share(task, instance) == note_share(task, instance) == ""
+    assert match_offers([instance], read("A100").resources).matched == 0
+    assert match_offers([instance], read("A100:0.1").resources).matched == 0
 
 
 class Meter(UsageMeter):

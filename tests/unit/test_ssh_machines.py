@@ -1,5 +1,9 @@
 """What supervisors read on hosts becomes machines, hosts and offers."""
 
+from pathlib import Path
+
+import pytest
+
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.hosts.fleet.machines import (
@@ -10,6 +14,7 @@ from cavvy.providers.hosts.fleet.machines import (
     make_hosts,
     make_machine,
 )
+from cavvy.providers.hosts.supervisor.facts import ask_smi
 from cavvy.providers.ssh.inventory import InventoryHost
 
 ENTRY = InventoryHost(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
@@ -62,6 +67,41 @@ def test_gpus_that_cannot_be_used_are_told() -> None:
     assert "no driver" in broken.notes[0]
     split = replace(FACTS, smi=SmiReading(rows=[["0", "GPU-0", "NVIDIA A100", "40960", "Enabled"]]))
     assert "MIG" in make_machine(ENTRY, split).notes[0]
+
+
+LISTING = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-1)
+  MIG 3g.40gb     Device  0: (UUID: MIG-a)
+  MIG 1g.10gb+me  Device  1: (UUID: MIG-GPU-1/7/0)
+"""
+SMI_PROGRAM = """\
+#!/bin/sh
+case "$*" in
+"--query-gpu=index,uuid,name,memory.total,mig.mode.current --format=csv,noheader,nounits")
+    printf '%s, GPU-%s, NVIDIA A100-SXM4-80GB, 81920, %s\\n' 0 0 Disabled 1 1 Enabled ;;
+"-L") printf '{listing}' ;;
+*) echo "unknown option" >&2; exit 2 ;;
+esac
+"""
+
+
+def test_the_instances_that_nvidia_smi_lists_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI_PROGRAM.format(listing=LISTING.replace("\n", "\\n")))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    reading = SmiReading(**ask_smi())
+    machine = make_machine(ENTRY, replace(FACTS, smi=reading))
+    assert [(each.id, each.index, each.profile) for each in machine.devices] == [
+        ("GPU-0", 0, ""),
+        ("MIG-a", 1, "3g.40gb"),
+        ("MIG-GPU-1/7/0", 1, "1g.10gb+me"),
+    ]
+    offers = [each.accelerator for each in list_offers([known(facts=replace(FACTS, smi=reading))])]
+    assert offers == [None, "A100", "A100-MIG-3g.40gb", "A100-MIG-1g.10gb+me"]
 
 
 def test_offers_of_hosts_and_groups() -> None:

@@ -28,6 +28,10 @@ class Vendor(StrEnum):
     QUALCOMM = "qualcomm"
 
 
+MIG = "-MIG-"  # NVIDIA's Multi-Instance GPU, in the names of instances
+PROFILE = re.compile(r"[1-9]g\.([1-9][0-9]{0,3})gb[a-z0-9+.-]{0,16}")
+
+
 class AcceleratorKind(StrEnum):
     GPU = "gpu"
     TPU = "tpu"
@@ -207,6 +211,25 @@ def is_match(accelerator: str, wish: str | None) -> bool:
     if wish is None or accelerator in names_matching(wish):
         return True
     return wish == AcceleratorKind.GPU and find_accelerator(accelerator) is None
+
+
+def name_instance(family: str, profile: str) -> str:
+    """Return the name of an instance that MIG makes of a GPU, such as A100-MIG-1g.10gb. It is the
+    same for all products of the family."""
+    return f"{family}{MIG}{profile}"
+
+
+def split_instance(name: str) -> tuple[str, str] | None:
+    """Return the family and the profile in the name of a MIG instance, or None for other names."""
+    family, mig, profile = name.partition(MIG)
+    return (family, profile) if mig else None
+
+
+def instance_memory_mib(profile: str) -> int:
+    """Return the nominal memory of a MIG instance with this profile, such as 1g.10gb. The first
+    number of a profile counts slices of the GPU's processors (NVIDIA's MIG user guide)."""
+    found = PROFILE.fullmatch(profile)
+    return int(found[1]) * 1024 if found else 0
 
 
 def suggest(name: str) -> str | None:

@@ -7,6 +7,7 @@ any order, joined by `:`.
 * name: a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga); without a name, any
   GPU fits
 * count: 8, 1..4, 2.. or ..4 on each node; the default is 1
+* MIG profile: 1g.10gb, for an instance that MIG has made of the named GPU
 * part: 0.5 or 1/6, for at least this part of one GPU; share=10GB, for the part of one GPU with this
   memory. `isolated` accepts only a part that is protected from the work on the rest of the GPU
 * topology: the arrangement of the chips in a slice of TPUs, such as 2x4 or 4x4x8. The name and the
@@ -22,12 +23,16 @@ import re
 from fractions import Fraction
 
 from cavvy.catalog.accelerators import (
+    PROFILE,
     AcceleratorKind,
     Vendor,
     find_accelerator,
+    instance_memory_mib,
     is_known,
     list_accelerators,
+    name_instance,
     names_matching,
+    split_instance,
     suggest,
 )
 from cavvy.catalog.tpu_slices import count_chips, find_slice
@@ -65,6 +70,7 @@ class _Parts(Struct, frozen=True, kw_only=True):
     part: float = 1.0
     memory: tuple[int | None, int | None] | None = None
     share_mib: int | None = None
+    profile: str = ""
     isolated: bool = False
 
 
@@ -88,7 +94,13 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
 
 def _take_size(parts: _Parts, after: _Parts) -> _Parts:
     """Return an alternative without a count, with the count or the share of the next one."""
-    return replace(parts, count=after.count, part=after.part, share_mib=after.share_mib)
+    return replace(
+        parts,
+        count=after.count,
+        part=after.part,
+        share_mib=after.share_mib,
+        profile=after.profile,
+    )
 
 
 def format_need(need: AcceleratorNeed) -> str:
@@ -98,6 +110,8 @@ def format_need(need: AcceleratorNeed) -> str:
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:
         count += ".." if need.count_max >= MOST else f"..{need.count_max}"
+    if instance := split_instance(need.name or ""):
+        return ":".join(filter(None, [*instance, "isolated" if need.isolated else ""]))
     if need.share_mib is not None:
         count = f"share={_size(need.share_mib)}"
     elif need.part < 1:
@@ -140,10 +154,8 @@ def _parse_alternative(text: str) -> _Parts:
 
 
 def _add(parts: _Parts, piece: str, text: str) -> _Parts:
-    if share := _SHARE.fullmatch(piece):
-        if parts.count is not None:
-            raise NeedError(f"{text!r} has both a count and a share", "delete the count")
-        return replace(parts, count=(1, None), share_mib=_share(share[1]))
+    if shared := _add_share(parts, piece, text):
+        return shared
     if _COUNT.fullmatch(piece) or _PART.fullmatch(piece) or count_chips(piece):
         if parts.count is not None:
             raise NeedError(
@@ -178,6 +190,20 @@ def _add(parts: _Parts, piece: str, text: str) -> _Parts:
             "80GB",
         )
     return replace(parts, name=_name(piece, text))
+
+
+def _add_share(parts: _Parts, piece: str, text: str) -> _Parts | None:
+    """Add a MIG profile or the memory of a share. Return None if the piece is neither."""
+    share, profile = _SHARE.fullmatch(piece), PROFILE.fullmatch(piece.lower())
+    if not share and not profile:
+        return None
+    if parts.count is not None:
+        what = "a share" if share else "a MIG profile"
+        raise NeedError(f"{text!r} has both a count and {what}", "delete the count")
+    if profile:
+        return replace(parts, count=(1, None), profile=piece.lower())
+    assert share is not None
+    return replace(parts, count=(1, None), share_mib=_share(share[1]))
 
 
 def _name(piece: str, text: str) -> str:
@@ -285,6 +311,8 @@ def _need(parts: _Parts) -> AcceleratorNeed:
     known = None if _is_group(name) else find_accelerator(name)
     if known and known.memory_mib is not None and parts.memory is None:
         low = high = known.memory_mib
+    if parts.profile:
+        return _instance(parts, name)
     least, most = parts.count or (1, None)
     part = _smallest_part(parts, name) if parts.share_mib else parts.part
     _check_part(parts, name, high)
@@ -298,6 +326,35 @@ def _need(parts: _Parts) -> AcceleratorNeed:
         memory_max_mib=high,
         part=part,
         share_mib=parts.share_mib,
+        isolated=parts.isolated,
+    )
+
+
+def _instance(parts: _Parts, name: str) -> AcceleratorNeed:
+    """Return the need for a MIG instance. It counts as its part of the GPU's memory."""
+    known = None if _is_group(name) else find_accelerator(name)
+    if known is None or (known.accelerator.vendor, known.accelerator.kind) != (
+        Vendor.NVIDIA,
+        AcceleratorKind.GPU,
+    ):
+        raise NeedError(
+            f"the MIG profile {parts.profile} needs the name of one of NVIDIA's GPUs",
+            f"write the name, as in A100:{parts.profile}",
+        )
+    if parts.memory is not None:
+        raise NeedError(
+            f"the MIG profile {parts.profile} already states a memory", "delete the memory"
+        )
+    memory_mib, largest = instance_memory_mib(parts.profile), (_memory_sizes(name) or [0])[-1]
+    if largest and memory_mib > largest:
+        raise NeedError(
+            f"no {name} has an instance with the profile {parts.profile}: its memory is "
+            f"{_size(largest)}",
+            "`nvidia-smi mig -lgip` on the host lists the profiles of its GPUs",
+        )
+    return AcceleratorNeed(
+        name=name_instance(known.accelerator.family, parts.profile),
+        part=memory_mib / largest if largest else 1.0,
         isolated=parts.isolated,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import groupby
 
-from cavvy.catalog.accelerators import Vendor, find_accelerator
+from cavvy.catalog.accelerators import Vendor, find_accelerator, split_instance
 from cavvy.catalog.fit import accelerator_fit
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
@@ -71,8 +71,8 @@ def object_to_share(task: TaskSpec, offer: Offer) -> str:
         return ""
     return (
         f"{offer.key}: the task requires isolation, but jobs share this GPU by MPS or time slices, "
-        "which do not separate their errors and bandwidth; request a whole GPU, or set `isolation: "
-        "none`"
+        "which do not separate their errors and bandwidth; request a whole GPU or a MIG instance "
+        "such as A100:1g.10gb, or set `isolation: none`"
     )
 
 
@@ -85,6 +85,8 @@ def note_share(task: TaskSpec, offer: Offer) -> str:
     if offer.accelerator_part < 1 or not offer.accelerator_count:
         return ""
     needs = _needs(task) if offer.shared else task.resources.accelerators
+    if split_instance(offer.accelerator or ""):
+        return ""
     if not any(need.part < 1 for need in needs) or any(need.part == 1 for need in needs):
         return ""
     if offer.shared:

@@ -139,7 +139,8 @@ def device_variables(config: AgentConfig, *, contained: bool = False) -> dict[st
     if config.device_part < 1:
         pipes = "" if contained or config.separates else find_mps()
         return {"CUDA_VISIBLE_DEVICES": config.devices[0], **share_variables(config, pipes)}
-    if config.separates and config.vendor == "nvidia":
+    instance = config.devices[0].startswith("MIG-")  # CUDA knows MIG instances by UUID only
+    if instance or (config.separates and config.vendor == "nvidia"):
         return {"CUDA_VISIBLE_DEVICES": ",".join(config.devices)}  # other GPUs have no indices
     ids = [str(index) for index in config.device_indices] or config.devices
     variables = {DEVICE_VARIABLES.get(config.vendor, "CUDA_VISIBLE_DEVICES"): ",".join(ids)}

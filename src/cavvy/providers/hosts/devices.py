@@ -8,8 +8,9 @@ from cavvy.domain.values import Struct
 
 
 class HostDevice(Struct, frozen=True, kw_only=True):
-    """One whole accelerator. `index` is the accelerator's number among the vendor's accelerators,
-    in the order used by the vendor's runtime.
+    """One whole accelerator, or an instance that MIG has made of a GPU. `index` is the number of
+    the accelerator or GPU among the vendor's accelerators, in the order used by the vendor's
+    runtime.
     """
 
     id: str  # unique on this machine and stable, such as a GPU's UUID
@@ -17,6 +18,7 @@ class HostDevice(Struct, frozen=True, kw_only=True):
     vendor: str  # nvidia, amd, intel, apple
     product: str  # the driver's name for the product
     memory_mib: int  # memory as reported by the driver
+    profile: str = ""  # of an instance: its MIG profile, such as 1g.10gb; the memory is the GPU's
 
 
 class DeviceReading(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,9 @@ class NvmlQueries(Protocol):
     def memory_mib(self, index: int) -> int: ...
     def partitioned(self, index: int) -> bool:
         """Return whether MIG splits the GPU; a split GPU cannot be used as a whole."""
+
+    def instances(self, index: int) -> "Sequence[tuple[str, str]]":
+        """Return the UUID and profile of each instance that MIG has made of the GPU."""
 
     def close(self) -> None: ...
 

@@ -1,8 +1,14 @@
 """Names a host's accelerators in offers, by model and memory size."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 
-from cavvy.catalog.accelerators import identify
+from cavvy.catalog.accelerators import (
+    identify,
+    instance_memory_mib,
+    name_instance,
+    split_instance,
+)
 from cavvy.domain.values import Struct
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.machine import ThisMachine
@@ -15,10 +21,19 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
 
     name: str
     memory_mib: int  # the nominal memory size
+    part: Fraction = Fraction(1)  # of a MIG instance: its part of the GPU's memory
 
 
 def model_of(device: HostDevice) -> DeviceModel:
     known = identify(device.product, device.memory_mib or None)
+    if device.profile:
+        family = known.accelerator.family if known else device.product.replace(" ", "-")
+        memory_mib = instance_memory_mib(device.profile)
+        whole = (known and known.memory_mib) or device.memory_mib
+        part = min(Fraction(1), Fraction(memory_mib, whole)) if whole else Fraction(1)
+        return DeviceModel(
+            name=name_instance(family, device.profile), memory_mib=memory_mib, part=part
+        )
     if known is None:
         return DeviceModel(name=device.product.replace(" ", "-"), memory_mib=device.memory_mib)
     return DeviceModel(
@@ -37,7 +52,11 @@ def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
 
 def instance_type(model: DeviceModel | None) -> str:
     """Return the instance type for a model, such as "H100-80GB", or "cpu" if the model is None."""
-    return f"{model.name}-{model.memory_mib // 1024}GB" if model else NO_DEVICE
+    if model is None:
+        return NO_DEVICE
+    if split_instance(model.name):
+        return model.name
+    return f"{model.name}-{model.memory_mib // 1024}GB"
 
 
 def say_models(machine: ThisMachine) -> str:

@@ -6,6 +6,7 @@ Function names and constants are from NVIDIA's NVML API reference (nvml.h).
 import ctypes
 from collections.abc import Sequence
 
+from cavvy.catalog.accelerators import PROFILE
 from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, NvmlQueries
 
 _LIBRARY = "libnvidia-ml.so.1"
@@ -60,6 +61,26 @@ class NvmlLibrary:
             return False  # a GPU that does not support MIG reports an error
         return current.value == 1
 
+    def instances(self, index: int) -> Sequence[tuple[str, str]]:
+        gpu, most = self._device(index), ctypes.c_uint()
+        self._call("nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
+        found: list[tuple[str, str]] = []
+        for place in range(most.value):
+            handle = ctypes.c_void_p()
+            try:
+                self._call(
+                    "nvmlDeviceGetMigDeviceHandleByIndex",
+                    gpu,
+                    ctypes.c_uint(place),
+                    ctypes.byref(handle),
+                )
+            except OSError:
+                continue  # no instance has this place
+            name = self._text_of(handle, "nvmlDeviceGetName", _NAME_BYTES)
+            uuid = self._text_of(handle, "nvmlDeviceGetUUID", _UUID_BYTES)
+            found.append((uuid, name.rpartition(" MIG ")[2].strip()))
+        return found
+
     def close(self) -> None:
         self._call("nvmlShutdown")
 
@@ -69,8 +90,11 @@ class NvmlLibrary:
         return handle
 
     def _text(self, function: str, index: int, size: int) -> str:
+        return self._text_of(self._device(index), function, size)
+
+    def _text_of(self, handle: ctypes.c_void_p, function: str, size: int) -> str:
         buffer = ctypes.create_string_buffer(size)
-        self._call(function, self._device(index), buffer, ctypes.c_uint(size))
+        self._call(function, handle, buffer, ctypes.c_uint(size))
         return buffer.value.decode(errors="replace")
 
     def _call(self, function: str, *arguments: object) -> None:
@@ -94,8 +118,8 @@ def open_nvml() -> NvmlQueries | None:
 
 
 def find_nvidia(sources: MachineSources) -> DeviceReading:
-    """Return the whole GPUs in NVML's order, which is the order on the PCI bus. A GPU that MIG
-    splits is omitted, and a note states the omission.
+    """Return the GPUs in NVML's order, which is the order on the PCI bus. Instead of a GPU that MIG
+    splits, the result has its instances; if it has none, a note states the omission.
     """
     try:
         nvml = sources.nvml()
@@ -127,10 +151,13 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
                 "the server"
             )
         elif nvml.partitioned(index):
-            notes.append(
-                f"NVIDIA: GPU {index} is split by MIG; only whole GPUs are offered (`nvidia-smi "
-                "-mig 0`)"
-            )
+            instances = _list_instances(nvml, index)
+            devices += instances
+            if not instances:
+                notes.append(
+                    f"NVIDIA: GPU {index} is split by MIG, but has no instances (`nvidia-smi mig "
+                    "-cgi PROFILE -C` creates them, `nvidia-smi -mig 0` ends MIG)"
+                )
         else:
             name, memory_mib = nvml.name(index), nvml.memory_mib(index)
             devices.append(
@@ -139,6 +166,22 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
                 )
             )
     return DeviceReading(devices=devices, notes=notes)
+
+
+def _list_instances(nvml: NvmlQueries, index: int) -> Sequence[HostDevice]:
+    product, memory_mib = nvml.name(index), nvml.memory_mib(index)
+    return [
+        HostDevice(
+            id=uuid,
+            index=index,
+            vendor="nvidia",
+            product=product,
+            memory_mib=memory_mib,
+            profile=profile,
+        )
+        for uuid, profile in nvml.instances(index)
+        if PROFILE.fullmatch(profile)
+    ]
 
 
 def _wanted(visible: str) -> Sequence[str]:

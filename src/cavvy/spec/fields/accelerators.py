@@ -73,7 +73,7 @@ def _no_colon(text: str) -> str:
 
 def _read_share(text: str) -> str:
     plain = _no_colon(text)
-    if re.fullmatch(r"0?\.[0-9]+|[0-9]+/[0-9]+", plain):
+    if re.fullmatch(r"0?\.[0-9]+|[0-9]+/[0-9]+|[1-9]g\.[1-9][0-9]*gb.*", plain, re.IGNORECASE):
         return plain
     if "=" in plain or not re.fullmatch(r"[0-9].*[a-z]", plain, re.IGNORECASE):
         raise WrongValue(
@@ -114,7 +114,7 @@ _TABLE = section(
     count=text_kind("a count such as 8 or 1..4", numbers=True),
     memory=text_kind("memory such as 40GB or 40GB..80GB", _no_colon, numbers=True),
     share=text_kind(
-        "the part of one GPU, as a fraction such as 0.25 or memory such as 10GB",
+        "the part of one GPU, as a fraction such as 0.25, memory such as 10GB, or a MIG profile",
         _read_share,
         numbers=True,
     ),

@@ -1,10 +1,12 @@
 """Builds a host's hardware description and offers from the facts that its supervisor read."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from cavvy.catalog.accelerators import split_instance
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, format_memory
@@ -54,10 +56,12 @@ class HostEntry(Protocol):
 
 class SmiReading(Struct, frozen=True, kw_only=True):
     """The output of nvidia-smi: for each GPU a row of index, UUID, name, memory in MiB and MIG
-    mode. `rows` is None if nvidia-smi is not installed.
+    mode. `rows` is None if nvidia-smi is not installed. `listing` is the output of `nvidia-smi -L`
+    if MIG splits a GPU.
     """
 
     rows: Sequence[Sequence[str]] | None = None
+    listing: str = ""  # older supervisors do not report it
     error: str = ""
 
 
@@ -105,8 +109,14 @@ class KnownHost(Struct, frozen=True, kw_only=True):
 class _SmiRows:
     """Answers NVML queries from the output of nvidia-smi."""
 
-    def __init__(self, rows: Sequence[Sequence[str]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[str]], listing: str) -> None:
         self._rows = [row for row in rows if len(row) >= 5]
+        # the lines of each GPU begin with one such as "GPU 0: NVIDIA A100 (UUID: GPU-...)"
+        self._listed = {
+            found[1]: part
+            for part in re.split(r"(?m)^(?=GPU \d+:)", listing)
+            if (found := re.match(r"GPU \d+:.*\(UUID: ([^)]+)\)", part))
+        }
 
     def count(self) -> int:
         return len(self._rows)
@@ -126,6 +136,11 @@ class _SmiRows:
     def partitioned(self, index: int) -> bool:
         return self._rows[index][4].lower() == "enabled"
 
+    def instances(self, index: int) -> Sequence[tuple[str, str]]:
+        lines = self._listed.get(self.uuid(index), "")
+        found = re.findall(r"MIG (\S+)\s+Device\s+\d+: \(UUID: ([^)]+)\)", lines)
+        return [(uuid, profile) for profile, uuid in found]
+
     def close(self) -> None: ...
 
 
@@ -137,7 +152,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
     def nvml() -> NvmlQueries | None:
         if facts.smi.error:
             raise OSError(f"nvidia-smi: {facts.smi.error}")
-        return None if facts.smi.rows is None else _SmiRows(facts.smi.rows)
+        return None if facts.smi.rows is None else _SmiRows(facts.smi.rows, facts.smi.listing)
 
     with TemporaryDirectory(prefix="cavvy-facts-") as folder:
         root = Path(folder)
@@ -266,10 +281,12 @@ def _offer(
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
     """Return (model, count) for each model of the machine and each count up to the number of
-    installed accelerators. The result also contains (None, 0), which requests no accelerator.
+    installed accelerators. The result also contains (None, 0), which requests no accelerator. A job
+    gets only one MIG instance, because CUDA programs use only one.
     """
     models = count_models(machine).items()
-    return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]
+    most = {model: 1 if split_instance(model.name) else total for model, total in models}
+    return [(None, 0), *((model, n + 1) for model, total in most.items() for n in range(total))]
 
 
 def make_offer(
@@ -288,6 +305,7 @@ def make_offer(
     part that it requests.
     """
     model, count = shape
+    rate = price.times(max(1, count))
     return Offer(
         provider=provider,
         region=region,
@@ -299,7 +317,7 @@ def make_offer(
         vcpus=min(machine.cpus for machine in machines),
         memory_mib=min(machine.memory_mib for machine in machines),
         disk_gib=min(machine.disk_gib for machine in machines),
-        rate=price.times(max(1, count)),
+        rate=rate.divide(model.part) if model else rate,
         capacity=capacity,
         shared=True,
         owned=True,

@@ -110,13 +110,25 @@ def find_user() -> str:
 
 def ask_smi() -> Fields:
     """Return the output of nvidia-smi: {"rows"}, or {"error"} if nvidia-smi fails, or {} if
-    nvidia-smi is not installed.
+    nvidia-smi is not installed. If MIG splits a GPU, the result has a "listing" of the instances.
     """
     if shutil.which(SMI[0]) is None:
         return {}
+    found = run_smi(SMI)
+    if "text" not in found:
+        return found
+    rows = [[cell.strip() for cell in line.split(",")] for line in found["text"].splitlines()]
+    if not any(row[4:5] == ["Enabled"] for row in rows):
+        return {"rows": rows}
+    listed = run_smi([SMI[0], "-L"])
+    return {"rows": rows, "listing": listed["text"]} if "text" in listed else listed
+
+
+def run_smi(command: list[str]) -> Fields:
+    """Return the output of nvidia-smi as {"text"}, or {"error"} if nvidia-smi fails."""
     try:
         done = subprocess.run(
-            SMI,
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=SMI_TIMEOUT_S,
@@ -127,7 +139,7 @@ def ask_smi() -> Fields:
     text = done.stdout.decode(errors="replace").strip()
     if done.returncode != 0:
         return {"error": text[-500:] or f"exit code {done.returncode}"}
-    return {"rows": [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]}
+    return {"text": text}
 
 
 def read_fact_files() -> dict[str, str]:
