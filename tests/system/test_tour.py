@@ -73,7 +73,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     "docs/guides/templates.md": (),
     "docs/guides/this-machine.md": (),
     "docs/guides/arrays.md": (),
-    "docs/guides/dependencies.md": (),
+    "docs/guides/dependencies.md": ("cavvy rm train -y || true",),  # of another page
     "docs/guides/pools.md": (),
     "docs/guides/shares.md": ("cavvy run --name train -d -- sleep 9m",),
     "docs/guides/policies.md": (),  # the last, as it restricts all projects
