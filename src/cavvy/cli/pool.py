@@ -53,6 +53,7 @@ def apply(file: str, project: str, yes: bool) -> None:
                 project,
                 PoolAsk(text=text, path=file, user=getpass.getuser(), consent=consent),
             ),
+            "add --yes to agree; `resources: {max_price: …}` limits the price of a node",
         )
     click.echo(f"pool {pool.name} has {_say_size(pool)}; idle nodes stay {_say_idle(pool)}")
     click.echo(f"run a job in it: cavvy run --pool {pool.name} FILE")

@@ -64,9 +64,13 @@ def submit(
     return ask_consent(consent, ask_server)
 
 
-def ask_consent(consent: bool, ask_server: Callable[[bool], _T]) -> _T:
+def ask_consent(
+    consent: bool,
+    ask_server: Callable[[bool], _T],
+    hint: str = "add --yes to agree, or set limits.budget in the task",
+) -> _T:
     """Send a request that may cost money. If the user must first agree to the costs, show the price
-    and ask for consent.
+    and ask for consent. `hint` says what to do where nobody can be asked.
     """
     try:
         return ask_server(consent)
@@ -74,9 +78,7 @@ def ask_consent(consent: bool, ask_server: Callable[[bool], _T]) -> _T:
         if error.code != "consent-needed":
             raise
         if not may_ask():
-            raise CommandFailure(
-                error.message, "add --yes to agree, or set limits.budget in the task", exit_code=2
-            ) from error
+            raise CommandFailure(error.message, hint, exit_code=2) from error
         click.echo(error.message, err=True)  # Standard output is only for the result.
         click.confirm("run it?", abort=True, err=True)
         return ask_server(True)
