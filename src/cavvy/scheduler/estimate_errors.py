@@ -3,7 +3,8 @@ does no I/O.
 
 This is conformalized quantile regression (Romano, Patterson and Candes, 2019), with one correction
 for each end of the range (their asymmetric variant), on the logarithm of the wait: each of the
-latest estimates says by which factor the end of its range would have been right.
+latest estimates says by which factor the end of its range would have been right. Only those count
+whose median is nearest, because short and long waits go wrong for different reasons.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from math import ceil, exp, log
 from cavvy.domain.values import Struct
 from cavvy.scheduler.start_estimates import StartEstimate
 
-LATEST = 200  # estimates that count
+LATEST = 300  # estimates that count
+_NEAREST = 100  # of them that count for one estimate
 _FEWEST = 20  # estimates from which on a range is corrected
 _MISSED = 0.05  # the part of starts that may lie before, and of those that may lie after the range
 _SHORT_S = 30.0  # differences of waits that are much shorter than this do not matter
@@ -33,6 +35,9 @@ def correct(estimate: StartEstimate, outcomes: Sequence[EstimateOutcome]) -> Sta
     known = [each for each in outcomes if each.started or each.wait_s > each.estimate.high_s]
     if len(known) < _FEWEST:
         return estimate
+    median_s = _scale(estimate.median_s)
+    known.sort(key=lambda each: abs(_scale(each.estimate.median_s) - median_s))
+    known = known[:_NEAREST]
     late = _find_edge([_scale(each.wait_s) - _scale(each.estimate.high_s) for each in known])
     early = _find_edge([_scale(each.estimate.low_s) - _scale(each.wait_s) for each in known])
     shifts = sorted(_scale(each.wait_s) - _scale(each.estimate.median_s) for each in known)
