@@ -332,6 +332,14 @@ async def test_a_job_that_others_wait_for_stays(api: Api) -> None:
     refused = (await api.http.delete(f"{base}/a")).json()
     assert refused["message"] == "job a cannot be removed: job b waits for it"
     assert (refused["code"], refused["hint"]) == ("conflict", "wait, or stop b first")
+    await api.submit("{name: s, run: 'true', array: 0-1, after: x}")
+    await api.http.post("/v1/projects/default/arrays/s/stop")
+    for after in ("s:any", "s.1:any"):
+        await api.submit(f"{{name: c, run: 'true', after: ['{after}', x]}}")
+    for path, name in (("arrays/s", "array s"), ("jobs/s.1", "job s.1")):
+        refused = (await api.http.delete(f"/v1/projects/default/{path}")).json()
+        assert refused["message"].startswith(f"{name} cannot be removed: job c")
+        assert refused["code"] == "conflict"
     await api.http.post(f"{base}/b/stop")
     await until(lambda: _removed(api, f"{base}/a"))
 

@@ -4,6 +4,7 @@ act on the written rows.
 Errors, which are subclasses of JobServiceError:
 
 * TooLate: the job has ended or has not started, so the request does not apply
+* StillAwaited: another job waits for the job, which can therefore not be removed
 * UnsupportedTask: the task needs a feature that this server does not support yet
 """
 
@@ -65,6 +66,12 @@ class TooLate(JobServiceError):
     """Raised if the job is in a phase that does not allow the request."""
 
     code = "too-late"
+
+
+class StillAwaited(JobServiceError):
+    """Raised if a job cannot be removed, because another job waits for its end."""
+
+    code = "conflict"
 
 
 class UnsupportedTask(JobServiceError):
@@ -297,6 +304,8 @@ class JobService:
             standing = "its nodes are not released yet"
         if standing:
             raise TooLate(f"array {array.name} cannot be removed: {standing}", "stop it first")
+        waiting = await self._store.dependencies.waiting_for_array(array.id)
+        await self._check_free(f"array {array.name}", waiting)
         ids = [each.id for each in members]
         self._removing.update(ids)
         try:
@@ -310,6 +319,13 @@ class JobService:
             bytes=sum(each.bytes for each in removed),
             kept="; ".join(each.kept for each in removed if each.kept),
         )
+
+    async def _check_free(self, what: str, waiting: Sequence[str]) -> None:
+        """Raise StillAwaited if a job waits for what is to be removed."""
+        for job_id in waiting:
+            name = (await self._store.job(job_id)).name
+            text = f"{what} cannot be removed: job {name} waits for it"
+            raise StillAwaited(text, f"wait, or stop {name} first")
 
     async def _remove_some(self, job_ids: Sequence[str]) -> RemovedCheckpoints:
         """Mark ended jobs as being removed, delete their files, and then their rows."""
@@ -458,10 +474,7 @@ class JobService:
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
-            for other in await self._store.dependencies.waiting(job):
-                name = (await self._store.job(other)).name
-                text = f"job {job.name} cannot be removed: job {name} waits for it"
-                raise TooLate(text, f"wait, or stop {name} first")
+            await self._check_free(f"job {job.name}", await self._store.dependencies.waiting(job))
             # prevents a retry during the removal, because a retry needs the checkpoints
             self._removing.add(job.id)
             try:

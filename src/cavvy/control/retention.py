@@ -6,7 +6,7 @@ import logging
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.job_service import JobService, RemoveFiles, TooLate
+from cavvy.control.job_service import JobService, RemoveFiles, StillAwaited, TooLate
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.retention import (
     JOBS_SETTING,
@@ -171,8 +171,9 @@ class Retention:
             try:
                 name = (await self._store.job(job.id)).name
                 await self._jobs.remove(project, job.id, self._remove_files)
-            except (RowNotFound, StaleVersion, TooLate):
-                return  # it was removed or retried meanwhile, or its nodes are not released
+            except (RowNotFound, StaleVersion, StillAwaited, TooLate):
+                # removed or retried meanwhile, with nodes that are not released, or awaited
+                return
         purged = RemovedJob(
             job_id=job.id,
             project=project,

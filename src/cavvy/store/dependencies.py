@@ -17,11 +17,14 @@ _INSERT_ALL = (
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _AFTER = (
     "SELECT DISTINCT d.job_id FROM job_dependencies d JOIN jobs j ON j.id = d.job_id "
-    "WHERE d.after_id IN (?, ?) AND j.attempt = 0 AND j.removed IS NULL AND "
+    "WHERE d.after_id IN ({}) AND j.attempt = 0 AND j.removed IS NULL AND {} ORDER BY d.job_id"
 )
+_TWO = "?, ?"  # a job and its array
+_ARRAY = "SELECT ? UNION SELECT id FROM jobs WHERE array_id = ?"
 _IS_WAITING = f"j.phase = 'queued' AND j.not_before = {to_micros(FAR)}"
-_WAITING = f"{_AFTER}{_IS_WAITING} ORDER BY d.job_id"
-_CONCERNED = f"{_AFTER}(j.phase = 'stopped' OR {_IS_WAITING}) ORDER BY d.job_id"
+_WAITING = _AFTER.format(_TWO, _IS_WAITING)
+_WAITING_FOR_ARRAY = _AFTER.format(_ARRAY, _IS_WAITING)
+_CONCERNED = _AFTER.format(_TWO, f"(j.phase = 'stopped' OR {_IS_WAITING})")
 _UNFINISHED = f"SELECT 1 FROM jobs WHERE array_id = ? AND phase IN ({_LIVE}) LIMIT 1"
 _PHASES = (
     "SELECT id, phase FROM jobs WHERE id IN ({0}) UNION ALL "
@@ -60,6 +63,10 @@ class SqlDependencies:
     async def waiting(self, job: JobRecord) -> Sequence[str]:
         """Return the IDs of the jobs that wait for this job or for its array."""
         return await self._ids(_WAITING, job.id, job.array_id or job.id)
+
+    async def waiting_for_array(self, array_id: str) -> Sequence[str]:
+        """Return the IDs of the jobs that wait for this array or for one of its jobs."""
+        return await self._ids(_WAITING_FOR_ARRAY, array_id, array_id)
 
     async def concerned(self, job: JobRecord) -> Sequence[str]:
         """Return the IDs of the jobs for which it matters that this job has ended or was retried:

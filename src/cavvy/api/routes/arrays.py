@@ -83,7 +83,7 @@ async def retry(
     "/projects/{project}/arrays/{name}",
     "Delete all jobs of an array, which must have ended; their bills stay.",
     rule=in_path(Permission.RUN),
-    errors=("job-not-found", "job-not-ended"),
+    errors=("job-not-found", "job-not-ended", "conflict"),
 )
 async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.JobRemoved:
     array = await _find(app_state, project, name)

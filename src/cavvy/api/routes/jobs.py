@@ -356,8 +356,6 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         hint = f"stop the job with `cavvy stop {named(job)}`, then remove the job"
-        if job.phase in JOB_ENDS and await app_state.store.dependencies.waiting(job):
-            raise ApiProblem("conflict", str(error), error.hint) from error
         raise ApiProblem("job-not-ended", str(error), hint) from error
     return wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept)
 
