@@ -23,7 +23,7 @@ from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
-from cavvy.providers.gcp.shapes import find_shape
+from cavvy.providers.gcp.instance import find_shape
 
 COLLECTED = date(2026, 11, 20)  # the date of tables that state no date themselves
 # numbers of vCPUs for which flexible shapes are listed, in addition to those in the tables

@@ -62,6 +62,7 @@ _LATER = (408, 425, 429)
 _NEVER = (501, 505)  # the server does not support the method or the version
 _PART = 1 << 16
 _TRUST_S = 600  # certificates of authorities are read again after this time
+_PORTS = {"http": 80, "https": 443}
 
 
 class NoReply(Exception):
@@ -410,3 +411,19 @@ class _TimedStream(io.RawIOBase):
     def close(self) -> None:
         self._raw.close()
         super().close()
+
+
+def is_same_server(url: str, other: str) -> bool:
+    """Return whether both URLs have the same scheme, host and port. A URL without a port has the
+    default port of its scheme, and the case of letters in a host name is ignored. For example,
+    https://a.org:443/x and https://A.org/y are on the same server.
+    """
+    return _server(url) == _server(other)
+
+
+def _server(url: str) -> tuple[str, str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # not a URL
+        return url, None, None

@@ -28,8 +28,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.ecs import MANIFEST
-from cavvy.providers.ecs.capacity import parse_capacity
-from cavvy.providers.ecs.fargate import read_prices
+from cavvy.providers.ecs.capacity import parse_capacity, read_prices
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.provider import ManagedCloud
 

@@ -17,7 +17,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, read_nodes
 from cavvy.providers.kubernetes.node_pools import KARPENTER
-from cavvy.providers.kubernetes.prices import MachinePrices
+from cavvy.providers.kubernetes.provider import MachinePrices
 from cavvy.store.snapshot.prices import list_instance, list_prices
 
 INSTANCE, REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"

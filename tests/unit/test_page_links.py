@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavvy.providers.page_links import is_same_server
+from cavvy.http_client import is_same_server
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from datetime import date
 import pytest
 
 from cavvy.catalog.accelerators import AcceleratorKind, find_accelerator
-from cavvy.catalog.fabrics import find_fabric
 from cavvy.catalog.needs import parse_accelerator
-from cavvy.catalog.networks import find_unpublished, list_unpublished
+from cavvy.catalog.networks import find_fabric, find_unpublished, list_unpublished
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.retired import find_retired, list_retired, successor
 from cavvy.catalog.tpu_slices import list_slices, spread_slices

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from cavvy.catalog.accelerators import is_match
-from cavvy.catalog.fabrics import find_fabric, has_fabric
 from cavvy.catalog.needs import format_need
-from cavvy.catalog.networks import find_unpublished
+from cavvy.catalog.networks import find_fabric, find_unpublished, has_fabric
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer, Purchase

@@ -1,9 +1,13 @@
-"""The machines whose providers publish no network speed, with the provider's page that describes
-the machine.
+"""The networks of machines: the RDMA network, found from the instance type, and the machines whose
+providers publish no network speed, with the provider's page that describes the machine.
 
-The catalog has no network speed for the machines in this table, because a speed from another source
-is not a promise of the provider. A machine without a published speed never meets a request for
-`network.min`. A burst speed does not count as a network speed, because providers do not promise
+Price lists omit the RDMA network. The rows of `fabrics.csv` are patterns for instance types of one
+provider. If no row describes a machine, the machine has no known RDMA network, so the machine never
+meets a request for an RDMA network.
+
+The catalog has no network speed for the machines in the other table, because a speed from another
+source is not a promise of the provider. A machine without a published speed never meets a request
+for `network.min`. A burst speed does not count as a network speed, because providers do not promise
 burst speeds.
 """
 
@@ -11,6 +15,7 @@ import re
 from functools import cache
 
 from cavvy.catalog.tables import read_table
+from cavvy.domain.tasks import Fabric
 from cavvy.domain.values import Struct
 
 
@@ -45,3 +50,29 @@ def find_unpublished(provider: str, instance_type: str) -> UnpublishedNetwork | 
         if row.provider == provider and re.fullmatch(row.pattern, instance_type, re.IGNORECASE):
             return row
     return None
+
+
+@cache
+def find_fabric(provider: str, instance_type: str) -> Fabric | None:
+    """Return the RDMA network over which the machine's accelerators or processes exchange data
+    without using the CPU. Returns None if no row of the table describes the machine.
+    """
+    for name, pattern in _patterns().get(provider, ()):
+        if re.fullmatch(pattern, instance_type, re.IGNORECASE):
+            return name
+    return None
+
+
+def has_fabric(provider: str, instance_type: str, wanted: Fabric | str) -> bool:
+    """Return whether the machine has the requested network. A request for `rdma` accepts every kind
+    of RDMA network."""
+    found = find_fabric(provider, instance_type)
+    return found is not None and wanted in (found, Fabric.RDMA)
+
+
+@cache
+def _patterns() -> dict[str, list[tuple[Fabric, str]]]:
+    found: dict[str, list[tuple[Fabric, str]]] = {}
+    for row in read_table(__package__, "fabrics"):
+        found.setdefault(row["provider"], []).append((Fabric(row["fabric"]), row["pattern"]))
+    return found

@@ -14,8 +14,7 @@ from shlex import quote
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.importers.led_nodes import HOLD_COMMANDS, run_commands
-from cavvy.importers.node_keeper import KEEPER, STARTS_PROCESSES
+from cavvy.importers.led_nodes import HOLD_COMMANDS, KEEPER, STARTS_PROCESSES, run_commands
 
 # The variables of each tool. The values are shell words.
 _LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""

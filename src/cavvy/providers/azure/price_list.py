@@ -18,8 +18,7 @@ from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate, parse_usd
 from cavvy.domain.values import Struct, replace
-from cavvy.http_client import HttpClient
-from cavvy.providers.page_links import is_same_server
+from cavvy.http_client import HttpClient, is_same_server
 from cavvy.providers.price_pages import read_page
 from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices
 

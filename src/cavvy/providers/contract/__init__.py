@@ -23,8 +23,7 @@ from cavvy.providers.contract.harness import (
     Play,
     ProviderUnderTest,
 )
-from cavvy.providers.contract.launches import LaunchTests
-from cavvy.providers.contract.looks import LookTests
+from cavvy.providers.contract.launches import LaunchTests, LookTests
 from cavvy.providers.contract.offers import OfferTests
 
 __all__ = [

@@ -10,8 +10,7 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws import NOTICES
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
-from cavvy.providers.ecs.capacity import Capacity, EcsCapacity, parse_capacity
-from cavvy.providers.ecs.fargate import PURCHASES
+from cavvy.providers.ecs.capacity import PURCHASES, Capacity, EcsCapacity, parse_capacity
 from cavvy.providers.formats.services.ecs import (
     EcsTaskRequest,
     LaunchType,

@@ -16,7 +16,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.gcp.api import GcpApi, last_part
 from cavvy.providers.gcp.extras import LivePrices
-from cavvy.providers.gcp.shapes import MachineShape, find_shape
+from cavvy.providers.gcp.instance import MachineShape, find_shape
 from cavvy.providers.prices import PriceError
 from cavvy.providers.vm.cloud import UNREADABLE
 from cavvy.providers.vm.rest import Json

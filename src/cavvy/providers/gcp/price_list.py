@@ -20,7 +20,7 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.http_client import HttpClient
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.gcp.shapes import find_shape
+from cavvy.providers.gcp.instance import find_shape
 from cavvy.providers.price_pages import PageRefused, read_page
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 from cavvy.providers.vm.cloud import CloudFault

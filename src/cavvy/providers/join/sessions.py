@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from cavvy.domain.values import Struct
-from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.base import NoCapacity, OtherServers, ProviderError, Refused, TryAgain
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.remote_calls import LinkLost
 from cavvy.providers.ledger import ChangedElsewhere, LaunchLedger
-from cavvy.providers.servers import OtherServers
 from cavvy.providers.state import ProviderState
 
 _T = TypeVar("_T")

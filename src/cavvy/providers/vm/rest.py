@@ -21,8 +21,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from cavvy.http_client import HttpClient, HttpReply, NoReply
-from cavvy.providers.page_links import is_same_server
+from cavvy.http_client import HttpClient, HttpReply, NoReply, is_same_server
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import CloudFault
 

@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cavvy.catalog.fabrics import has_fabric
 from cavvy.catalog.fit import accelerator_fit
+from cavvy.catalog.networks import has_fabric
 from cavvy.catalog.query import Constraint
 from cavvy.catalog.regions import region_of_zone, wished_place
 from cavvy.domain.offers import Purchase
