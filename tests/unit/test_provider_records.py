@@ -112,6 +112,7 @@ class RankConfig(Struct, frozen=True):
     rank: int
     separates: bool
     devices: tuple[str, ...] = ()
+    device_part: float = 1
 
 
 @pytest.mark.parametrize("modes", [(True, True), (True, False), (False, False)])
