@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cavvy.catalog.fit import match_offers
+from cavvy.catalog.needs import parse_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -120,6 +122,10 @@ def test_offers_of_gpus_slices_and_shares() -> None:
     assert any("MIG-1g.10gb" in word for word in words)
     assert any("Tesla-T4-SHARED" in word for word in words)
     assert not any(offer.accelerator == "H100" and "MIG" in offer.instance_type for offer in offers)
+    instance = find(offers, "H100-MIG-1g.10gb", 1)
+    need = ResourceSpec(accelerators=parse_accelerator("H100:1g.10gb"))
+    assert instance.accelerator_memory_mib == 10240
+    assert {each.accelerator for each in match_offers(offers, need).offers} == {"H100-MIG-1g.10gb"}
 
 
 def test_sizes_of_the_same_nodes_are_one_pool() -> None:
@@ -777,7 +783,7 @@ def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
     )
     offer = find(
         offers_of(make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})),
-        nodes[0].product,
+        "H100-MIG-1g.10gb",
         2,
     )
     asked = make_export(task, offer, 1, read_options({}), nodes[0])

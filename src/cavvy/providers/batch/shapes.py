@@ -5,7 +5,14 @@ proportional share of the node's CPUs and memory, or of CPUs and memory only.
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from cavvy.catalog.accelerators import find_accelerator, is_match, nominal_memory
+from cavvy.catalog.accelerators import (
+    MIG,
+    find_accelerator,
+    instance_memory_mib,
+    is_match,
+    name_instance,
+    nominal_memory,
+)
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct
@@ -158,9 +165,14 @@ def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
 
 def identify_gpu(word: str) -> tuple[str, int]:
     """Return the canonical name and the memory (MiB) of a GPU, from the cluster's name for the GPU.
-    The memory is 0 if it is unknown or varies.
+    The memory is 0 if it is unknown or varies. A MIG instance, such as NVIDIA-A100-SXM4-40GB-MIG-
+    1g.5gb, has the name and memory that instances of own hosts have.
     """
-    known = find_accelerator(word) if word else None
+    product, mig, profile = word.partition(MIG)
+    known = find_accelerator(product) if product else None
+    if known is not None and mig:
+        name = name_instance(known.accelerator.family, profile)
+        return name, instance_memory_mib(profile)
     if known is None:
         return word or "gpu", 0
     return known.accelerator.name, known.memory_mib or nominal_memory(known.accelerator, None) or 0
