@@ -78,8 +78,9 @@ class StartEstimator:
     ) -> Mapping[str, DatedEstimate]:
         attempts = await self._store.open_attempts()
         ended = await self._store.queue.ended_gangs(_PAST)
-        await self._read_jobs({*(row.id for row in line), *(each.job_id for each in attempts)})
-        await self._learn({row.id for row in line}, now)
+        waiting_ids = {row.id for row in line}
+        await self._read_jobs(waiting_ids, {each.job_id for each in attempts})
+        await self._learn(waiting_ids, now)
         gangs = [
             GangRow(attempt=each, job=self._jobs[each.job_id])
             for each in attempts
@@ -130,12 +131,14 @@ class StartEstimator:
                 continue  # its nodes boot
             del self._asked[job_id]
 
-    async def _read_jobs(self, wanted: set[str]) -> None:
-        """Read those of the jobs that are not known yet, or were not in the queue."""
+    async def _read_jobs(self, waiting: set[str], running: set[str]) -> None:
+        """Read those of the jobs that are not known yet, and those that have returned to the
+        queue."""
+        wanted = waiting | running
         self._jobs = {
             each: job
             for each, job in self._jobs.items()
-            if each in wanted and job.phase is JobPhase.QUEUED
+            if each in wanted and (each not in waiting or job.phase is JobPhase.QUEUED)
         }
         missing = sorted(wanted - self._jobs.keys())
         if missing:
