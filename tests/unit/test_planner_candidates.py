@@ -328,3 +328,18 @@ def test_the_decision_for_several_wishes_is_that_of_one_which_has_offers_if_any_
     assert merge_candidates([idle, idle]).plan_state == waits, (
         "a job that waits by decision is told so, however many wishes it has"
     )
+
+
+def test_each_shared_host_is_a_candidate_however_many_there_are() -> None:
+    """Else a job waits for the first hosts while others are idle."""
+    names = [f"{number:02}" for number in range(30)]
+    market = OfferedMarket(
+        offers=[
+            *(replace(FREE, region=name) for name in names),
+            *(replace(PAID, region=name) for name in names),
+        ],
+        hosts=[replace(HOST, name=f"here/{name}") for name in names],
+    )
+    found = look(replace(make_job_record("j"), consented=True), market).offers
+    assert [each.region for each in found if each.shared] == names
+    assert len(found) == 30

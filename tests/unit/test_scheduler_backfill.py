@@ -46,14 +46,20 @@ def run_all(runs: Sequence[Run], returns: int = 0) -> dict[str, tuple[int, tuple
     starts: dict[str, tuple[int, tuple[str, ...]]] = {}
     running: list[tuple[int, tuple[Allocation, ...]]] = []
     times = {returns, *(run.at for run in runs)}
+    awaited: set[str] = set()
     while times:
         now = min(times)
         times.remove(now)
         running = [(end, mine) for end, mine in running if end > now]
         hosts = tuple(replace(host, devices=DEVICES) for host in farm(*NAMES, a=now >= returns))
         scheduler = JobScheduler(
-            QueueCapacity(hosts=hosts, allocations=[each for _, mine in running for each in mine])
+            QueueCapacity(
+                hosts=hosts,
+                allocations=[each for _, mine in running for each in mine],
+                awaited=awaited,
+            )
         )
+        awaited = scheduler.blocked
         for run in runs:
             name = run.waiting.job.id
             if run.at > now or name in starts:

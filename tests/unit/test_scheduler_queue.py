@@ -610,3 +610,13 @@ def test_a_gang_takes_the_hosts_of_its_group_that_it_breaks_least() -> None:
     (place,) = plan_jobs([waiting_job(job("1", nodes=2, cpus=0.1), group)], capacity)
     assert isinstance(place, JobPlacement)
     assert [(each.host, each.rank) for each in place.allocations] == [("ssh/b", 0), ("ssh/c", 1)]
+
+
+def test_a_job_that_waited_gets_the_first_host_of_those_it_waited_for() -> None:
+    """Else jobs that were placed beside it while it waited would change its host."""
+    busy = (busy_on("b", "0", "1", "2"),)
+    for awaited, host in (((), "ssh/b"), (("ssh/a",), "ssh/a")):
+        capacity = QueueCapacity(hosts=rack("a", "b"), allocations=busy, awaited=awaited)
+        (place,) = plan_jobs([waiting_job(job("1", cpus=0.1), *gpus(1, "a", "b"))], capacity)
+        assert isinstance(place, JobPlacement)
+        assert [each.host for each in place.allocations] == [host]

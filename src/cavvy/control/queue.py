@@ -485,6 +485,7 @@ class QueueReconciler:
             allocations=allocations,
             used=snapshot.used,
             resting=await self._advisor.history.cooling_down(),
+            awaited=self._behind,
         )
 
 

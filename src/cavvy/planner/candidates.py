@@ -32,7 +32,9 @@ from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
 
 _OMISSIONS = 2  # the maximum number of omitted accelerators that a reason names
-_MANY = 20  # the maximum number of offers for one job
+# The maximum number of offers for one job. Shared hosts that come later are added, because only the
+# scheduler knows which of them are full.
+_MANY = 20
 _DEVICES = {
     Constraint.ACCELERATOR,
     Constraint.COUNT,
@@ -141,11 +143,11 @@ def find_candidates(
     ranked = plan(job.task, allowed, now=now, situation=situation)
     if not ranked.placements:
         return _hopeless(job.task, market, _say(job.task, matches, ranked))
-    fine = tuple(
+    fine = [
         place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now
-    )[:_MANY]
+    ]
     if fine:
-        return Candidates(offers=fine)
+        return Candidates(offers=(*fine[:_MANY], *(each for each in fine[_MANY:] if each.shared)))
     again_at = min(job.avoid[place.offer.key] for place in ranked.placements)
     why = job.setback or "every offer that fits failed recently"
     if again_at - now > _LONG:

@@ -11,7 +11,7 @@ from operator import or_
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
-from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of, hosts_of
+from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
 
 # These numbers limit the work of one pass over the queue. A job for which a limit is exceeded
 # waits, as it would without backfill.
@@ -42,11 +42,12 @@ class HostWaits:
         self._hosts = {host.name: host for host in hosts}
         self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
 
-    def add(self, choices: Iterable[tuple[TaskSpec, Offer]]) -> None:
-        """Add a waiting job. The job needs only one of the pairs of task and offer in `choices`."""
+    def add(self, choices: Iterable[tuple[TaskSpec, Offer, Sequence[Host]]]) -> None:
+        """Add a waiting job. The job needs only one of the triples of task, offer and the offer's
+        hosts in `choices`."""
         wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
-        for task, offer in choices:
-            for host in hosts_of(offer, self._hosts.values()):
+        for task, offer, hosts in choices:
+            for host in hosts:
                 if len(self._wishes[host.name]) > _MOST_WAITS:
                     continue
                 wish = _wish(task, offer, host)

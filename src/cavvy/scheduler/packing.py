@@ -34,8 +34,13 @@ def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
     """Return the shared host of an offer. The host's name is provider/zone, or provider/region if
     the provider has no zones.
     """
-    name = f"{offer.provider}/{offer.zone or offer.region}"
+    name = name_of(offer)
     return next((host for host in hosts if host.name == name), None)
+
+
+def name_of(offer: Offer) -> str:
+    """Return the name that the host of an offer has, if the offer is of one shared host."""
+    return f"{offer.provider}/{offer.zone or offer.region}"
 
 
 def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
@@ -205,11 +210,23 @@ class HostRater:
 
     def __init__(self, hosts: Iterable[Host], allocations: Iterable[Allocation]) -> None:
         self._hosts = {host.name: host for host in hosts}
+        self._groups: defaultdict[str, list[Host]] = defaultdict(list)
+        for host in self._hosts.values():
+            self._groups[host.group].append(host)
         self._held: defaultdict[str, list[Allocation]] = defaultdict(list)
         for each in allocations:
             self._held[each.host].append(each)
         self._free: dict[str, Sequence[FreeNode]] = {}
         self._rater: PlacementRater | None = None
+
+    def find_hosts(self, offer: Offer) -> Sequence[Host]:
+        """Return the same as `hosts_of`, without a look at each host."""
+        one = self._hosts.get(name_of(offer))
+        return self._groups[f"{offer.provider}/{offer.region}"] if one is None else [one]
+
+    def list_held(self, hosts: Iterable[Host]) -> Sequence[Allocation]:
+        """Return the allocations on these hosts."""
+        return [each for host in hosts for each in self._held[host.name]]
 
     def rate(self, allocations: Sequence[Allocation]) -> float:
         """Return the mean rate of these new allocations over their hosts."""

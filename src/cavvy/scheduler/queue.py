@@ -18,6 +18,7 @@ from cavvy.scheduler.packing import (
     host_of,
     hosts_of,
     may_share,
+    name_of,
 )
 from cavvy.scheduler.pools import count_left, take
 
@@ -38,13 +39,14 @@ class WaitingJob(Struct, frozen=True, kw_only=True):
 class QueueCapacity(Struct, frozen=True, kw_only=True):
     """The free capacity. `used` is the share of each pool that was assigned to jobs after the
     provider last reported the pool's capacity. `resting` contains the keys of offers on which a job
-    failed recently.
+    failed recently, and `awaited` the hosts for which jobs waited in the last pass.
     """
 
     hosts: Sequence[Host] = ()
     allocations: Sequence[Allocation] = ()
     used: Mapping[str, Fraction] = field(default_factory=dict)
     resting: Collection[str] = ()
+    awaited: Collection[str] = ()
 
 
 class JobPlacement(Struct, frozen=True, kw_only=True):
@@ -83,7 +85,9 @@ class JobScheduler:
     job that can use another host does not wait for the earlier job.
 
     Of several hosts with equal offers, a job gets the one on which it leaves the fewest fragments
-    (see `fragmentation`).
+    (see `fragmentation`). If a job waits for one of the hosts, it gets the first one instead: else
+    the jobs that were placed while it waited would change its host, and with that the starts of
+    other jobs that wait.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
@@ -92,6 +96,7 @@ class JobScheduler:
         self._allocations = list(capacity.allocations)
         self._rater = HostRater(self._hosts, self._allocations)
         self._resting = frozenset(capacity.resting)
+        self._awaited = frozenset(capacity.awaited)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers for which earlier jobs wait
         self._waits = HostWaits(self._hosts)  # earlier jobs that wait for shared hosts
@@ -116,7 +121,10 @@ class JobScheduler:
                 *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
             )
             self._waits.add(
-                (each.job.task, offer) for each in choices for offer in each.offers if offer.shared
+                (each.job.task, offer, self._rater.find_hosts(offer))
+                for each in choices
+                for offer in each.offers
+                if offer.shared
             )
             silent = [
                 (offer, hosts)
@@ -144,7 +152,7 @@ class JobScheduler:
         found = [
             host
             for offer in offers
-            for host in (hosts_of(offer, self._hosts) if offer.shared else (None,))
+            for host in (self._rater.find_hosts(offer) if offer.shared else (None,))
         ]
         apart = [
             host.name
@@ -160,7 +168,7 @@ class JobScheduler:
         silent = hosts_of(offer, self._silent) if offer.shared and self._silent else ()
         if not silent:
             return ()
-        ready = hosts_of(offer, self._hosts)
+        ready = self._rater.find_hosts(offer)
         needed = 1 if host_of(offer, (*ready, *silent)) else nodes
         return silent if len(ready) < needed else ()
 
@@ -175,7 +183,7 @@ class JobScheduler:
     def _place(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:
         task = waiting_job.job.task
         owner = AllocationOwner(gang=waiting_job.gang, project=waiting_job.job.project)
-        hosts, avoid = self._hosts_for(waiting_job), waiting_job.avoid
+        avoid = waiting_job.avoid
         for _, equal in groupby(waiting_job.offers, self._tie_of):
             found: list[JobPlacement] = []
             for offer in equal:
@@ -184,12 +192,15 @@ class JobScheduler:
                     if (left is None or left >= task.nodes) and not self._is_held(offer, avoid):
                         return JobPlacement(job=waiting_job.job, offer=offer)
                     continue
-                mine = allocate_across(task, offer, hosts, self._allocations, owner, self._rater)
+                hosts = [host for host in self._rater.find_hosts(offer) if host.name not in avoid]
+                held = self._rater.list_held(hosts)
+                rater = self._rater if self._is_rated(hosts) else None
+                mine = allocate_across(task, offer, hosts, held, owner, rater)
                 if mine is not None:
                     found.append(JobPlacement(job=waiting_job.job, offer=offer, allocations=mine))
             for place in self._sort(found):
-                held = self._is_held(place.offer, avoid)
-                if not (held and self._may_delay(place.allocations, checks)):
+                blocked = self._is_held(place.offer, avoid)
+                if not (blocked and self._may_delay(place.allocations, checks)):
                     return place
         return None
 
@@ -202,26 +213,25 @@ class JobScheduler:
             offer.provider,
             offer.instance_type,
             offer.accelerator_count,
+            offer.accelerator_part,
             offer.rate,
             offer.key in self._resting,
         )
 
     def _sort(self, found: list[JobPlacement]) -> list[JobPlacement]:
         """Sort placements on shared hosts: those that leave the fewest fragments come first."""
-        if len(found) < 2:
+        hosts = (host for place in found for host in self._rater.find_hosts(place.offer))
+        if len(found) < 2 or not self._is_rated(hosts):
             return found
         return sorted(found, key=lambda each: self._rater.rate(each.allocations))
+
+    def _is_rated(self, hosts: Iterable[Host]) -> bool:
+        """Return whether no job waited for any of these hosts in the last pass."""
+        return not self._awaited or all(host.name not in self._awaited for host in hosts)
 
     def _is_held(self, offer: Offer, avoid: frozenset[str]) -> bool:
         """Return whether an earlier job waits for the offer or for one of its hosts."""
         return not self.blocked.isdisjoint(self._lanes(offer, avoid))
-
-    def _hosts_for(self, waiting_job: WaitingJob) -> list[Host]:
-        return (
-            [host for host in self._hosts if host.name not in waiting_job.avoid]
-            if waiting_job.avoid
-            else self._hosts
-        )
 
     def _may_delay(self, mine: Sequence[Allocation], checks: _Checks) -> bool:
         """Return whether a job with these allocations may delay an earlier job. The result is
@@ -250,14 +260,14 @@ class JobScheduler:
         offer is a part of a shared host, of the host. For a group of hosts, the result also
         contains every host that the job does not avoid.
         """
-        hosts = hosts_of(offer, self._hosts) if offer.shared else ()
+        hosts = self._rater.find_hosts(offer) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
 def place_of(offer: Offer) -> str:
     """Return the name of the resource that jobs for this offer wait for: the shared host, or the
     offer itself if it uses no shared host."""
-    return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
+    return name_of(offer) if offer.shared else offer.key
 
 
 def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
