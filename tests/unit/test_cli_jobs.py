@@ -454,7 +454,7 @@ def test_a_waiting_job_says_whose_jobs_are_before_it(client: FakeClient) -> None
     }
     assert "position 4, behind 2 of other projects, 1 of default" in run("status", "a").stdout
     assert "position 2\n" in run("status", "b").stdout
-    assert "unknown, because too few jobs have ended yet" in run("status", "b").stdout
+    assert "not known yet" in run("status", "b").stdout
     shown = run("ps").stdout
     assert "4, behind 2 of other projects, 1 of default" in shown
     assert "STARTS" not in shown

@@ -112,7 +112,7 @@ def _queue_facts(job: "JobDetail") -> list[tuple[str, object]]:
     if not job.queue_position:
         return []
     start = (
-        "unknown, because too few jobs have ended yet"
+        "not known yet"
         if job.estimated_start is None
         else f"{formatting.show_start(job.estimated_start)}, in 90 of 100 cases"
     )
