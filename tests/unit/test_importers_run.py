@@ -467,15 +467,15 @@ def test_a_plan_needs_one_task(folder: Path) -> None:
     assert "a dstack fleet with nothing that runs" in str(result.exception) + result.output
 
 
-def test_the_guide_names_every_key_and_variable() -> None:
-    guide = (
-        Path(__file__).resolve().parents[2] / "docs" / "guides" / "from-skypilot-and-dstack.md"
+def test_the_reference_names_every_key_and_variable() -> None:
+    page = (
+        Path(__file__).resolve().parents[2] / "docs" / "reference" / "other-tools.md"
     ).read_text()
     internal = ("file_mounts_mapping", "volume_mounts", "ephemeral_storage")
     keys = {*TASK.fields, *NEEDS.fields, *TABLES.table("run").fields} | {
         name for table in VARIABLES.values() for name in table
     }
-    words = set(re.findall(r"\w+", guide))
+    words = set(re.findall(r"\w+", page))
     assert (
         sorted(key for key in keys if key not in words and key[0] != "_" and key not in internal)
         == []
