@@ -70,6 +70,11 @@ async def test_what_a_pool_refuses(api: Api) -> None:
         return "pool cheap: " in found["reason"] and "$1.00" in found["reason"]
 
     await until(is_told)
+
+    async def shows_why() -> bool:
+        return "$1.00" in (await show(api, "cheap"))["problem"]
+
+    await until(shows_why)
     assert [each["name"] for each in (await api.http.get("/v1/pools")).json()] == ["cheap", "small"]
     await api.http.post(f"/v1/projects/default/jobs/{job['name']}/stop", json={})
     assert (await api.http.delete("/v1/projects/default/pools/cheap")).status_code == 204

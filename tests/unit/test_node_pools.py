@@ -3,12 +3,15 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cavvy.autoscaler.node_pools import (
     GrowPool,
     PoolGang,
     WaitForPool,
     count_missing,
+    count_nodes,
     decide_growth,
     decide_idle,
 )
@@ -96,6 +99,46 @@ def test_idle_gangs_stay_for_a_while_and_for_the_minimum() -> None:
     assert keeps(replace(POOL, max_nodes=3, idle=timedelta(hours=1)), gangs) == "cd"
     wide = [gang("e", 11, nodes=2), gang("f", 30)]
     assert keeps(replace(POOL, min_nodes=2), wide) == "e", "a gang goes as a whole or not at all"
+
+
+@st.composite
+def held_gangs(draw: st.DrawFn) -> list[PoolGang]:
+    found = []
+    for at in range(draw(st.integers(0, 6))):
+        idle, leaving = draw(st.sampled_from([None, 1, 30])), draw(st.booleans())
+        facts = {"nodes": draw(st.integers(1, 3)), "purchase": draw(st.sampled_from(Purchase))}
+        found.append(gang(str(at), idle, leaving=leaving and idle is None, **facts))
+    return found
+
+
+@given(held_gangs(), st.integers(1, 9), st.integers(0, 9), st.integers(1, 4), st.floats(0, 1))
+def test_no_decision_breaks_a_limit(
+    gangs: list[PoolGang], most: int, least: int, nodes: int, share: float
+) -> None:
+    pool = replace(POOL, max_nodes=most, min_nodes=min(least, most), spot_share=share)
+    held = count_nodes(gangs)
+    match decide_growth(pool, gangs, nodes, None):
+        case GrowPool(markets=markets):
+            assert held + nodes <= most
+            if SPOT in markets:
+                rented = [each for each in gangs if each.purchase is not RESERVED]
+                spot = count_nodes([each for each in rented if each.purchase is SPOT]) + nodes
+                assert spot <= share * (count_nodes(rented) + nodes) + 1e-6
+        case WaitForPool(release=release):
+            assert held + nodes > most
+            idle = {each.id for each in gangs if each.idle_since}
+            gone = [each for each in gangs if each.id in release or each.leaving]
+            assert idle >= {*release}
+            assert not release or held - count_nodes(gone) + nodes <= most
+    idle_gangs = [each for each in gangs if each.idle_since]
+    kept = [each for each in idle_gangs if decide_idle(pool, gangs, each, None, NOW).until > NOW]
+    staying = count_nodes([each for each in gangs if not each.leaving])
+    left = staying - count_nodes(idle_gangs) + count_nodes(kept)
+    assert left >= min(pool.min_nodes, staying)
+    assert all(
+        decide_idle(pool, gangs[::-1], each, None, NOW) == decide_idle(pool, gangs, each, None, NOW)
+        for each in idle_gangs
+    ), "each gang asks alone, so the order does not matter"
 
 
 def test_a_closed_stopped_or_removed_pool_keeps_nothing_and_starts_nothing() -> None:

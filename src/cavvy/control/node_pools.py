@@ -261,7 +261,7 @@ class PoolService:
         waiting = sum(phase is JobPhase.QUEUED for phase in jobs.values())
         spent = [await self._store.gang_spent(each.bought_as) for each in attempts]
         return PoolStatus(
-            pool=pool,
+            pool=replace(pool, problem=pool.problem or await self._find_problem(pool)),
             gangs=as_pool_gangs(attempts, now),
             attempts=attempts,
             running=len(jobs) - waiting,
@@ -269,6 +269,15 @@ class PoolService:
             opens_at=opens_at(pool, now),
             spent=Money(sum(each.micros for each in spent)),
         )
+
+    async def _find_problem(self, pool: NodePool) -> str:
+        """Return why a job that should start a node of the minimum waits, or ""."""
+        with suppress(RowNotFound):
+            for job_id in pool.ordered[:1]:
+                job = await self._store.job(job_id)
+                explained = job.version > 1  # by a pass of the queue
+                return job.reason if job.phase is JobPhase.QUEUED and explained else ""
+        return ""
 
     async def _look(self, project: str, name: str) -> None:
         """Let the pool's minimum, its waiting jobs and its idle gangs be decided again now."""

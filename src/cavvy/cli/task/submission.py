@@ -70,7 +70,7 @@ def ask_consent(
     hint: str = "add --yes to agree, or set limits.budget in the task",
 ) -> _T:
     """Send a request that may cost money. If the user must first agree to the costs, show the price
-    and ask for consent. `hint` says what to do where nobody can be asked.
+    and ask for consent. `hint` says what to do without a terminal.
     """
     try:
         return ask_server(consent)

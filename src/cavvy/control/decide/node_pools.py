@@ -16,6 +16,7 @@ from cavvy.domain.values import replace
 from cavvy.planner.calendar import find_interval
 from cavvy.planner.candidates import Candidates
 
+LOWEST_PRIORITY = -100
 Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]
 
 
@@ -47,12 +48,15 @@ def _complete_need(need: ResourceSpec, pool: NodePool) -> ResourceSpec:
 
 
 def make_pool_start(pool: NodePool) -> TaskSpec:
-    """Return the task that starts one node of the pool's minimum. It does no work."""
+    """Return the task that starts one node of the pool's minimum. It does no work, and the jobs of
+    users go first.
+    """
     task = TaskSpec(
         name=f"{pool.name}-node",
         project=pool.project,
         run="true",
         pool=pool.name,
+        priority=LOWEST_PRIORITY,
         tags={POOL_TAG: pool.name},
     )
     return complete_pool_task(task, pool)
@@ -135,15 +139,14 @@ def release_for(job: JobRecord, owner: JobRecord, gang: Attempt, now: datetime) 
 
 def wait_for_offers(job: JobRecord, found: Candidates) -> Candidates:
     """Return the candidates of a job in a pool. If the pool has no offer now, the job waits: prices
-    change, and the pool may be applied again. Jobs that the pool has submitted fail instead, so
-    that no other job waits for them. They need nodes that can be kept.
+    change, and the pool may be applied again. A job of the pool's minimum needs a node that can be
+    kept.
     """
-    if POOL_TAG not in job.task.tags:
+    if POOL_TAG not in job.task.tags or not found.offers:
         return replace(found, hopeless=False)
-    if found.offers and all(each.shared for each in found.offers):
-        reason = "the pool has only hosts, whose nodes need no minimum because they always exist"
-        return Candidates(reason=reason, hopeless=True)
-    return replace(found, offers=tuple(each for each in found.offers if not each.shared))
+    offers = tuple(each for each in found.offers if not each.shared)
+    reason = "the pool has only hosts, whose nodes need no minimum because they always exist"
+    return replace(found, offers=offers, reason=found.reason if offers else reason)
 
 
 def explain_no_pool(job: JobRecord) -> str:
