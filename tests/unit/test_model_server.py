@@ -17,8 +17,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 from cavvy.model_server.http_server import ModelServer
 from cavvy.model_server.inference import CountedModel, OnnxModel, WrongRequest
-from cavvy.model_server.optimise import compare, convert, list_kinds
-from cavvy.model_server.samples import read_samples
+from cavvy.model_server.optimise import compare, convert, list_kinds, read_samples
 
 WIDTH = 64
 

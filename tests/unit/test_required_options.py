@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates, match
 from cavvy.planner.placements import PlanningContext
-from cavvy.providers.azure.images import find_default as find_azure
+from cavvy.providers.azure.machines import find_default as find_azure
 from cavvy.providers.gcp.instance import find_default as find_google
 from cavvy.providers.oci.places import find_default as find_oracle
 from cavvy.providers.required_images import require_images

@@ -41,8 +41,7 @@ def _optimise(original: OnnxModel, options: argparse.Namespace) -> tuple[OnnxMod
     """Return the fastest optimised model that agrees with the original (or the original if none
     agrees), and the measurements.
     """
-    from .optimise import compare, convert, list_kinds
-    from .samples import read_samples
+    from .optimise import compare, convert, list_kinds, read_samples
 
     folder = Path(tempfile.mkdtemp(prefix="cavvy-model-"))
     best: tuple[OnnxModel, dict[str, Any]] = original, {"optimised": 0, "speed_up": _FASTER}

@@ -15,9 +15,10 @@ from cavvy.domain.quotas import Quota
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, MakeCredential
-from cavvy.providers.azure.images import choose_image, find_default
 from cavvy.providers.azure.machines import (
     MACHINES,
+    choose_image,
+    find_default,
     make_id,
     make_machine,
     make_public_key,
