@@ -88,6 +88,7 @@ NOT_RUN = {
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",
     ("guides/simulate.md", "cavvy simulate serve --trace Azure"): "recordings to download",
     ("guides/simulate.md", "cavvy simulate fleet --pods csv"): "recordings to download",
+    ("guides/simulate.md", "cavvy simulate fleet --jobs philly"): "recordings to download",
     ("guides/team.md", "cavvy login"): "a server with a name and a certificate",
     ("guides/team.md", "cavvy server start"): "a server with a name and a certificate",
     ("guides/team.md", "curl"): "a server with a name and a certificate",

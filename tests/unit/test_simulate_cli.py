@@ -271,6 +271,25 @@ def test_options_of_a_fleet_that_do_not_fit_are_refused(
     assert words in done.stderr
 
 
+def test_projects_share_a_pool_and_keep_their_shares(tmp_path: Path) -> None:
+    """Project a has long jobs on all GPUs. Those of b come later, are short, and preempt them."""
+    jobs, pools, page = (tmp_path / each for each in ("jobs.csv", "pools.csv", "page.html"))
+    rows = [*["0,36000,1,a"] * 8, *["10,600,1,b"] * 4, "0,5,9,a", "0,5,1,unknown"]
+    jobs.write_text("arrival_s,duration_s,gpus,vc\n" + "\n".join(rows) + "\n")
+    pools.write_text("vc,node num\na,1\nb,1\n")
+    options = ("--jobs", str(jobs), "--pools", str(pools), "--shared-gpus", "8")
+    found = json.loads(run("fleet", *options, "--page", str(page), "-o", "json").stdout)
+    first, shortest, ours = found
+    assert {each["jobs"] for each in found} == {12}
+    assert {each["left_out"] for each in found} == {2}
+    assert (ours["preemptions"], ours["below_share"]) == (4, 0)
+    # four long jobs wait for the short ones, and repeat a minute of work
+    assert ours["mean_h"] * 3600 == pytest.approx((4 * 36000 + 4 * 36660 + 4 * 600) / 12, abs=1)
+    assert first["mean_h"] == shortest["mean_h"] > ours["mean_h"]
+    assert page.read_text().count("<svg") == 1
+    assert run("fleet", "--shared-gpus", "8").exit_code == 2
+
+
 def test_a_service_is_compared_with_a_rule(tmp_path: Path) -> None:
     requests = tmp_path / "requests.csv"
     rows = "".join(f"{at},2\n" for at in range(300))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.task.simulated_packing import run_packing
 from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
@@ -18,8 +17,10 @@ from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from cavvy.sim.traces.packing import PackedList
+    from cavvy.sim.traces.time_sharing import SharedResult
     from cavvy.sim.traces.trials import PolicyTrial, TrialResult
 
 # File formats of matplotlib. If the name has no suffix, matplotlib writes a .png.
@@ -278,6 +279,18 @@ def spot(**given: Any) -> None:
     help="GPUs per node.",
 )
 @click.option(
+    "--shared-gpus",
+    type=_COUNT,
+    help="Let all projects (column vc) share one pool with this many GPUs.",
+)
+@click.option(
+    "--resume",
+    type=NumberRange(min=0),
+    default=60.0,
+    metavar="SECONDS",
+    help="Work that a job in a shared pool repeats after each preemption.",
+)
+@click.option(
     "--pods",
     metavar="PATH",
     multiple=True,
@@ -315,6 +328,9 @@ def fleet(**given: Any) -> None:
     one by one, to the cluster's own jobs only. Jobs that need more GPUs than their cluster has are
     skipped and counted.
 
+    With --shared-gpus, all clusters are projects that share one pool; the share of each is
+    proportional to its nodes. Jobs may be preempted: they save a checkpoint and continue later.
+
     With --pods and --nodes, fill the nodes with jobs that never end and request 130 % of the GPUs
     in total, and show how many GPUs each policy allocates. The formats are those of Alibaba's trace
     cluster-trace-gpu-v2023 (https://github.com/alibaba/clusterdata).
@@ -325,18 +341,20 @@ def fleet(**given: Any) -> None:
     _check_fleet(options)
     _check_targets((options.csv_file, options.parquet_file, options.page), (options.plot,))
     try:
-        if options.nodes is not None:
-            run_packing(
-                options.pods,
-                options.nodes,
-                options.published,
-                options.runs,
-                options.processes or _count_cores(),
-                options.page,
-                options.output,
-            )
+        packed, published = _run_packing(options)
+        if packed:
+            simulation.print_packing(packed, published, options.output)
+        shared: Sequence[SharedResult] = []
         if options.jobs is not None and options.pools is not None:
-            _run_queue(options, options.jobs, options.pools)
+            if options.shared_gpus is None:
+                _run_queue(options, options.jobs, options.pools)
+            else:
+                shared = _run_sharing(options, options.jobs, options.pools, options.shared_gpus)
+                simulation.print_sharing(shared, options.output)
+        if options.page is not None:
+            from cavvy.sim.traces.fleet_page import make_page
+
+            options.page.write_text(make_page(packed, published, shared))
     except TraceError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
@@ -349,6 +367,8 @@ class _FleetOptions(Struct, frozen=True, kw_only=True):
     jobs: Path | None
     pools: Path | None
     gpus_per_node: int
+    shared_gpus: int | None
+    resume: float
     pods: tuple[Path, ...]
     nodes: Path | None
     published: Path | None
@@ -369,14 +389,49 @@ def _check_fleet(options: _FleetOptions) -> None:
         ("--pods", "--nodes", options.pods, options.nodes),
         ("--nodes", "--pods", options.nodes, options.pods),
         ("--published", "--pods", options.published, options.pods),
-        ("--page", "--pods", options.page, options.pods),
+        ("--shared-gpus", "--jobs", options.shared_gpus, options.jobs),
+        ("--page", "--pods or --shared-gpus", options.page, options.pods or options.shared_gpus),
     ):
         if given and not needed:
             raise CommandFailure(f"{one} needs {other}", exit_code=2)
+    if options.jobs and options.pods and options.output in ("json", "csv"):
+        raise CommandFailure(
+            f"-o {options.output} shows one simulation: pass either --jobs or --pods", exit_code=2
+        )
     if not options.jobs and not options.pods:
         raise CommandFailure(
             "expected jobs: pass --jobs and --pools, or --pods and --nodes", exit_code=2
         )
+
+
+def _run_packing(
+    options: _FleetOptions,
+) -> "tuple[Sequence[PackedList], Mapping[str, Mapping[str, float]]]":
+    """Return the results for each list of jobs, and the published results."""
+    from cavvy.sim.traces.packing import (
+        find_lists,
+        pack_lists,
+        read_nodes,
+        read_pods,
+        read_published,
+    )
+
+    if options.nodes is None:
+        return [], {}
+    published = read_published(options.published) if options.published is not None else {}
+    lists = {path.stem: read_pods(path) for path in find_lists(options.pods)}
+    processes = options.processes or _count_cores()
+    return pack_lists(lists, read_nodes(options.nodes), range(options.runs), processes), published
+
+
+def _run_sharing(
+    options: _FleetOptions, jobs: Path, pools: Path, gpus: int
+) -> "Sequence[SharedResult]":
+    from cavvy.sim.traces.fleet import read_jobs, read_pools
+    from cavvy.sim.traces.time_sharing import compare_sharing
+
+    projects = read_pools(pools, options.gpus_per_node)
+    return compare_sharing(read_jobs(jobs), projects, gpus, options.resume)
 
 
 def _run_queue(options: _FleetOptions, jobs: Path, pools: Path) -> None:

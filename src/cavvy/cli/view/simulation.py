@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cavvy.sim.serving.run import ServingScore
     from cavvy.sim.traces.fleet import QueueResult, QueueStay
     from cavvy.sim.traces.packing import PackedList
+    from cavvy.sim.traces.time_sharing import SharedResult
     from cavvy.sim.traces.trials import PolicyScore, TrialResult
 
 _HOUR_S = 3600.0
@@ -73,6 +74,16 @@ _PACKING_COLUMNS = (
     TableColumn("allocated_percent", "ALLOCATED", show=lambda value: f"{value:.2f}%"),
     TableColumn("published_percent", "PUBLISHED", show=lambda value: f"{value:.2f}%"),
     TableColumn("difference", show=lambda value: f"{value:+.2f}"),
+)
+
+
+_SHARING_COLUMNS = (
+    TableColumn("policy"),
+    TableColumn("jobs"),
+    TableColumn("left_out", "LEFT OUT", drop=1),
+    TableColumn("mean_h", "MEAN TIME", show=lambda value: f"{value:.2f}h"),
+    TableColumn("preemptions"),
+    TableColumn("below_share", "WAITS BELOW SHARE"),
 )
 
 
@@ -334,3 +345,23 @@ def print_packing(
         json_out([dict(zip(names, row, strict=True)) for row in rows])
     else:
         rows_out(_PACKING_COLUMNS, rows, output)
+
+
+def print_sharing(results: "Sequence[SharedResult]", output: str) -> None:
+    """Print one row for each policy by which projects share a pool."""
+    rows = [
+        (
+            each.policy,
+            len(each.times_h),
+            each.left_out,
+            each.mean_h,
+            each.preemptions,
+            each.below_share,
+        )
+        for each in results
+    ]
+    if output == "json":
+        names = [column.name for column in _SHARING_COLUMNS]
+        json_out([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        rows_out(_SHARING_COLUMNS, rows, output)
