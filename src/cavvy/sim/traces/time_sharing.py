@@ -10,7 +10,7 @@ discrete steps: Gu et al., "Tiresias: A GPU Cluster Manager for Distributed Deep
 
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import sqrt
 
@@ -233,8 +233,9 @@ class _SharedPool:
         return -self._history.find_index(work), not work.runs, work.job.arrival_s
 
     def _find_next(self, jobs: Sequence[TraceArrival], at: int, now: float, full: bool) -> float:
-        """Return the time of the next pass. While jobs wait, it is at once only for a job with
-        which its project does not exceed its share."""
+        """Return the time of the next pass. While jobs wait, a pass comes early if a job arrives
+        with which its project does not exceed its share, or if a job ends and jobs of its project,
+        which is then below its share, wait."""
         arrival = float("inf")
         while at < len(jobs) and (not full or jobs[at].arrival_s < now + _PASS_S):
             job = jobs[at]
@@ -242,10 +243,19 @@ class _SharedPool:
                 arrival = job.arrival_s
                 break
             at += 1
-        if full:
-            return min(arrival, now + _PASS_S)
-        ends = (now + work.left_s + work.repeat_s for work in self._work.values())
-        return min(arrival, max(now, min(ends)))
+        last = now + _PASS_S if full else float("inf")
+        waits = {work.job.pool for work in self._work.values() if not work.runs}
+        ends = (
+            now + work.left_s + work.repeat_s
+            for work in self._work.values()
+            if work.runs and (not full or self._falls_short(work.job, waits))
+        )
+        return min(arrival, last, max(now, min(ends, default=last)))
+
+    def _falls_short(self, job: TraceArrival, waits: Collection[str]) -> bool:
+        """Return whether the project is below its share once the job has ended, and waits."""
+        held = self._held[job.pool] - job.gpus
+        return job.pool in waits and held < self._shares[job.pool]
 
     def _advance(self, now: float, until: float) -> Iterator[float]:
         """Let the running jobs work. Yield the times of those that end."""
