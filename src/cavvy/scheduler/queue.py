@@ -22,6 +22,7 @@ from cavvy.scheduler.packing import (
 )
 from cavvy.scheduler.pools import count_left, take
 
+_COMPARED = 64  # hosts for which no job waits that are compared for one job; bounds its cost
 _TOLD = 2  # how many hosts that cannot be used the reason of a wait names
 
 
@@ -186,6 +187,7 @@ class JobScheduler:
         avoid = waiting_job.avoid
         for _, equal in groupby(waiting_job.offers, self._tie_of):
             found: list[JobPlacement] = []
+            compared = 0
             for offer in equal:
                 if not offer.shared:
                     left = count_left(offer, self._used)
@@ -196,8 +198,12 @@ class JobScheduler:
                 held = self._rater.list_held(hosts)
                 rater = self._rater if self._is_rated(hosts) else None
                 mine = allocate_across(task, offer, hosts, held, owner, rater)
-                if mine is not None:
-                    found.append(JobPlacement(job=waiting_job.job, offer=offer, allocations=mine))
+                if mine is None:
+                    continue
+                found.append(JobPlacement(job=waiting_job.job, offer=offer, allocations=mine))
+                compared += not self._is_held(offer, avoid)
+                if compared == _COMPARED:
+                    break
             for place in self._sort(found):
                 blocked = self._is_held(place.offer, avoid)
                 if not (blocked and self._may_delay(place.allocations, checks)):
