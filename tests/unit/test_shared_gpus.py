@@ -317,7 +317,7 @@ def test_work_beside_parts_of_devices_may_delay_an_earlier_job() -> None:
     """A sum of parts does not tell whether a whole device will be free."""
     waits = HostWaits([HOST])
     whole = replace(ONE, accelerator_count=3)
-    waits.add([(read("A100:3"), whole)])
+    waits.add([(read("A100:3"), whole, [HOST])])
     mine = Allocation(
         host=HOST.name,
         gang="m",
@@ -330,5 +330,5 @@ def test_work_beside_parts_of_devices_may_delay_an_earlier_job() -> None:
     )
     assert waits.may_delay([mine], [])
     alone = HostWaits([HOST])
-    alone.add([(read("A100"), ONE)])
+    alone.add([(read("A100"), ONE, [HOST])])
     assert not alone.may_delay([mine], [replace(mine, gang="n", devices=("b",))])
