@@ -21,7 +21,7 @@ from cavvy.domain.shares import size_of_task
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.importers import parse_task
+from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.shared_hosts import note_share, object_to_share, smallest_shares
 from cavvy.providers.hosts.supervisor import service
 from cavvy.scheduler.backfill import HostWaits
@@ -119,6 +119,19 @@ def test_a_wrong_share_says_what_to_write(gpu: str, said: str) -> None:
 def test_several_nodes_have_no_parts() -> None:
     with pytest.raises(SpecError, match="a task of 2 nodes needs whole GPUs"):
         read("A100:0.5", "nodes: 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("resources: {gpu: 'A100:0.5'}", '{"nodes": 2}'),
+        ("nodes: 2", '{"resources": {"gpu": "A100:0.5"}}'),
+        ("workdir: .", '{"nodes": 2, "resources": {"gpu": "A100:share=10GB"}}'),
+    ],
+)
+def test_options_of_commands_request_no_parts_for_several_nodes(text: str, options: str) -> None:
+    with pytest.raises(SpecError, match="a task of 2 nodes needs whole GPUs"):
+        parse_task(f"run: x\n{text}", options=ReadOptions(overrides=options))
 
 
 def test_the_fullest_gpu_that_fits_is_chosen() -> None:

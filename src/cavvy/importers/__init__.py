@@ -219,7 +219,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     Raises SpecError if the file needs a key that is not supported.
     """
     from cavvy.spec.fields.arrays import list_misfits
-    from cavvy.spec.fields.task import list_excess
+    from cavvy.spec.fields.task import PARTS_HINT, list_excess, object_to_parts
 
     for each in found.refused:
         hint = (
@@ -252,6 +252,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         for name, count, most in list_excess(found.task):
             message = f"{count:,} entries are too many"
             notes.outside(name, message, expected=f"at most {most:,} entries")
+        if problem := object_to_parts(found.task.resources, found.task.nodes):
+            notes.outside("nodes", problem, suggestion=PARTS_HINT)
         for key, message, hint in list_misfits(found.task):
             notes.outside(key, message, suggestion=hint)
     try:

@@ -229,13 +229,23 @@ def _check_keep(table: SectionReader, limits: JobLimits) -> None:
 
 
 def _check_shares(table: SectionReader) -> None:
-    """Add a problem if several nodes request parts of GPUs: two nodes on one GPU would wait for
-    each other, and NCCL refuses them."""
-    needs: ResourceSpec = table.get("resources", ResourceSpec())
+    needs, nodes = table.get("resources", ResourceSpec()), table.get("nodes", 1)
+    if problem := object_to_parts(needs, nodes):
+        table.wrong("nodes", problem, suggestion=PARTS_HINT)
+
+
+def object_to_parts(needs: ResourceSpec, nodes: int) -> str:
+    """Return what is wrong if several nodes request parts of GPUs, or "": two nodes on one GPU
+    would wait for each other, and NCCL refuses them."""
     parts = [each for need in needs.choices for each in need.accelerators if each.part < 1]
-    if parts and table.get("nodes", 1) > 1:
-        message = f"a task of {table.get('nodes')} nodes needs whole GPUs, not parts of them"
-        table.wrong("nodes", message, suggestion="set `nodes: 1`, or request whole GPUs (`gpu: 1`)")
+    return (
+        f"a task of {nodes} nodes needs whole GPUs, not parts of them"
+        if parts and nodes > 1
+        else ""
+    )
+
+
+PARTS_HINT = "set `nodes: 1`, or request whole GPUs (`gpu: 1`)"
 
 
 def _check_service(table: SectionReader) -> None:
