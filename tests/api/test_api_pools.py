@@ -78,3 +78,24 @@ async def test_what_a_pool_refuses(api: Api) -> None:
     assert [each["name"] for each in (await api.http.get("/v1/pools")).json()] == ["cheap", "small"]
     await api.http.post(f"/v1/projects/default/jobs/{job['name']}/stop", json={})
     assert (await api.http.delete("/v1/projects/default/pools/cheap")).status_code == 204
+
+
+async def test_down_stops_pools_without_jobs(api: Api) -> None:
+    """A pool without jobs would start nodes again, for its minimum or for the next job."""
+    other = "{name: other, max: 1, resources: {cpu: 1}}"
+    for text, project in ((POOL, "default"), (other, "b")):
+        ask = {"text": text, "consent": True}
+        await api.http.post(f"/v1/projects/{project}/pools", json=ask)
+
+    async def down(**ask: Any) -> list[tuple[str, str, bool]]:
+        found = (await api.http.post("/v1/down", json=ask)).json()["found"]
+        return [(each["kind"], each["name"], each["done"]) for each in found]
+
+    assert await down(project="default", dry_run=True) == [("pool", "small", False)]
+    assert (await show(api))["state"] == "open"
+    assert await down(project="default") == [("pool", "small", True)]
+    assert (await show(api))["state"] == "stopped"
+    assert await down() == [("pool", "other", True)]
+    assert await down() == []
+    _, pool = await apply(api, consent=True)
+    assert pool["state"] == "open"

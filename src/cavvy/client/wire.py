@@ -464,7 +464,7 @@ class GcAsk(Ask, frozen=True, kw_only=True):
 
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
-    """One item that `down` or `gc` found: a job or an idle machine to stop, a gang to remove, an
+    """One item that `down` or `gc` found: a job, pool or idle machine to stop, a gang to remove, an
     unfinished upload to abort, or a provider that could not be queried. `done` is true if the item
     was removed.
     """

@@ -158,11 +158,16 @@ class PoolService:
                 return
         raise StaleVersion(f"pool {name} kept changing during the request; try again")
 
-    async def stop_all(self) -> None:
-        """Stop all pools until they are applied again."""
-        for pool in await self._store.node_pools.list():
-            if not pool.stopped:
-                await self._store.node_pools.put(replace(pool, stopped=True))
+    async def stop_all(self, project: str | None = None) -> None:
+        """Stop the pools of a project, or all pools, until they are applied again."""
+        for _ in range(_TRIES):
+            with suppress(StaleVersion):
+                for pool in await self._store.node_pools.list(project):
+                    if not pool.stopped:
+                        await self._store.node_pools.put(replace(pool, stopped=True))
+                        await self._look(pool.project, pool.name)
+                return
+        raise StaleVersion("pools kept changing during the request; try again")
 
     async def any(self) -> bool:
         """Return whether a pool has a minimum, which needs a server."""

@@ -19,6 +19,7 @@ from cavvy.control.garbage_collector import OrphanReport
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
+from cavvy.domain.node_pools import NodePool
 from cavvy.domain.values import replace
 from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound
 
@@ -55,6 +56,7 @@ async def down(request: Request, app_state: AppState, ask: wire.DownAsk) -> wire
     note_reading(request, ask.dry_run)
     jobs = await list_unfinished(app_state, ask.project)
     idle = await _idle(app_state, ask.project)
+    pools = [each.pool for each in await app_state.control_plane.node_pools.list(ask.project)]
     sweep = OrphanReport()
     if ask.dry_run:
         sweep = (
@@ -70,14 +72,15 @@ async def down(request: Request, app_state: AppState, ask: wire.DownAsk) -> wire
         sweep = await app_state.control_plane.down()
     else:
         await empty_project(app_state, ask.project, jobs)
-    found = _jobs_and_machines(jobs, idle, done=not ask.dry_run)
+    found = _stopped(jobs, idle, pools, done=not ask.dry_run)
     return wire.CleanupReport(found=found + _gangs(sweep))
 
 
 async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
-    """End the services of a project, stop its jobs, and release all nodes of the project."""
+    """End the services of a project, stop its pools and jobs, and release all its nodes."""
     control_plane = app_state.control_plane
     await control_plane.services.end_all(project)
+    await control_plane.node_pools.stop_all(project)
     for job in jobs:
         reason = f"project {project} is being removed"
         await control_plane.jobs.stop(job.project, job.id, reason, release=True)
@@ -105,10 +108,22 @@ async def _idle(app_state: AppState, project: str | None) -> Sequence[MachineSta
     return [each for each in found if each.state == "idle" and each.gang is not None]
 
 
-def _jobs_and_machines(
-    jobs: Sequence[JobSummary], idle: Sequence[MachineStatus], *, done: bool
+def _stopped(
+    jobs: Sequence[JobSummary],
+    idle: Sequence[MachineStatus],
+    pools: Sequence[NodePool],
+    *,
+    done: bool,
 ) -> list[wire.CleanupItem]:
-    found = [("job", job.name, job.place or f"project {job.project}", job.phase) for job in jobs]
+    found: list[tuple[str, str, str, str]] = [
+        ("job", job.name, job.place or f"project {job.project}", job.phase) for job in jobs
+    ]
+    starts_nodes = "starts nodes for waiting jobs until it is stopped"
+    found += [
+        ("pool", pool.name, f"project {pool.project}", starts_nodes)
+        for pool in pools
+        if not pool.stopped
+    ]
     return [
         wire.CleanupItem(kind=kind, name=name, where=where, why=why, done=done)
         for kind, name, where, why in [
