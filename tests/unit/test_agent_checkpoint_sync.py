@@ -97,6 +97,7 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
     asked: list[str] = []
     ended: list[tuple[str, int | None]] = []
     runner._steps = SimpleNamespace(
+        gpu_excess="",
         finishing=True,
         process=object() if copies else None,
         interrupted=False,

@@ -91,7 +91,7 @@ def test_only_what_a_signal_reached_ended_by_it(
     runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     told: list[object] = []
-    runner._steps = SimpleNamespace(interrupted=interrupted)
+    runner._steps = SimpleNamespace(interrupted=interrupted, gpu_excess="")
     runner._state = AgentState.RECLAIMED if signalled else AgentState.ENDING
     runner._ending, runner._born, runner.reports = ("preempted", "gone"), 0.0, TaskReports()
     runner._faults = SimpleNamespace(found="")
@@ -115,7 +115,10 @@ def test_the_reason_names_the_process_that_failed_and_its_error(
     runner: Any = RankRunner.__new__(RankRunner)
     runner._home_entries = None
     runner._heard_notice, runner._work = False, None
-    runner._steps, runner._state = SimpleNamespace(interrupted=False), AgentState.WORKING
+    runner._steps, runner._state = (
+        SimpleNamespace(interrupted=False, gpu_excess=""),
+        AgentState.WORKING,
+    )
     runner._ending, runner._born, runner.reports = None, time.monotonic(), TaskReports()
     runner._faults = SimpleNamespace(found="")
     for error in ("an attempt that torchrun repeated", "KeyError: 'x'"):

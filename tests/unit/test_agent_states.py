@@ -59,7 +59,12 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner._log = SimpleNamespace(pending=False, size=0)
     runner.link = SimpleNamespace(pump=lambda: None)
     runner._steps = SimpleNamespace(
-        process=object(), finishing=False, ask=lambda: None, kill=lambda: None, reserve=lambda _: 0
+        process=object(),
+        finishing=False,
+        gpu_excess="",
+        ask=lambda: None,
+        kill=lambda: None,
+        reserve=lambda _: 0,
     )
     runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
     runner.execs = SimpleNamespace(kill=lambda: None, idle=True)

@@ -172,7 +172,6 @@ ENDPOINT = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
         ("HTTP://[::ffff:127.0.0.1]:9/x", {}, {}, True),
         ("sftp://a@127.0.0.1:9/x", {}, {}, True),
         ("s3://b/x", {}, {**OWN_S3, **ENDPOINT}, True),
-        ("s3://b/x", {}, {**OWN_S3, "AWS_REGION": "x@127.0.0.1:9/"}, True),
         ("s3://b/x", {**OWN_S3, **ENDPOINT}, {}, False),  # the administrator chose the endpoint
         ("gs://b/x", {}, {"STORAGE_EMULATOR_HOST": "127.0.0.1:9"}, True),
         ("gs://b/x", {"STORAGE_EMULATOR_HOST": "127.0.0.1:9"}, {}, False),
@@ -197,3 +196,11 @@ def test_storages_of_a_project_are_outside_unless_an_administrator_allows_them(
         with pytest.raises(ObjectDenied if inside else ObjectTryAgain) as caught:
             found.place.head(found.key)
         assert ("server.private_targets does not list it" in str(caught.value)) == inside
+
+
+@pytest.mark.parametrize("targets", ["", "127.0.0.1", EVERY])
+def test_a_region_is_no_other_host(targets: str) -> None:
+    secrets = {**OWN_S3, "AWS_REGION": "x@127.0.0.1:9/"}
+    found = open_place("s3://b/x", merge_keys({}, secrets, targets), lambda: NOW)
+    with pytest.raises(ObjectDenied):
+        found.place.head(found.key)
