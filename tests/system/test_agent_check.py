@@ -214,7 +214,7 @@ def test_who_does_not_know_the_gangs_key_is_no_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.lay("")
-    soon = "import cavvy.agent.check.node\ncavvy.agent.check.links.MEET_S = 2"
+    soon = "import cavvy.agent.check.node\ncavvy.agent.check.node.MEET_S = 2"
     monkeypatch.setitem(globals(), "LINK", soon + LINK)
     said = pair.say(1, ("k", "another"))
     assert all(text.startswith("slow: rank ") for text in said), said
