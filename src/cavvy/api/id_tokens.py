@@ -94,11 +94,14 @@ class IssuerKeys:
 
     async def _read(self) -> None:
         """Read the keys in a thread, so that an issuer that answers slowly blocks nothing else. A
-        second thread is started only after the first one has ended.
+        second thread is started only after the first one has ended. Keys that arrived after an
+        earlier request had given up are used.
         """
         self._tried_at = monotonic()
-        if self._fetched is None:
+        late = self._fetched
+        if late is None or (late.done() and isinstance(late.result(), IssuerSilent)):
             self._fetched = start_apart(lambda: _try_fetch(self._issuer), "issuer-keys")
+        assert self._fetched is not None
         fetched = self._fetched
         await asyncio.wait({asyncio.wrap_future(fetched)}, timeout=_MOST_FETCH_S)
         if not fetched.done():
