@@ -4,6 +4,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -71,26 +72,16 @@ def command(
 
     def read(client: "ApiClient", job: "JobDetail | ArrayMemberView") -> Iterator[bytes]:
         newest = job.attempt or None if tail is not None else None
-
-        def read_some(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
-            chunks = client.log_chunks(
-                project,
-                job.id,
-                rank=rank,
-                attempt=attempt or newest,
-                follow=follow,
-                tail_bytes=tail_bytes,
-                since=since,
-                times=timestamps,
-            )
-            if timestamps:
-                return _stamp(chunks, redrawn=sys.stdout.isatty())
-            return (chunk.data for chunk in chunks)
-
-        if tail is not None:
-            yield from _last_lines(read_some, tail)
-        if tail is None or following:
-            yield from read_some(following, 0 if tail is not None else None)
+        request = partial(
+            client.log_chunks,
+            project,
+            job.id,
+            rank=rank,
+            attempt=attempt or newest,
+            since=since,
+            times=timestamps,
+        )
+        return _read_log(request, tail, following=following, stamped=timestamps)
 
     with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
         try:
@@ -106,6 +97,28 @@ def command(
         for data in read(client, job):
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
+
+
+def _read_log(
+    request: "Callable[..., Iterable[LogChunk]]",
+    tail: int | None,
+    *,
+    following: bool,
+    stamped: bool,
+) -> Iterator[bytes]:
+    """Yield the last lines of a log if `tail` is given, and otherwise the whole log. If
+    `following`, also yield what is added."""
+
+    def read_some(follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
+        chunks = request(follow=follow, tail_bytes=tail_bytes)
+        if stamped:
+            return _stamp(chunks, redrawn=sys.stdout.isatty())
+        return (chunk.data for chunk in chunks)
+
+    if tail is not None:
+        yield from _last_lines(read_some, tail)
+    if tail is None or following:
+        yield from read_some(following, 0 if tail is not None else None)
 
 
 def _stamp(chunks: "Iterable[LogChunk]", redrawn: bool) -> Iterator[bytes]:

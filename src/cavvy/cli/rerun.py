@@ -1,11 +1,16 @@
 """`cavvy rerun`: runs a job again, unchanged or with changed parameters."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import detach_option, named, project_option, session
 from cavvy.cli.task.load import param_option, read_params, show_value, yes_option
 from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from cavvy.domain.tasks import TaskSpec
 
 
 @click.command("rerun")
@@ -25,9 +30,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     from cavvy.cli.reach.waiting import find_wait
     from cavvy.cli.task.submission import submit
     from cavvy.client import ApiError
-    from cavvy.domain.arrays import is_array
     from cavvy.domain.jobs import RunOrigin
-    from cavvy.domain.services import is_replica
     from cavvy.domain.tasks import TaskSpec
 
     changed = read_params(param)
@@ -40,17 +43,8 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             old = client.job(project, array.jobs[0].id)
         origin = msgspec.json.decode(old.origin, type=RunOrigin)
         task = msgspec.json.decode(old.task, type=TaskSpec)
-        if is_array(task) and array is None:
-            raise CommandFailure(
-                f"{old.name} is a job of an array, which cannot be run again alone",
-                f"`cavvy retry {old.name}` queues it again after a failure; "
-                f"`cavvy rerun {old.name.rpartition('.')[0]}` runs the whole array again",
-            )
-        if array is None and is_replica(old.name):
-            raise CommandFailure(
-                f"{old.name} is a replica of a service, not a job that can be run again",
-                "`cavvy serve FILE` starts the service's replicas",
-            )
+        if array is None:
+            _check_single(old.name, task)
         if not origin.task_text:
             raise CommandFailure(
                 f"{name} was not submitted from a file and cannot be run again",
@@ -89,3 +83,21 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         click.echo(f"compare the jobs: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)
+
+
+def _check_single(name: str, task: "TaskSpec") -> None:
+    """Raise CommandFailure if the job can only be run again together with others."""
+    from cavvy.domain.arrays import is_array
+    from cavvy.domain.services import is_replica
+
+    if is_array(task):
+        raise CommandFailure(
+            f"{name} is a job of an array, which cannot be run again alone",
+            f"`cavvy retry {name}` queues it again after a failure; "
+            f"`cavvy rerun {name.rpartition('.')[0]}` runs the whole array again",
+        )
+    if is_replica(name):
+        raise CommandFailure(
+            f"{name} is a replica of a service, not a job that can be run again",
+            "`cavvy serve FILE` starts the service's replicas",
+        )

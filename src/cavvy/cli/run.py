@@ -74,8 +74,6 @@ def command(
     shows how to follow it again. If the file describes a service, the command offers to start the
     service, as `cavvy serve` does; without a terminal, it exits with 2.
     """
-    from cavvy.cli.reach.follow import follow, leave_running
-
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
@@ -106,17 +104,26 @@ def command(
         job = submit_loaded(client, loaded, file, params, project, name, yes)
         if job.members is not None:
             _follow_array(client, job, output, detach=detach)
-        elif detach:
-            _print(client, job, output)
-            if loaded.task.machine is not None and output != "json":
-                click.echo(say_machine(client.machine(job.project, loaded.task.machine)))
         else:
-            with leave_running(project, job.name):
-                click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
-                if loaded.task.machine is not None:
-                    machine = client.machine(job.project, loaded.task.machine)
-                    click.echo(say_machine(machine), err=True)
-                follow(client, project, job.name)
+            _follow_job(client, job, loaded.task.machine, output, detach=detach)
+
+
+def _follow_job(
+    client: "ApiClient", job: "Submitted", machine: str | None, output: str, *, detach: bool
+) -> None:
+    """Print that a job was submitted and, unless `detach` is set, follow it."""
+    from cavvy.cli.reach.follow import follow, leave_running
+
+    if detach:
+        _print(client, job, output)
+        if machine is not None and output != "json":
+            click.echo(say_machine(client.machine(job.project, machine)))
+        return
+    with leave_running(job.project, job.name):
+        click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
+        if machine is not None:
+            click.echo(say_machine(client.machine(job.project, machine)), err=True)
+        follow(client, job.project, job.name)
 
 
 def _follow_array(client: "ApiClient", job: "Submitted", output: str, *, detach: bool) -> None:

@@ -131,7 +131,7 @@ class Client:
             max_cost=max_cost,
             array=True,
         )
-        changed = task.replace(**given) if given else task  # type: ignore[arg-type]  # checked there
+        changed = task.replace(**given) if given else task  # type: ignore[arg-type]  # checked
         with self._connections.use() as connection:
             made, _ = submit_task(connection, changed, options, self._home)
         return JobArray(self._connections, made.id, made.project, made.name)

@@ -147,20 +147,8 @@ async def submit_graph(
     keyed = list(zip(ask.keys, origins, strict=True))
     if not all(_is_of_now(app_state, key) for key in ask.keys):
         return [await _made_before(app_state, project, *each) for each in keyed], False
-    tasks = [
-        await read_task(app_state, project, each, read_text(each), origin, now)
-        for each, origin in zip(ask.tasks, origins, strict=True)
-    ]
-    if fault := find_fault(tasks):
-        raise ApiProblem("invalid-task", f"{fault.key}: {fault.message}", fault.hint)
+    tasks = await _read_graph(app_state, project, ask, origins, now)
     names = {task.name: key for task, key in zip(tasks, ask.keys, strict=True)}
-    prices = list[str]()
-    for each, task, origin in zip(ask.tasks, tasks, origins, strict=True):
-        await check_after(app_state, task, names)
-        await _check_parts(app_state, task, origin)
-        prices += await _find_price(app_state, task, now, each)
-    if prices:
-        raise ApiProblem("consent-needed", "\n".join(prices))
     if ask.check:
         return [], False
     asks = list[TaskSubmission]()
@@ -192,6 +180,34 @@ async def submit_graph(
         if origin.snapshot is not None:
             app_state.snapshots.add((project, origin.snapshot))
     return [await _made_before(app_state, project, *each) for each in keyed], created
+
+
+async def _read_graph(
+    app_state: AppState,
+    project: str,
+    ask: wire.GraphRequest,
+    origins: Sequence[RunOrigin],
+    now: datetime,
+) -> Sequence[TaskSpec]:
+    """Read and check the tasks. Raises ApiProblem, also for a price that the user has not agreed
+    to, and SpecError.
+    """
+    parts = list(zip(ask.tasks, origins, strict=True))
+    tasks = [
+        await read_task(app_state, project, each, read_text(each), origin, now)
+        for each, origin in parts
+    ]
+    if fault := find_fault(tasks):
+        raise ApiProblem("invalid-task", f"{fault.key}: {fault.message}", fault.hint)
+    names = {task.name: key for task, key in zip(tasks, ask.keys, strict=True)}
+    prices = list[str]()
+    for (each, origin), task in zip(parts, tasks, strict=True):
+        await check_after(app_state, task, names)
+        await _check_parts(app_state, task, origin)
+        prices += await _find_price(app_state, task, now, each)
+    if prices:
+        raise ApiProblem("consent-needed", "\n".join(prices))
+    return tasks
 
 
 async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
