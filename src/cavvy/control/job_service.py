@@ -189,35 +189,18 @@ class JobService:
         self._announce(new)
         return stored
 
-    async def submit_array(
-        self,
-        task: TaskSpec,
-        origin: RunOrigin,
-        project: str,
-        *,
-        user: str = "",
-        account: str = "",
-        consented: bool = False,
-        ceiling: Money | None = None,
-        array_id: str | None = None,
-        note: str = "",
-    ) -> StoredArray:
-        """Queue a job for each member of the task's array, in one write. Otherwise like `submit`.
-        The `array_id` may be chosen, as the ID of a job."""
-        ask = TaskSubmission(
-            task=task,
-            origin=origin,
-            user=user,
-            account=account,
-            consented=consented,
-            ceiling=ceiling,
-            id=array_id or self.make_id(),
-            note=note,
-        )
+    async def enqueue(self, ask: TaskSubmission, project: str) -> JobRecord | StoredArray:
+        """Queue a job for the task or, if it is an array, a job for each member, in one write.
+        Otherwise like `submit`."""
         new = self._make(ask, project)
-        stored = await self._store.arrays.submit(new.job, new.event, new.members, new.parallel)
+        if is_array(ask.task):
+            arrays = self._store.arrays
+            array = await arrays.submit(new.job, new.event, new.members, new.parallel)
+            self._announce(new)
+            return array
+        job = await self._store.submit(new.job, new.event)
         self._announce(new)
-        return stored
+        return job
 
     async def submit_all(self, asks: Sequence[TaskSubmission], project: str) -> None:
         """Queue jobs and arrays for several tasks, in one write. Otherwise like `submit`. A task

@@ -9,7 +9,7 @@ from random import Random
 from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
-from cavvy.control.job_service import JobIds, JobServiceError
+from cavvy.control.job_service import JobIds, JobServiceError, TaskSubmission
 from cavvy.domain.arrays import is_array
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.units import Money
@@ -116,9 +116,13 @@ class _Harness:
         await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
         control_plane = await self._server()
         if is_array(item.task):
-            array = await control_plane.jobs.submit_array(
-                item.task, RunOrigin(), item.task.project, consented=item.consented
+            ask = TaskSubmission(
+                task=item.task,
+                origin=RunOrigin(),
+                id=control_plane.jobs.make_id(),
+                consented=item.consented,
             )
+            array = await control_plane.jobs.enqueue(ask, item.task.project)
             self._arrays[index] = array.id
             return
         job = await control_plane.jobs.submit(

@@ -99,24 +99,9 @@ async def submit_task(
     announce(job_id, task)
     await check_after(app_state, task)
     await _check_parts(app_state, task, origin)
-    task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
-    task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
-    submit = (
-        partial(jobs.submit_array, array_id=job_id)
-        if is_array(task)
-        else partial(jobs.submit, job_id=job_id)
-    )
+    admitted = await _admit(app_state, task, now, ask, origin, job_id, account)
     try:
-        job = await submit(
-            task,
-            origin,
-            project,
-            user=ask.user,
-            account=account,
-            consented=consented,
-            ceiling=read_ceiling(ask),
-            note=note,
-        )
+        job = await jobs.enqueue(admitted, project)
     except StaleVersion:
         if key is None:
             raise
@@ -157,20 +142,8 @@ async def submit_graph(
         announce(key, task)
         after = tuple(replace(one, id=names.get(one.job, "")) for one in task.after)
         task = replace(task, after=after)
-        task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
-        task, consented = await admit_task(app_state, task, now, each.user, consented=each.consent)
-        asks.append(
-            TaskSubmission(
-                task=task,
-                origin=origins[number],
-                id=key,
-                user=each.user,
-                account=account,
-                consented=consented,
-                ceiling=read_ceiling(each),
-                note=note,
-            )
-        )
+        origin = origins[number]
+        asks.append(await _admit(app_state, task, now, each, origin, key, account))
     created = True
     try:
         await jobs.submit_all(asks, project)
@@ -180,6 +153,30 @@ async def submit_graph(
         if origin.snapshot is not None:
             app_state.snapshots.add((project, origin.snapshot))
     return [await _made_before(app_state, project, *each) for each in keyed], created
+
+
+async def _admit(
+    app_state: AppState,
+    task: TaskSpec,
+    now: datetime,
+    ask: wire.SubmitRequest,
+    origin: RunOrigin,
+    job_id: str,
+    account: str,
+) -> TaskSubmission:
+    """Return what is stored of a checked task. Raises ApiProblem if the task is not admitted."""
+    task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
+    task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
+    return TaskSubmission(
+        task=task,
+        origin=origin,
+        id=job_id,
+        user=ask.user,
+        account=account,
+        consented=consented,
+        ceiling=read_ceiling(ask),
+        note=note,
+    )
 
 
 async def _read_graph(
