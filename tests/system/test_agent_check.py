@@ -218,3 +218,22 @@ def test_who_does_not_know_the_gangs_key_is_no_rank(
     monkeypatch.setitem(globals(), "LINK", soon + LINK)
     said = pair.say(1, ("k", "another"))
     assert all(text.startswith("slow: rank ") for text in said), said
+
+
+def test_work_that_uses_more_gpu_memory_than_its_share_is_killed(
+    driver: Path, tmp_path: Path
+) -> None:
+    """The reason says so, and not only that a signal ended the work."""
+    processes = tmp_path / "processes"
+    with make_rig(run=f'echo "1 $$ 20001" > {processes}; sleep 60') as rig:
+        use(rig, driver, processes=processes)
+        rig.config.update(
+            devices=["GPU-00000000-0000-0000-0000-000000000001"],
+            device_indices=[1],
+            device_part=0.25,
+            device_memory_mib=20000,
+        )
+        assert rig.finish() == 0
+        exited = rig.exited()
+        assert (exited["outcome"], exited["exit_code"]) == ("exit", 137)
+        assert str(exited["reason"]).startswith("out of GPU memory: the work used 20001 MiB")
