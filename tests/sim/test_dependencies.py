@@ -1,10 +1,12 @@
 """Jobs that wait for other jobs, with the server killed at every call."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_job_record
 from tests.sim.test_sim_scenarios import CHEAP, run_scenario, task
 
+from cavvy.control.decide.dependencies import decide_dependent
 from cavvy.domain.jobs import JobPhase, StopCause
 from cavvy.domain.tasks import IndexRange, JobDependency, StartCondition, TaskSpec
 from cavvy.domain.values import replace
@@ -137,6 +139,16 @@ def test_a_job_whose_condition_is_missed_is_not_retried_alone() -> None:
         named("a", fails=True), named("b", JobDependency("a")), interventions=(retry(1, 7200),)
     )
     assert [each.kind for each in found[1].events] == ["queued", "stopped"]
+
+
+@pytest.mark.parametrize("on", [SUCCESS, FAILURE, ANY])
+def test_a_job_after_a_removed_job_never_starts(on: StartCondition) -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    changes = decide_dependent(make_job_record(now, after=(JobDependency("a", on, "j1"),)), {}, now)
+    assert changes is not None
+    assert changes.job is not None
+    assert changes.job.phase is JobPhase.STOPPED
+    assert changes.job.reason.endswith("but a was removed")
 
 
 def test_a_waiting_job_keeps_its_deadline_and_can_be_stopped() -> None:

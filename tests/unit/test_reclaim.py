@@ -5,8 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.records import FIXED, TASK, make_attempt_record, make_job_record
 
+from cavvy.control.decide.queue import make_borrowers
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.domain.values import replace
 from cavvy.scheduler.reclaim import Borrower, choose_borrowers
 from cavvy.scheduler.shares import ShareBook, ShareRule
 
@@ -103,3 +108,14 @@ def test_lenders_and_the_minimum_time_are_kept(
         if mine:  # the project held more than its quota when the last of its jobs was chosen
             held = sum(each.size for each in running if each.project == name)
             assert held - sum(mine) + max(mine) > quota
+
+
+def test_replicas_sessions_and_jobs_of_machines_give_nothing_back() -> None:
+    attempt = make_attempt_record(NOW, FIXED, phase=AttemptPhase.RUNNING, running_at=NOW)
+
+    def lend(**changes: object) -> list[str]:
+        job = make_job_record(NOW, attempt=1, task=replace(TASK, **changes))
+        return [each.gang for each in make_borrowers([(attempt, job)])]
+
+    assert lend() == ["g"]
+    assert lend(tags={SERVICE_TAG: "s"}) == lend(session=True) == lend(machine="m") == []

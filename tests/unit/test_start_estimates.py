@@ -70,10 +70,16 @@ def test_jobs_wait_for_limits_without_keeping_others_waiting() -> None:
     state = QueueState(
         lanes=[[(9.0,)]],
         running=[holds(50, HeldPart(0, 0, (1.0,)), team=2.0)],
-        line=[waits("free", room), waits("a", room, team=2.0), waits("b", room, team=1.0)],
+        line=[
+            waits("free", room),
+            waits("a", room, team=2.0),
+            waits("b", room, team=1.0),
+            waits("c", room, team=1.0),
+        ],
         limits={"team": 1.0},
     )
-    assert starts(state, always(100)) == {"free": 0.0, "a": 50.0, "b": 50.0}
+    expected = {"free": 0.0, "a": 50.0, "b": 50.0, "c": 150.0}  # a and b count toward the limit
+    assert starts(state, always(100)) == expected
 
 
 def test_many_hosts_count_as_one_large_host() -> None:
