@@ -4,6 +4,8 @@ from typing import Any
 
 from tests.api.api_state import Api, until
 
+from cavvy.domain.jobs import JobPhase
+
 POOL = "{name: small, max: 1, idle: 20m, resources: {cpu: 1}}"
 JOB = "{run: 'true', pool: small}"
 
@@ -75,6 +77,13 @@ async def test_what_a_pool_refuses(api: Api) -> None:
         return "$1.00" in (await show(api, "cheap"))["problem"]
 
     await until(shows_why)
+    [order] = (await api.app_state.store.node_pools.get("default", "cheap")).ordered
+    await apply(api, cap.replace("min: 1, ", ""), consent=True)
+
+    async def is_stopped() -> bool:
+        return (await api.app_state.store.job(order)).phase is JobPhase.STOPPED
+
+    await until(is_stopped)
     assert [each["name"] for each in (await api.http.get("/v1/pools")).json()] == ["cheap", "small"]
     await api.http.post(f"/v1/projects/default/jobs/{job['name']}/stop", json={})
     assert (await api.http.delete("/v1/projects/default/pools/cheap")).status_code == 204

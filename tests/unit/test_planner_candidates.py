@@ -82,6 +82,20 @@ def test_what_fits_nowhere_is_said_with_what_would_have_to_change() -> None:
     assert "resources.cpu" in found.reason
 
 
+def test_a_part_of_a_gpu_that_must_be_isolated_starts_on_no_shared_gpu() -> None:
+    offer = replace(FREE, accelerator="A100", accelerator_count=1, accelerator_memory_mib=40960)
+    host = replace(HOST, devices=("a",))
+
+    def find(*, isolated: bool) -> Candidates:
+        need = AcceleratorNeed(name="A100", part=0.5, isolated=isolated)
+        task = TaskSpec(name="t", run="true", resources=ResourceSpec(accelerators=(need,)))
+        return look(make_job(task), OfferedMarket(offers=[offer], hosts=[host]))
+
+    assert [each.accelerator_part for each in find(isolated=False).offers] == [0.5]
+    assert find(isolated=True).hopeless
+    assert "the task requires isolation" in find(isolated=True).reason
+
+
 def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() -> None:
     task = TaskSpec(
         name="t", run="true", work=WORK, limits=JobLimits(duration=timedelta(minutes=30))
