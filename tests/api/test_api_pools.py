@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.api.api_state import Api, until
 
+from cavvy.client.ids import make_key
 from cavvy.domain.jobs import JobPhase
 
 POOL = "{name: small, max: 1, idle: 20m, resources: {cpu: 1}}"
@@ -108,3 +109,10 @@ async def test_down_stops_pools_without_jobs(api: Api) -> None:
     assert await down() == []
     _, pool = await apply(api, consent=True)
     assert pool["state"] == "open"
+
+
+async def test_too_many_tasks_are_not_read(api: Api) -> None:
+    tasks = [{"text": "not: [a task"}] * 101
+    ask = {"tasks": tasks, "keys": [make_key() for _ in tasks]}
+    answer = (await api.http.post("/v1/projects/default/job-graphs", json=ask)).json()
+    assert (answer["code"], answer["message"]) == ("invalid-request", "101 tasks are too many")

@@ -247,3 +247,11 @@ def test_a_wrong_file_of_a_pool(text: str, problem: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_pool(text, file="pool.yaml", project="p")
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["workers: ", "min_workers: 1, max_workers: "])
+@pytest.mark.parametrize("count", [str(10**4 + 1), "9" * 23])
+def test_a_pool_of_skypilot_has_a_largest_size(key: str, count: str) -> None:
+    """Its minimum is ordered at once, so a huge one would keep the server busy for ever."""
+    with pytest.raises(SpecError, match="the pool has too many workers"):
+        read_pool(f"pool: {{{key}{count}}}\nresources: {{cpus: 1}}\n", file="x", project="p")

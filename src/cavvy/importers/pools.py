@@ -7,7 +7,7 @@ from cavvy.domain.node_pools import USUAL_IDLE, NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, parse_file
-from cavvy.spec.fields.node_pool import SHORTEST_IDLE, parse_pool
+from cavvy.spec.fields.node_pool import MOST_NODES, SHORTEST_IDLE, parse_pool
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import MapNode, compose_all, to_value
 
@@ -40,6 +40,9 @@ def read_pool(text: str, *, file: str, project: str) -> NodePool:
     if most < 1:
         hint = "write `max_workers`, or delete the pool with `cavvy pool rm`"
         notes.add(table.mark, "the pool has no workers", suggestion=hint)
+    if most > MOST_NODES:
+        expected = f"at most {MOST_NODES:,}"
+        notes.add(table.mark, "the pool has too many workers", expected=expected)
     notes.check()
     spot = any(each.spot is not SpotPolicy.NEVER for each in task.resources.choices)
     return NodePool(

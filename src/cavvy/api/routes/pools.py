@@ -1,5 +1,6 @@
 """Routes for elastic pools: apply, list, show and remove pools."""
 
+from asyncio import to_thread
 from typing import Annotated
 
 from fastapi import Path
@@ -52,7 +53,8 @@ async def apply(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.PoolAsk
 ) -> wire.PoolView:
     try:
-        pool = read_pool(ask.text, file=ask.path, project=project)
+        async with app_state.parsing:
+            pool = await to_thread(read_pool, ask.text, file=ask.path, project=project)
     except SpecError as error:
         raise ApiProblem("invalid-pool", str(error)) from error
     await app_state.store.archive.check(project)

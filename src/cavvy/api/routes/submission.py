@@ -56,7 +56,7 @@ from cavvy.planner.candidates import (
 )
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.policies import explain_image, explain_policy
-from cavvy.spec.graph import find_fault, sort_tasks
+from cavvy.spec.graph import MOST_TASKS, find_fault, sort_tasks
 from cavvy.spec.problems import nearest
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
@@ -126,6 +126,12 @@ async def submit_graph(
     now, jobs = app_state.now(), app_state.control_plane.jobs
     if len(ask.keys) != len(ask.tasks) or len({*ask.keys}) != len(ask.keys):
         raise ApiProblem("invalid-request", "`keys` must have another key for each task")
+    if len(ask.tasks) > MOST_TASKS:
+        raise ApiProblem(
+            "invalid-request",
+            f"{len(ask.tasks):,} tasks are too many",
+            f"submit at most {MOST_TASKS}",
+        )
     if not ask.tasks or not all(re.fullmatch(PATTERN, key) for key in ask.keys):
         raise ApiProblem("invalid-request", f"expected tasks, and keys of the form {PATTERN}")
     origins = [read_origin(each, read_text(each)) for each in ask.tasks]

@@ -24,7 +24,7 @@ from cavvy.spec.problems import ProblemNotes, shown, slug
 from cavvy.spec.tree import MapNode, ScalarNode, check_single, compose_all, describe
 
 SHORTEST_IDLE = timedelta(minutes=1)
-_MOST_NODES = 10_000  # as many as one job may have
+MOST_NODES = 10_000  # as many as one job may have
 
 
 def parse_pool(text: str, *, file: str, project: str) -> NodePool:
@@ -77,8 +77,8 @@ POOL = section(
     "pool",
     _build,
     name=NAME,
-    min=FieldSpec(whole(0, _MOST_NODES), to=("min_nodes",)),
-    max=FieldSpec(whole(1, _MOST_NODES), required=True, to=("max_nodes",)),
+    min=FieldSpec(whole(0, MOST_NODES), to=("min_nodes",)),
+    max=FieldSpec(whole(1, MOST_NODES), required=True, to=("max_nodes",)),
     idle=length_kind(SHORTEST_IDLE, timedelta(hours=24)),
     spot_share=ScalarKind(
         "a share from 0 to 1 such as 0.5, or a percentage such as 50%",
