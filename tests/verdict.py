@@ -7,8 +7,12 @@ it goes, and fails when there are more than ALLOWED of them.
 
 An internal error in one of a run's processes fails the run, too: pytest-xdist itself goes on and
 succeeds, or ends with another internal error. The last lines of the run are those of the first one.
+
+Python 3.11 may raise SystemError when the source of a failure is parsed while the garbage collector
+runs code that parses, too (github.com/python/cpython/issues/106905): a report is made without it.
 """
 
+import gc
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -30,7 +34,13 @@ class SkippedForTime(pytest.skip.Exception):
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        report = yield
+    finally:
+        if collects:
+            gc.enable()
     if call.excinfo is not None and isinstance(call.excinfo.value, SkippedForTime):
         report.user_properties.append((LATE, str(call.excinfo.value)))
     return report

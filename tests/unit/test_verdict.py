@@ -71,6 +71,19 @@ def test_one():
 def test_two():
     pytest.skip("a skip \\udc82")
 """
+COLLECTS = """
+import gc
+
+class Told(Exception):
+    def __str__(self):
+        return f"collects in its report: {gc.isenabled()}"
+
+def test_one():
+    raise Told
+
+def test_two():
+    assert gc.isenabled(), "never again"
+"""
 STATES = """
 import pytest
 
@@ -166,6 +179,12 @@ def test_a_test_that_fails_shows_the_state_of_its_servers(tmp_path: Path) -> Non
     assert "it cannot be told: AssertionError" in said
     (tries,) = [each["failures"] for each in found["reruns"]]
     assert "a node is not ready" in str(tries)
+
+
+def test_no_garbage_is_collected_while_a_report_is_made(tmp_path: Path) -> None:
+    _, said, _ = run(tmp_path, COLLECTS)
+    assert "collects in its report: False" in said
+    assert "1 failed, 1 passed" in said
 
 
 def test_reports_with_halves_of_surrogate_pairs_are_sent(tmp_path: Path) -> None:
