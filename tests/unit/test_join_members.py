@@ -33,10 +33,11 @@ class Clock:
 async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
     clock, state = Clock(), MemoryProviderState()
     members = MachineRegister(state, clock)
-    token, expires = await members.invite(name=None, group="lab", valid=HOUR)
+    rack = {"rack": "r1"}
+    token, expires = await members.invite(name=None, group="lab", valid=HOUR, labels=rack)
     assert expires == NOON + HOUR
     member, own = await members.enter(token, "nonce", "Gpu Box.example.com")
-    assert (member.name, member.group) == ("gpu-box", "lab")
+    assert (member.name, member.group, member.labels) == ("gpu-box", "lab", rack)
     assert await members.enter(token, "nonce", "gpu-box") == (member, own)  # a lost answer
     with pytest.raises(Refused, match="gpu-box has used"):
         await members.enter(token, "another", "gpu-box")
@@ -66,6 +67,8 @@ async def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing() -
         await members.enter(named, "nonce", "x")
     with pytest.raises(Refused, match="a-z"):
         await members.invite(name="../x", group=None, valid=HOUR)
+    with pytest.raises(Refused, match="cannot be the value of label rack"):
+        await members.invite(name="y", group=None, valid=HOUR, labels={"rack": "r 1"})
     again = MachineRegister(state, Clock())  # the next server
     assert (await again.find(owns[0])).name == "box"
     await again.drop("box")

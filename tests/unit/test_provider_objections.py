@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cavvy.cli.task.unknown import misspelt_options
-from cavvy.domain.tasks import Objection, ProviderOptions, ResourceSpec, TaskSpec
+from cavvy.domain.tasks import Objection, ProviderOptions, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
 from cavvy.importers import parse_task
 from cavvy.providers.abilities import CHECKS_TASKS
@@ -33,6 +33,20 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     )
     assert read_options(task.resources, "aws") == {"image": "ami-1", "colour": "red"}
     assert read_options(task.resources, "local") == {}
+
+
+def test_a_required_topology_is_refused_where_nodes_cannot_be_told_apart() -> None:
+    manifest = Manifest(name="aws", title="AWS", docs="x")
+    provider: Any = SimpleNamespace(manifest=manifest)
+    task = TaskSpec(name="a", run="x", nodes=2, topology=TopologyNeed(same="rack"))
+    assert [str(each) for each in list_objections(task, provider)] == [
+        "topology.same: AWS cannot tell which nodes are in one rack; write `prefer` instead of "
+        "`same`, or name another provider"
+    ]
+    wished = replace(task, topology=TopologyNeed(prefer="rack"))
+    assert list_objections(wished, provider) == []
+    provider.manifest = replace(manifest, keeps_topology=True)
+    assert list_objections(task, provider) == []
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "outputs": {"source": "a", "target": "s3://b/c"},
     "webhooks": {"url": "https://example.org"},
     "checkpoint": {"path": "p"},
+    "topology: slice": {"same": "rack"},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
     "setup": {"run": "make"},
@@ -483,6 +484,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     document = {
         "run": "x",
         "params": {"lr": 1},
+        **({"nodes": 8} if "topology" in document else {}),
         **({"workdir": "."} if "setup" in document or path == "image" or name == "image" else {}),
         **document,
     }

@@ -54,6 +54,21 @@ def test_a_user_and_port_may_be_named(folder: Path) -> None:
         read(folder, hosts="gpu-1:ssh")
 
 
+def test_labels_come_from_host_and_group(folder: Path) -> None:
+    group = '[groups.lab]\nhosts = ["a", "b"]\nlabels = {block = "b1", rack = "r1"}\n'
+    found = read(folder, group + '[hosts.b]\nlabels = {rack = "r2"}').entries
+    assert found["a"].labels == {"block": "b1", "rack": "r1"}
+    assert found["b"].labels == {"block": "b1", "rack": "r2"}
+    for wrong, told in (
+        ('labels = {rack = ""}', "'' cannot be the value of label rack"),
+        ('labels = {"my rack" = "r1"}', "'my rack' cannot be a label"),
+        ("labels = {rack = 1}", "Expected `str`, got `int`"),
+    ):
+        with pytest.raises(Refused, match=r"\[hosts.b\]") as refused:
+            read(folder, f"[hosts.b]\n{wrong}")
+        assert told in str(refused.value)
+
+
 def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
     text = (
         '[groups.lab]\nhosts = ["a", "b"]\nprice_usd_hr = 2\n[hosts.b]\nprice_usd_hr = '

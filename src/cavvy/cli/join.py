@@ -3,6 +3,7 @@
 import click
 
 from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_time
 from cavvy.cli.view.numbers import NumberRange
 
@@ -13,6 +14,13 @@ from cavvy.cli.view.numbers import NumberRange
     "--group",
     default=None,
     help="Machines of the same group share a network and can run one job together.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Where the machine is, such as rack=r1, for the key `topology` of tasks; repeatable.",
 )
 @click.option(
     "--valid-h",
@@ -37,6 +45,7 @@ from cavvy.cli.view.numbers import NumberRange
 def command(
     name: str | None,
     group: str | None,
+    labels: tuple[str, ...],
     valid_h: float,
     notebook: bool,
     by_python: bool,
@@ -47,8 +56,11 @@ def command(
     The machine must be able to connect to this server. The machine need not accept connections. The
     printed command adds one machine and cannot be used for another machine.
     """
+    if wrong := next((each for each in labels if "=" not in each), None):
+        raise CommandFailure(f"--label {wrong}: expected NAME=VALUE, such as rack=r1", exit_code=2)
+    located = dict(each.split("=", 1) for each in labels)
     with session() as client:
-        made = client.invite(name=name, group=group, valid_s=valid_h * 3600)
+        made = client.invite(name=name, group=group, labels=located, valid_s=valid_h * 3600)
     line = made.python if by_python else made.shell
     if background:  # The two kinds of command pass this script option in different ways.
         before, after = (

@@ -401,12 +401,17 @@ class ApiClient:
         return self.ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(
-        self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
+        self,
+        *,
+        name: str | None = None,
+        group: str | None = None,
+        valid_s: float = 3600,
+        labels: Mapping[str, str] | None = None,
     ) -> wire.InvitationView:
         """Return two commands that do the same. A machine on which one of them is run becomes a
         node.
         """
-        ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
+        ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s, labels=dict(labels or {}))
         return self.ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def joined(self) -> list[wire.MachineRow]:

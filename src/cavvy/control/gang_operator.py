@@ -239,6 +239,7 @@ class GangOperator:
             disk_gib=task.resources.disk_gib,
             disk_type=task.resources.disk_type,
             network=task.resources.network,
+            topology=task.topology if attempt.nodes > 1 else None,
             options=read_options(task.resources, attempt.offer.provider),
             env=task.env,
             image=task.image,

@@ -5,9 +5,15 @@ The module also contains the locations of volumes: some volumes can be mounted o
 location.
 """
 
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from cavvy.domain.tasks import LABEL_PATTERN
 from cavvy.domain.values import Struct
+
+NO_LABELS: Mapping[str, str] = {}
+_LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,126}[A-Za-z0-9])?"
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -32,8 +38,26 @@ class Host(Struct, frozen=True, kw_only=True):
     # False if jobs could read each other's files; the host then runs the jobs of only one project
     # at a time
     separates: bool = True
+    # The location of the host in the network, such as (("block", "b1"), ("rack", "r1")): hosts with
+    # the same value of a label are close to each other.
+    labels: tuple[tuple[str, str], ...] = ()
     # why the host does not separate jobs although its settings require it
     obstacle: str = ""
+
+
+def object_to_label(label: str, value: str) -> str:
+    """Return why a node cannot have the label with this value, or ""."""
+    if not re.fullmatch(LABEL_PATTERN, label):
+        return (
+            f"{label!r} cannot be a label: write letters, digits and . _ / -, at most 253, such as "
+            "rack"
+        )
+    if not re.fullmatch(_LABEL_VALUE, value):
+        return (
+            f"{value!r} cannot be the value of label {label}: write letters, digits and . _ : -, "
+            "at most 128, such as r1"
+        )
+    return ""
 
 
 class Allocation(Struct, frozen=True, kw_only=True):

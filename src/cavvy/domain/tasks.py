@@ -15,6 +15,7 @@ from cavvy.domain.values import Struct, field, replace
 Scalar = str | int | float | bool
 # CPUs that each node of a task holds on a shared host if the task requests no size
 DEFAULT_CPUS = 1.0
+LABEL_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?"  # of labels of nodes
 URL_SCHEMES = (
     "s3",
     "gs",
@@ -169,6 +170,21 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)
+
+
+class TopologyNeed(Struct, frozen=True, kw_only=True):
+    """Which nodes of a gang must or should be close to each other. Nodes that have the same value
+    of a label, such as `rack: r1`, are close to each other.
+
+    `same` is the label of which all nodes must have the same value, and `prefer` the label of which
+    they have the same value if possible. With `slice`, each group of `slice` neighbours in rank
+    must have the same value, and different groups may have different ones; without `same`, this
+    applies to `prefer`.
+    """
+
+    same: str | None = None
+    prefer: str | None = None
+    slice: int | None = None
 
 
 class Workdir(Struct, frozen=True, kw_only=True):
@@ -440,6 +456,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     after: tuple[JobDependency, ...] = ()  # the jobs that end before the task starts
     resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
+    topology: TopologyNeed | None = None  # None if the nodes may be anywhere in one location
     encrypt: bool = False  # whether the traffic between the nodes is encrypted
     image: str | None = None
     image_build: ImageBuild | None = None  # how to build the image; cannot be combined with `image`

@@ -220,6 +220,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     """
     from cavvy.spec.fields.arrays import list_misfits
     from cavvy.spec.fields.task import PARTS_HINT, list_excess, object_to_parts
+    from cavvy.spec.fields.topology import TOPOLOGY_HINT, object_to_topology
 
     for each in found.refused:
         hint = (
@@ -254,6 +255,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
             notes.outside(name, message, expected=f"at most {most:,} entries")
         if problem := object_to_parts(found.task.resources, found.task.nodes):
             notes.outside("nodes", problem, suggestion=PARTS_HINT)
+        if problem := object_to_topology(found.task.topology, found.task.nodes):
+            notes.outside("topology", problem, suggestion=TOPOLOGY_HINT)
         for key, message, hint in list_misfits(found.task):
             notes.outside(key, message, suggestion=hint)
     try:

@@ -31,7 +31,8 @@ def _words(text: str) -> frozenset[str]:
 # Keys that only Cavvy's files have.
 _OURS = _words(
     "nodes env params image limits retry checkpoint tags project work webhooks grace schedule "
-    "window priority keep machine session encrypt array sweep parallel after"
+    "window priority keep machine session encrypt array sweep parallel after "
+    "topology"
 )
 _OUR_NEEDS = _words(
     "gpu accelerator cpu disk spot instance providers regions network max_price check options"

@@ -26,7 +26,12 @@ from cavvy.planner.policies import explain_policy
 from cavvy.planner.quotas import explain_quota
 from cavvy.planner.rank import order_of, plan
 from cavvy.planner.required_options import explain_missing_option
-from cavvy.planner.shared_hosts import fits_empty, object_to_share, smallest_shares
+from cavvy.planner.shared_hosts import (
+    fits_empty,
+    object_to_share,
+    object_to_topology,
+    smallest_shares,
+)
 from cavvy.planner.slices import explain_slice
 from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
@@ -195,6 +200,9 @@ def _able(
             continue
         if shared := object_to_share(task, offer):
             reasons.append(shared)
+            continue
+        if misfit := object_to_topology(task, offer, market.hosts):
+            reasons.append(misfit)
             continue
         if offer.shared and not fits_empty(task, offer, market.hosts):
             reasons.append(_too_many(task, offer))

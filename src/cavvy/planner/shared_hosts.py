@@ -12,7 +12,13 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.scheduler.packing import AllocationOwner, allocate_across, host_of, hosts_of
+from cavvy.scheduler.packing import (
+    AllocationOwner,
+    allocate_across,
+    explain_topology,
+    host_of,
+    hosts_of,
+)
 
 
 def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Host]) -> list[Offer]:
@@ -21,8 +27,9 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
 
     A shared host has one offer for each number of devices. If all offers were kept, a task that
     needs two devices could receive eight devices. The offers of a group of `hosts` are left out for
-    a task with one node, because each host of the group has its own offers. If the task asks for a
-    part of a GPU, the offer is divided: it has the part's memory and price.
+    a task with one node, because each host of the group has its own offers; for a task with several
+    nodes, those are left out if the group has such an offer. If the task asks for a part of a GPU,
+    the offer is divided: it has the part's memory and price.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
@@ -30,6 +37,16 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
         if offer.shared and task.nodes == 1 and _is_group(offer, hosts):
             continue
         (shared if offer.shared else kept).append(offer)
+
+    if task.nodes > 1:
+        groups = {
+            (each.provider, each.region, each.instance_type) for each in shared if not each.zone
+        }
+        shared = [
+            each
+            for each in shared
+            if not each.zone or (each.provider, each.region, each.instance_type) not in groups
+        ]
 
     def place(offer: Offer) -> tuple[str, ...]:
         kind = (offer.instance_type,) if task.resources.accelerators else ()
@@ -108,6 +125,27 @@ def _part(need: AcceleratorNeed, offer: Offer) -> Fraction:
 
 def _is_group(offer: Offer, hosts: Sequence[Host]) -> bool:
     return host_of(offer, hosts) is None and bool(hosts_of(offer, hosts))
+
+
+def object_to_topology(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> str:
+    """Return why the offer's hosts could not be as close to each other as the task requires, even
+    if all of them were idle, or ""."""
+    need = task.topology
+    if need is None or not offer.shared:
+        return ""
+    mine = hosts_of(offer, hosts)
+    here, anywhere = (_list_labels(each) for each in (mine, hosts))
+    for label, known in ((need.same, here), (need.prefer, anywhere)):
+        if label is not None and label not in known and (known or label == need.same):
+            named = f"the labels are {', '.join(known)}" if known else "no node has any label"
+            return f"{offer.key}: topology: no node has the label {label}; {named}"
+    owner = AllocationOwner(gang="", project=task.project)
+    lack = explain_topology(task, offer, mine, (), owner)
+    return f"{offer.key}: topology: {lack}, even if all nodes were idle" if lack else ""
+
+
+def _list_labels(hosts: Iterable[Host]) -> Sequence[str]:
+    return sorted({label for host in hosts for label, _ in host.labels})
 
 
 def fits_empty(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from cavvy.domain.allocations import Host, VolumeLocation
+from cavvy.domain.allocations import NO_LABELS, Host, VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
@@ -199,10 +199,15 @@ class ServesNodes(Protocol):
     """
 
     async def invite(
-        self, *, name: str | None, group: str | None, valid: timedelta
+        self,
+        *,
+        name: str | None,
+        group: str | None,
+        valid: timedelta,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> JoinInvitation:
         """Create an invitation. Machines with the same `group` share a network
-        and can run a gang together. Raises Refused.
+        and can run a gang together; `labels` state where the machine is. Raises Refused.
         """
 
     async def machines(self) -> Sequence[JoinedMachine]:

@@ -24,7 +24,7 @@ from cavvy.domain.gangs import GangState as GangState
 from cavvy.domain.gangs import NodeSeen as NodeSeen
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import NetworkNeed, Scalar, Transfer, Volume
+from cavvy.domain.tasks import NetworkNeed, Scalar, TopologyNeed, Transfer, Volume
 from cavvy.domain.values import Struct, field
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.state import MemoryProviderState, ProviderState
@@ -208,6 +208,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
         False  # True: it runs only interactive sessions, such as `cavvy dev` makes
     )
     only_services: bool = False  # True: it runs only replicas of services, as `cavvy serve` starts
+    keeps_topology: bool = False  # True: it starts the nodes as `GangSpec.topology` requires
     # True: `GangSeen.cancelled` shows whether a person cancelled a gang. The control plane waits
     # for this value before it replaces a reclaimed gang.
     reports_cancelled: bool = False
@@ -254,6 +255,8 @@ class GangSpec(Struct, frozen=True, kw_only=True):
     disk_gib: int | None = None  # minimum disk size; if None, the provider's default
     disk_type: str | None = None  # a disk type, in the provider's own naming
     network: NetworkNeed | None = None
+    # which nodes are close to each other, for providers that choose the nodes themselves
+    topology: TopologyNeed | None = None
     options: Mapping[str, Any] = field(
         default_factory=dict
     )  # the options that the task sets for this provider

@@ -2,7 +2,7 @@
 
 from cavvy.domain.services import ReadinessProbe, ServiceSpec
 from cavvy.domain.tasks import Objection, TaskSpec
-from cavvy.providers.abilities import CHECKS_TASKS, ability
+from cavvy.providers.abilities import CHECKS_TASKS, SHARES_HOSTS, ability
 from cavvy.providers.base import Manifest, Provider
 from cavvy.spec.problems import listed, nearest
 from cavvy.spec.support import read_options, refusals
@@ -39,7 +39,7 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
     unknown = [
         each for each in _object_to_options(task, provider.manifest) if each.field not in explained
     ]
-    work = _object_to_work(task, provider.manifest)
+    work = [*_object_to_work(task, provider.manifest), *_object_to_topology(task, provider)]
     return list(dict.fromkeys([*work, *refusals(task, unsupported), *unknown, *own]))
 
 
@@ -54,6 +54,20 @@ def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
         return []
     reason = f"{manifest.title} run only interactive sessions; start one with `cavvy dev`"
     return [Objection("run", reason)]
+
+
+def _object_to_topology(task: TaskSpec, provider: Provider) -> list[Objection]:
+    """Return the objection to a required topology, if neither Cavvy nor the provider knows which
+    nodes are close to each other."""
+    if task.topology is None or task.topology.same is None:
+        return []
+    if provider.manifest.keeps_topology or ability(provider, SHARES_HOSTS) is not None:
+        return []
+    reason = (
+        f"{provider.manifest.title} cannot tell which nodes are in one {task.topology.same}; write "
+        "`prefer` instead of `same`, or name another provider"
+    )
+    return [Objection("topology.same", reason)]
 
 
 def _object_to_options(task: TaskSpec, manifest: Manifest) -> list[Objection]:

@@ -4,12 +4,11 @@ store checks each allocation again before it writes the allocation.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import nsmallest
 from statistics import fmean
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec
+from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec, TopologyNeed
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.fragmentation import (
     WHOLE,
@@ -19,6 +18,7 @@ from cavvy.scheduler.fragmentation import (
     find_largest,
     find_typical,
 )
+from cavvy.scheduler.topology import HostLabels, choose_hosts, explain_lack
 
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -66,32 +66,68 @@ def allocate_across(
     """Return the allocations of all ranks of the gang on the offer's hosts, sorted by rank. Returns
     None if not all ranks fit.
 
-    In a group of hosts, each rank gets its own host, in the order of the hosts. If more hosts have
-    room than the gang has ranks, the gang gets those that `rater` rates best, or else the first.
+    In a group of hosts, each rank gets its own host. Of the hosts that have room, `topology`
+    chooses; where it leaves a choice, the gang gets those that `rater` rates best, or else the
+    first.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
     if one is not None:
-        return (
-            allocate_on(task, offer, one, allocations, owner)
-            if task.nodes == 1 or not one.group
-            else None
-        )
+        if task.nodes > 1 and (one.group or not _has_label(one, task.topology)):
+            return None
+        return allocate_on(task, offer, one, allocations, owner)
     if task.nodes == 1:
         return None
+    fitting = _find_fitting(task, offer, found, allocations, owner)
+    chosen = choose_hosts(
+        HostLabels(found),
+        tuple(fitting),
+        task.nodes,
+        task.topology,
+        None if rater is None else lambda at: rater.rate((fitting[at],)),
+    )
+    if chosen is None:
+        return None
+    return tuple(replace(fitting[at], rank=rank) for rank, at in enumerate(chosen))
+
+
+def explain_topology(
+    task: TaskSpec,
+    offer: Offer,
+    hosts: Sequence[Host],
+    allocations: Sequence[Allocation],
+    owner: AllocationOwner,
+) -> str:
+    """Return what the required racks, or other domains, of the offer's hosts lack, or "" if the
+    task fits or lacks something else."""
+    if task.topology is None or task.nodes == 1:
+        return ""
+    found = hosts_of(offer, hosts)
+    fitting = _find_fitting(task, offer, found, allocations, owner)
+    return explain_lack(HostLabels(found), tuple(fitting), task.nodes, task.topology)
+
+
+def _has_label(host: Host, need: TopologyNeed | None) -> bool:
+    """Return whether the host, alone, is a domain of the required label."""
+    return need is None or need.same is None or need.same in dict(host.labels)
+
+
+def _find_fitting(
+    task: TaskSpec,
+    offer: Offer,
+    hosts: Sequence[Host],
+    allocations: Sequence[Allocation],
+    owner: AllocationOwner,
+) -> Mapping[int, Allocation]:
+    """Return an allocation for one rank on each host that has room, by the host's position."""
     taken: defaultdict[str, list[Allocation]] = defaultdict(list)
     for each in allocations:
         taken[each.host].append(each)
-    fitting = [
-        (host, allocation)
-        for host in found
+    return {
+        at: allocation
+        for at, host in enumerate(hosts)
         if (allocation := allocate_one(task, offer, host, taken[host.name], owner, 0)) is not None
-    ]
-    if len(fitting) < task.nodes:
-        return None
-    rates = [0.0 if rater is None else rater.rate((mine,)) for _, mine in fitting]
-    chosen = sorted(nsmallest(task.nodes, range(len(fitting)), key=lambda at: (rates[at], at)))
-    return tuple(replace(fitting[at][1], rank=rank) for rank, at in enumerate(chosen))
+    }
 
 
 def allocate_on(

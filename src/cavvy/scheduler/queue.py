@@ -15,6 +15,7 @@ from cavvy.scheduler.packing import (
     AllocationOwner,
     HostRater,
     allocate_across,
+    explain_topology,
     host_of,
     hosts_of,
     may_share,
@@ -138,12 +139,24 @@ class JobScheduler:
                 return JobWait(job=waiting_job.job, reason=reason, behind=behind, unusable=True)
             usable = [offer for offer in offers if offer not in [each for each, _ in silent]]
             apart = self._list_apart(usable, waiting_job.job.project)
-            reason = self._say_apart(apart) if apart else _reason(usable, earlier)
+            missing = self._explain_topology(choices)
+            reason = self._say_apart(apart) if apart else _reason(usable, earlier, missing)
             return JobWait(job=waiting_job.job, reason=reason, behind=behind)
         self._allocations += placed.allocations
         self._rater.add(placed.allocations)
         take(self._used, placed.offer, waiting_job.job.task.nodes)
         return placed
+
+    def _explain_topology(self, choices: Iterable[WaitingJob]) -> str:
+        """Return what the racks, or other domains, of the first group of hosts lack for the job."""
+        for each in choices:
+            for offer in each.offers if each.job.task.topology is not None else ():
+                hosts = [one for one in self._rater.find_hosts(offer) if one.name not in each.avoid]
+                held = self._rater.list_held(hosts)
+                owner = AllocationOwner(gang=each.gang, project=each.job.project)
+                if missing := explain_topology(each.job.task, offer, hosts, held, owner):
+                    return missing
+        return ""
 
     def _list_apart(self, offers: Iterable[Offer], project: str) -> list[str]:
         """Return the offers' shared hosts that this project may not use now because of other
@@ -287,7 +300,7 @@ def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
     return f"waits because {'; '.join([*told, *more])}; {checks} {shows} more"
 
 
-def _reason(offers: Sequence[Offer], earlier: bool) -> str:
+def _reason(offers: Sequence[Offer], earlier: bool, missing: str) -> str:
     behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
     limits = list(dict.fromkeys(offer.limited_by for offer in offers))
     limited = f", limited by {'; '.join(limits)}" if limits and all(limits) else ""
@@ -296,4 +309,4 @@ def _reason(offers: Sequence[Offer], earlier: bool) -> str:
         f"waits behind earlier jobs for {names}"
         if earlier
         else f"waits for free capacity at {names}{limited}"
-    )
+    ) + (f": {missing}" if missing else "")

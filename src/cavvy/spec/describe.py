@@ -40,6 +40,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("runs", _run(task)),
         *(describe_service(task.service) if task.service is not None else ()),
         ("on", describe_nodes(task)),
+        ("close", _say_topology(task)),
         ("encrypts", "the traffic between its nodes" if task.encrypt else ""),
         ("where", _where(task.resources)),
         ("on spot", describe_spares(task)),
@@ -102,6 +103,19 @@ def describe_nodes(task: TaskSpec) -> str:
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
     about_slice = describe_slice(task)
     return f"{count} {_needs(task.resources)}" + (f": {about_slice}" if about_slice else "")
+
+
+def _say_topology(task: TaskSpec) -> str:
+    """Return which nodes are close to each other, or ""."""
+    need = task.topology
+    if need is None:
+        return ""
+    label = need.same or need.prefer
+    told = f"in one {label}" + ("" if need.same else " if possible")
+    if need.slice is not None:
+        told = f"each {need.slice} neighbours in rank {told}"
+    more = f", and in one {need.prefer} if possible" if need.same and need.prefer else ""
+    return told + more
 
 
 def describe_accelerator(need: AcceleratorNeed) -> str:

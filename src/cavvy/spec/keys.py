@@ -156,6 +156,14 @@ class VolumeMount(TypedDict, total=False):
     options: str
 
 
+class Topology(TypedDict, total=False):
+    """Which nodes are close to each other."""
+
+    same: str
+    prefer: str
+    slice: Whole
+
+
 class Checkpoint(TypedDict):
     """A folder whose files are passed from one attempt to the next."""
 

@@ -44,7 +44,10 @@ async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationVie
     if not serving:
         raise ApiProblem("no-joining", "no enabled provider accepts joining machines")
     made = await serving[0].invite(
-        name=ask.name, group=ask.group, valid=timedelta(seconds=ask.valid_s)
+        name=ask.name,
+        group=ask.group,
+        valid=timedelta(seconds=ask.valid_s),
+        labels=ask.labels,
     )
     return view(wire.InvitationView, made)
 

@@ -130,7 +130,7 @@ def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
         return False
     return all(
         getattr(old, name) == getattr(new, name)
-        for name in ("image", "image_build", "image_login", "grace", "tags")
+        for name in ("image", "image_build", "image_login", "grace", "tags", "topology")
         if name != "tags" or new.pool is None
     ) and all(
         getattr(old.resources, name) == getattr(new.resources, name)

@@ -13,7 +13,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.allocations import NO_LABELS, object_to_label
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import NotFound, Refused
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.ledger import LaunchLedger
@@ -32,6 +33,7 @@ class InvitedMachine(Struct, frozen=True, kw_only=True):
     # the machine's name; if None, its name is derived from its host name
     machine: str | None = None
     group: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     nonce: str = ""
     used_by: str = ""
 
@@ -44,6 +46,7 @@ class MemberMachine(Struct, frozen=True, kw_only=True):
     joined_at: datetime
     facts: SupervisorFacts | None = None  # None before its first session
     group: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     heard_at: datetime | None = None
     dismissed: bool = False
     there: bool = False  # True: the machine was connected at the last check
@@ -68,7 +71,12 @@ class MachineRegister:
         await self._members.refresh()
 
     async def invite(
-        self, *, name: str | None, group: str | None, valid: timedelta
+        self,
+        *,
+        name: str | None,
+        group: str | None,
+        valid: timedelta,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> tuple[str, datetime]:
         """Create an invitation. Return the invitation's token, which is valid for one machine, and
         the time when the invitation expires. Raises Refused, TryAgain.
@@ -79,12 +87,17 @@ class MachineRegister:
                     f"{what!r} must have 1 to 40 characters of a-z, 0-9 and -, and no - at either "
                     "end"
                 )
+        for label, value in labels.items():
+            if wrong := object_to_label(label, value):
+                raise Refused(wrong)
         await self.refresh()
         if name in self.all:
             raise Refused(f"{name} has already joined; dismiss it first, or choose another name")
         token, expires = secrets.token_urlsafe(24), self._now() + valid
         await self._invitations.put(
-            InvitedMachine(name=_hash(token), expires_at=expires, machine=name, group=group)
+            InvitedMachine(
+                name=_hash(token), expires_at=expires, machine=name, group=group, labels=labels
+            )
         )
         await self._drop_old()
         return token, expires
@@ -112,7 +125,12 @@ class MachineRegister:
             raise Refused(f"{name} has already joined; dismiss it first, or choose another name")
         now = self._now()
         member = known or MemberMachine(
-            name=name, token=_hash(own), joined_at=now, group=invited.group, heard_at=now
+            name=name,
+            token=_hash(own),
+            joined_at=now,
+            group=invited.group,
+            labels=invited.labels,
+            heard_at=now,
         )
         await self._invitations.put(replace(invited, nonce=_hash(nonce), used_by=name))
         await self.put(member)

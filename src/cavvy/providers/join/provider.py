@@ -4,7 +4,7 @@ starts agents, and the control plane allocates the devices.
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from cavvy.agent.bundle import make_archive
-from cavvy.domain.allocations import Host
+from cavvy.domain.allocations import NO_LABELS, Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import JoinedMachine, JoinInvitation
 from cavvy.providers.base import (
     GangSeen,
@@ -75,6 +75,7 @@ class JoinedEntry(Struct, frozen=True, kw_only=True):
     cpus: float | None = None
     memory_gib: float | None = None
     accelerators: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class JoinProvider:
@@ -163,10 +164,17 @@ class JoinProvider:
     # Joining and leaving
 
     async def invite(
-        self, *, name: str | None, group: str | None, valid: timedelta
+        self,
+        *,
+        name: str | None,
+        group: str | None,
+        valid: timedelta,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> JoinInvitation:
         node_endpoint = self._node_endpoint()
-        token, expires = await self._members.invite(name=name, group=group, valid=valid)
+        token, expires = await self._members.invite(
+            name=name, group=group, valid=valid, labels=labels
+        )
         return make_invitation(node_endpoint, self.manifest.name, token, expires)
 
     async def machines(self) -> Sequence[JoinedMachine]:
@@ -407,6 +415,7 @@ class JoinProvider:
                     group=member.group or name,
                     in_group=member.group is not None,
                     rate=self._rate,
+                    labels=member.labels,
                 )
                 await self._fleet.keep(entry, member.facts)
         return self._fleet.list_known()

@@ -9,9 +9,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from cavvy.domain.allocations import object_to_label
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
 
 GROUP = "hosts"  # the group of a host for which no group is set
@@ -45,6 +46,7 @@ class InventoryHost(Struct, frozen=True, kw_only=True):
     cpus: float | None = None
     memory_gib: float | None = None
     accelerators: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class HostInventory(Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ class _Host(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     cpus: _Size | None = None
     memory_gib: _Size | None = None
     accelerators: bool = True
+    labels: dict[str, str] = {}
 
 
 class _Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -78,6 +81,7 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
     hosts: list[str] = []
     price_usd_hr: _Price | None = None
+    labels: dict[str, str] = {}
 
 
 _T = TypeVar("_T", _Host, _Group)
@@ -155,6 +159,7 @@ def _entry(
     price = host.price_usd_hr if host.price_usd_hr is not None else usual
     given = msgspec.structs.asdict(host)
     del given["group"], given["price_usd_hr"]
+    given["labels"] = {**told.labels, **host.labels}
     given["folder"] = host.folder or str(settings.get("folder", "~/.cavvy-agent"))
     return InventoryHost(
         name=name,
@@ -192,6 +197,9 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
     for name, content in tables.items() if isinstance(tables, dict) else [("NAME", tables)]:
         try:
             found[name] = msgspec.convert(content, kind)
+            for label, value in found[name].labels.items():
+                if wrong := object_to_label(label, value):
+                    raise Refused(f"{path}: [{table}.{name}] labels: {wrong}")
         except msgspec.ValidationError as error:
             known = ", ".join(field.name for field in msgspec.structs.fields(kind))
             raise Refused(f"{path}: [{table}.{name}]: {error}; valid keys are {known}") from error

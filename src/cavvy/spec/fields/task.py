@@ -39,6 +39,7 @@ from cavvy.spec.fields.resources import (
 from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.setup import COMMANDS, SETUP
 from cavvy.spec.fields.times import SCHEDULE, length_kind
+from cavvy.spec.fields.topology import TOPOLOGY, TOPOLOGY_HINT, object_to_topology
 from cavvy.spec.fields.transfers import INPUTS, OUTPUTS
 from cavvy.spec.fields.volumes import VOLUMES, check_volumes
 from cavvy.spec.fields.windows import WINDOW
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         Service,
         Setup,
         Switch,
+        Topology,
         VolumeMount,
         Webhook,
         Whole,
@@ -183,6 +185,8 @@ def _build(table: SectionReader) -> TaskSpec | None:
     if table.has("pool"):
         table.reject_beside("pool", ("machine", "keep"))
     _check_shares(table)
+    if problem := object_to_topology(table.get("topology"), table.get("nodes", 1)):
+        table.wrong("topology", problem, suggestion=TOPOLOGY_HINT)
     check_volumes(table)
     for outside in list_outside(
         table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
@@ -319,6 +323,7 @@ class TaskKeys(TypedDict, total=False):
     after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]
     resources: Annotated["Resources", RESOURCES]
     nodes: Annotated["Whole", whole(1, 10_000)]
+    topology: Annotated["Topology", TOPOLOGY]
     encrypt: Annotated["Switch", FLAG]
     image: Annotated["str | Image", FieldSpec(IMAGE, to=("image", "image_build", "image_login"))]
     workdir: Annotated["LocalPath | GitWorkdir", WORKDIR]

@@ -52,6 +52,9 @@ class HostEntry(Protocol):
     def memory_gib(self) -> float | None: ...
     @property
     def accelerators(self) -> bool: ...
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The location of the host in the network, such as {"rack": "r1"}."""
 
 
 class SmiReading(Struct, frozen=True, kw_only=True):
@@ -209,6 +212,7 @@ def make_hosts(
             problem=each.problem,
             separates=obstacles[each.entry.name] == "",
             obstacle=obstacles[each.entry.name] or "",
+            labels=tuple(sorted(each.entry.labels.items())),
         )
         for each in known
     ]

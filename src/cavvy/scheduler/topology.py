@@ -1,0 +1,189 @@
+"""Chooses which hosts a gang gets, and in which order of ranks, by the labels of the hosts. The
+module does no I/O; `packing` and the simulation of fleets call it.
+
+The hosts with one value of a label, such as `rack: r1`, are a domain. The rules are those of Kueue
+(https://kueue.sigs.k8s.io/docs/concepts/topology_aware_scheduling/): a gang never leaves the domain
+that it requires; of the domains that hold the gang, it gets the one with the fewest free hosts; and
+a gang that only prefers a domain is spread over as few domains as possible. Slices are spread
+evenly over as few domains as possible, like Kueue's balanced placement.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
+from math import ceil
+
+from cavvy.domain.allocations import Host
+from cavvy.domain.tasks import TopologyNeed
+from cavvy.domain.units import format_count
+
+_ANYWHERE = TopologyNeed()
+
+
+class HostLabels:
+    """The labels of the hosts that a gang may get. Hosts are named by their positions."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._values = [dict(host.labels) for host in hosts]
+        self._known: dict[str, dict[str, int]] = {}
+        for each in self._values:
+            for label, value in each.items():
+                known = self._known.setdefault(label, {})
+                known.setdefault(value, len(known))
+
+    def group(self, at: Sequence[int], label: str) -> Mapping[str, Sequence[int]]:
+        """Return the hosts of each domain. Hosts without the label are in no domain."""
+        found: dict[str, list[int]] = {}
+        for each in at:
+            if (value := self._values[each].get(label)) is not None:
+                found.setdefault(value, []).append(each)
+        return found
+
+    def make_key(self, main: str | None) -> Callable[[int], tuple[int, ...]]:
+        """Return a key by which hosts are sorted so that those of one domain of the label `main`
+        are neighbours, and within and around it those of other domains."""
+        around = {label for label in self._known if main and self._contains(label, main)}
+        # labels with few values come first: a block contains racks, and a rack NVLink domains
+        order = sorted(
+            self._known.items(),
+            key=lambda item: (item[0] not in around, item[0] != main, len(item[1]), item[0]),
+        )
+
+        def key(at: int) -> tuple[int, ...]:
+            mine = self._values[at]
+            return (*(known.get(mine.get(label, ""), -1) for label, known in order), at)
+
+        return key
+
+    def _contains(self, outer: str, inner: str) -> bool:
+        """Return whether the hosts of each domain of `inner` are in one domain of `outer`."""
+        pairs = {(each.get(inner), each.get(outer)) for each in self._values if inner in each}
+        return outer != inner and len(pairs) == len(self._known.get(inner, ()))
+
+
+def choose_hosts(
+    labels: HostLabels,
+    free: Sequence[int],
+    nodes: int,
+    need: TopologyNeed | None,
+    rate: Callable[[int], float] | None = None,
+) -> Sequence[int] | None:
+    """Return one of the `free` hosts for each node, in the order of ranks, or None if the gang must
+    wait. Where the labels leave a choice, the hosts with the lowest rate are taken.
+    """
+    chooser = _Chooser(labels, nodes, need or _ANYWHERE, rate)
+    parts = chooser.choose(free)
+    return None if parts is None else chooser.order(parts)
+
+
+def explain_lack(
+    labels: HostLabels, free: Sequence[int], nodes: int, need: TopologyNeed | None
+) -> str:
+    """Return what the required domains of the `free` hosts lack, or "" if they hold the gang or the
+    gang requires none."""
+    if need is None or need.same is None or choose_hosts(labels, free, nodes, need) is not None:
+        return ""
+    label, size = need.same, need.slice or nodes
+    domains = labels.group(free, label)
+    if size == nodes:
+        best = max(domains, key=lambda name: len(domains[name]), default="")
+        there = f"the best {label} ({best}) has {len(domains[best])}" if best else "none has any"
+        return f"needs {nodes} nodes of one {label}; {there} free"
+    room = sum(len(each) // size for each in domains.values())
+    return (
+        f"needs {nodes // size} slices of {format_count(size, 'node')}, each in one {label}; there "
+        f"is room for {format_count(room, 'slice')}"
+    )
+
+
+Parts = list[list[int]]  # the chosen hosts of each domain
+
+
+class _Chooser:
+    def __init__(
+        self,
+        labels: HostLabels,
+        nodes: int,
+        need: TopologyNeed,
+        rate: Callable[[int], float] | None,
+    ) -> None:
+        self._labels, self._nodes, self._need, self._rate = labels, nodes, need, rate
+
+    def choose(self, free: Sequence[int]) -> Parts | None:
+        """Keep the gang in one preferred domain, if one has room for it in required domains."""
+        need = self._need
+        if len(free) < self._nodes:
+            return None
+        if need.prefer is not None and (need.same is not None or need.slice is None):
+            for domain in sorted(self._labels.group(free, need.prefer).values(), key=len):
+                if (found := self._choose_required(domain)) is not None:
+                    return found
+        found = self._choose_required(free)
+        if found is None and need.same is None:
+            return [self._gather(free, self._nodes)]
+        return found
+
+    def _choose_required(self, free: Sequence[int]) -> Parts | None:
+        """Choose the hosts of each required domain."""
+        need = self._need
+        label = need.same if need.same is not None or need.slice is None else need.prefer
+        if label is None:
+            return [self._gather(free, self._nodes)] if len(free) >= self._nodes else None
+        size = need.slice or self._nodes
+        domains = list(self._labels.group(free, label).values())
+        shares = spread_slices([len(each) for each in domains], size, self._nodes // size)
+        if shares is None:
+            return None
+        return [
+            self._gather(domain, share * size)
+            for domain, share in zip(domains, shares, strict=True)
+            if share
+        ]
+
+    def _gather(self, free: Sequence[int], count: int) -> list[int]:
+        """Take `count` hosts from as few preferred domains as possible: whole domains, largest
+        first, and the rest from the smallest domain that holds it."""
+        label, chosen = self._need.prefer, list[int]()
+        domains = [] if label is None else list(self._labels.group(free, label).values())
+        while domains and len(chosen) < count:
+            left = count - len(chosen)
+            holding = [each for each in domains if len(each) >= left]
+            domain = min(holding, key=len) if holding else max(domains, key=len)
+            domains.remove(domain)
+            chosen += self._pick(domain, min(left, len(domain)))
+        others = set(free) - set(chosen)  # without the label, if it has not been enough
+        return chosen + self._pick([at for at in free if at in others], count - len(chosen))
+
+    def _pick(self, free: Sequence[int], count: int) -> list[int]:
+        if self._rate is None or count == len(free):
+            return list(free[:count])
+        return nsmallest(count, free, key=self._rate)
+
+    def order(self, parts: Parts) -> Sequence[int]:
+        """Return the hosts in the order of ranks: neighbours in rank are in one domain."""
+        key = self._labels.make_key(self._need.same or self._need.prefer)
+        found = [sorted(part, key=key) for part in parts]
+        found.sort(key=lambda part: key(part[0]))
+        return [at for part in found for at in part]
+
+
+def spread_slices(free: Sequence[int], size: int, slices: int) -> Sequence[int] | None:
+    """Return how many slices of `size` hosts each domain gets, or None if they do not fit. `free`
+    has the number of free hosts of each domain. As few domains as possible get slices, each of them
+    nearly the same number; of those that can hold their part, the ones with the fewest free hosts
+    are taken."""
+    room = [each // size for each in free]
+    fullest = sorted(range(len(room)), key=lambda at: -room[at])
+    count, held = 0, 0
+    while held < slices:
+        if count == len(room) or not room[fullest[count]]:
+            return None
+        held += room[fullest[count]]
+        count += 1
+    even = ceil(slices / count)
+    holding = sorted((at for at in range(len(room)) if room[at] >= even), key=lambda at: free[at])
+    chosen = holding[:count] if len(holding) >= count else fullest[:count]
+    shares, left = [0] * len(room), slices
+    for done, at in enumerate(sorted(chosen, key=lambda at: room[at])):
+        shares[at] = min(room[at], ceil(left / (count - done)))
+        left -= shares[at]
+    return shares
