@@ -15,18 +15,18 @@ from cavvy.scheduler.shares import ShareBook, ShareRule, decay, give_turns
 
 _CYCLE = timedelta(seconds=60)
 # Kueue's classes: name, workloads per queue, one every s, runs s, priority, CPUs
-_BASELINE = (
+BASELINE = (
     ("large", 50, 1.2, 1.0, 200, 20),
     ("medium", 100, 0.5, 0.5, 100, 5),
     ("small", 350, 0.1, 0.2, 50, 1),
 )
-_LARGE_SCALE = (
+LARGE_SCALE = (
     ("large", 4, 0.7, 0.7, 200, 20),
     ("medium", 11, 0.3, 0.35, 100, 5),
     ("small", 35, 0.06, 0.15, 50, 1),
 )
-_Classes = Sequence[tuple[str, int, float, float, int, int]]
-_NOMINAL = 20  # CPUs of each queue
+WorkloadClasses = Sequence[tuple[str, int, float, float, int, int]]
+NOMINAL = 20  # CPUs of each queue
 _HEAD = 24  # jobs of each queue that a pass reads
 
 
@@ -47,7 +47,7 @@ def run_cycles(gpus: int, size: int, cycles: int, half_life: int) -> Iterator[fl
         yield sums["a"] / sums.total()
 
 
-def run_cohort(queues: int, classes: _Classes) -> tuple[float, dict[str, float]]:
+def run_cohort(queues: int, classes: WorkloadClasses) -> tuple[float, dict[str, float]]:
     """Run one cohort of Kueue's test. Return the time until all have ended, and the mean wait of
     each class."""
     arrivals = sorted(
@@ -56,7 +56,7 @@ def run_cohort(queues: int, classes: _Classes) -> tuple[float, dict[str, float]]
         for name, count, every, runs, priority, cpus in classes
         for number in range(count)
     )
-    rules = {str(queue): ShareRule(quota=_NOMINAL) for queue in range(queues)}
+    rules = {str(queue): ShareRule(quota=NOMINAL) for queue in range(queues)}
     lines: defaultdict[int, list[tuple[int, float, int]]] = defaultdict(list)
     held: Counter[int] = Counter()
     ends: list[tuple[float, int, int]] = []
@@ -74,7 +74,7 @@ def run_cohort(queues: int, classes: _Classes) -> tuple[float, dict[str, float]]
         while ends and ends[0][0] <= now:
             _, queue, cpus = heappop(ends)
             held[queue] -= cpus
-        free = queues * _NOMINAL - held.total()
+        free = queues * NOMINAL - held.total()
         if not free:
             continue
         heads = sorted(entry for line in lines.values() for entry in sorted(line)[:_HEAD])
@@ -100,7 +100,7 @@ def run_cohort(queues: int, classes: _Classes) -> tuple[float, dict[str, float]]
     return now, {name: sum(each) / len(each) for name, each in waits.items()}
 
 
-def find_bound(classes: _Classes) -> float:
+def find_bound(classes: WorkloadClasses) -> float:
     """Return a time before which no schedule ends: for each moment, the work that even unlimited
     CPUs could not have done by then, on the CPUs that there are."""
     jobs = [
@@ -112,7 +112,7 @@ def find_bound(classes: _Classes) -> float:
     return max(
         moment
         + sum(cpus * (runs - min(runs, max(0.0, moment - since))) for since, runs, cpus in jobs)
-        / _NOMINAL
+        / NOMINAL
         for moment in moments
     )
 
@@ -127,8 +127,8 @@ def main() -> None:
         near = next(n for n in range(len(parts)) if all(abs(p - 0.5) <= 0.05 for p in parts[n:]))
         print(f"{what}: within 5 % of one half from cycle {near + 1}, then at most {swing:.3f} off")
     for what, queues, classes in (
-        ("Kueue's baseline", 6, _BASELINE),
-        ("Kueue at large scale", 100, _LARGE_SCALE),
+        ("Kueue's baseline", 6, BASELINE),
+        ("Kueue at large scale", 100, LARGE_SCALE),
     ):
         took, waits = run_cohort(queues, classes)
         told = ", ".join(f"{name} {wait:.1f} s" for name, wait in sorted(waits.items()))

@@ -60,6 +60,7 @@ class FakeCloud:
         self.manifest = replace(manifest, abilities=(*manifest.abilities, SHARES_HOSTS))
         self.script = script
         self.gang_list: list[FakeGang] = []
+        self._alive: list[FakeGang] = []  # and those that have ended since the last look
         self._by_name: defaultdict[str, list[FakeGang]] = defaultdict(list)
         self.launch_calls: list[tuple[datetime, str]] = []
         self.storage = FakeStorage()
@@ -103,7 +104,7 @@ class FakeCloud:
             ),
             None,
         )
-        return FaultScript() if index is None else self._fault_scripts.pop(index)
+        return self.script.launch if index is None else self._fault_scripts.pop(index)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._weather()
@@ -113,7 +114,7 @@ class FakeCloud:
 
     async def remove(self, name: str) -> None:
         self._weather()
-        removal = self._removals.pop(0) if self._removals else RemovalScript()
+        removal = self._removals.pop(0) if self._removals else self.script.removal
         await asyncio.shield(self._spawn_call(self._remove(name, removal)))
 
     async def hosts(self) -> Sequence[Host]:
@@ -155,9 +156,8 @@ class FakeCloud:
         ]
 
     def _current(self, offer: Offer) -> Offer:
-        used = sum(
-            gang.nodes_in_use() for gang in self.gang_list if gang.spec.offer.key == offer.key
-        )
+        self._alive = [gang for gang in self._alive if gang.alive]
+        used = sum(gang.nodes_in_use() for gang in self._alive if gang.spec.offer.key == offer.key)
         capacity = None if offer.capacity is None else max(0, offer.capacity - used)
         now = self._now()
         rate = [rate for since, rate in self._rates(offer.key) if since <= now][-1]
@@ -254,6 +254,7 @@ class FakeCloud:
             starts_at=starts_at,
         )
         self.gang_list.append(gang)
+        self._alive.append(gang)
         self._by_name[spec.name].append(gang)
         self._spawn(self._run(gang))
 

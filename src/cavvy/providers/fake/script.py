@@ -92,12 +92,15 @@ class RecordScript(Struct, frozen=True, kw_only=True):
 
 
 class CloudScript(Struct, frozen=True, kw_only=True):
-    """The whole script. Launches and removals that are not listed have no faults."""
+    """The whole script. Launches and removals that are not listed are like `launch` and `removal`,
+    which have no faults by default."""
 
     offers: tuple[Offer, ...] = ()
     hosts: tuple[Host, ...] = ()  # the shared hosts
     launches: tuple[FaultScript, ...] = ()
+    launch: FaultScript = FaultScript()
     removals: tuple[RemovalScript, ...] = ()
+    removal: RemovalScript = RemovalScript()
     prices: tuple[PriceChange, ...] = ()
     storms: tuple[TimeSpan, ...] = ()  # every call raises TryAgain
     blackouts: tuple[
@@ -155,7 +158,9 @@ class _PriceTable(Struct, frozen=True, kw_only=True):
 class _ScriptFile(Struct, frozen=True, kw_only=True):
     offers: tuple[_OfferTable, ...]
     launches: tuple[FaultScript, ...] = ()
+    launch: FaultScript = FaultScript()
     removals: tuple[RemovalScript, ...] = ()
+    removal: RemovalScript = RemovalScript()
     prices: tuple[_PriceTable, ...] = ()
     storms: tuple[TimeSpan, ...] = ()
     blackouts: tuple[TimeSpan, ...] = ()
@@ -203,7 +208,9 @@ def read_script(path: Path) -> CloudScript:
     return CloudScript(
         offers=tuple(table.offer() for table in found.offers),
         launches=found.launches,
+        launch=found.launch,
         removals=found.removals,
+        removal=found.removal,
         prices=tuple(table.change() for table in found.prices),
         storms=found.storms,
         blackouts=found.blackouts,
