@@ -4,13 +4,14 @@ calls the functions in an open session.
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import lru_cache
 
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
-from cavvy.domain.policies import ProjectPolicy
+from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.store.base import NameConflict, ProjectArchived, RowNotFound
 from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession
-from cavvy.store.rows import RowCodec, insert_into
+from cavvy.store.rows import POLICIES, RowCodec, insert_into
 
 ACCOUNTS = RowCodec(Account, "accounts")
 TOKENS = RowCodec(AccountToken, "tokens")
@@ -24,6 +25,9 @@ _PUT_POLICY = insert_into(
     "ON CONFLICT (project) DO UPDATE SET document = excluded.document",
 )
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
+_DECODED = 4096  # rows
+_make_project = lru_cache(_DECODED)(PROJECTS.make)
+_make_policy = lru_cache(_DECODED)(POLICIES.make)
 # tables whose rows show that a project without a row of its own is in use
 _USES = (
     "jobs",
@@ -56,9 +60,14 @@ def read_credential(session: DatabaseSession, digest: str) -> AccountCredential 
 
 
 def list_projects(session: DatabaseSession) -> Sequence[Project]:
-    return [
-        PROJECTS.make(row) for row in session.run(f"{PROJECTS.select} ORDER BY name").fetchall()
-    ]
+    return [*map(_make_project, session.run(f"{PROJECTS.select} ORDER BY name").fetchall())]
+
+
+def read_policies(session: DatabaseSession) -> PolicyBook:
+    """Return the policies of all projects. Every submission and every pass over the queue reads
+    them, so rows that were decoded before are not decoded again."""
+    rows = session.run(f"{POLICIES.select} ORDER BY project").fetchall()
+    return PolicyBook(map(_make_policy, rows), list_projects(session))
 
 
 def list_used_projects(session: DatabaseSession) -> Sequence[Project]:

@@ -64,7 +64,6 @@ from cavvy.store.rows import (
     MACHINES,
     NODES,
     OBSERVATIONS,
-    POLICIES,
     SECRETS,
     SUMMARIES,
     TALLIES,
@@ -670,8 +669,7 @@ class Store:
 
     async def policies(self) -> PolicyBook:
         """Return the policies of all projects."""
-        rows = await self._all(POLICIES, "ORDER BY project")
-        return PolicyBook(rows, await self.projects())
+        return await self._read(accounts.read_policies)
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace the policy of a project or of the INSTALLATION or, if `policy` is None, delete
