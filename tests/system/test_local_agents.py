@@ -14,6 +14,7 @@ import pytest
 from tests.waits import patience
 
 from cavvy.agent.bundle import make_command
+from cavvy.domain.values import replace
 from cavvy.providers import registry
 from cavvy.providers.base import (
     AgentEndpoint,
@@ -96,8 +97,16 @@ class Control:
                 await self.heard.wait()
 
 
+@pytest.fixture(params=[False, True], ids=["spawned", "forked"])
+def forked(request: pytest.FixtureRequest) -> bool:
+    """Whether agents are forks of a fork server; normally, those after the first are."""
+    return bool(request.param)
+
+
 @asynccontextmanager
-async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvider, GangSpec]]:
+async def stage(
+    home: Path, run: str, *, forked: bool = False
+) -> AsyncIterator[tuple[Control, LocalProvider, GangSpec]]:
     control = Control(run)
     server = await asyncio.start_unix_server(control.serve, home / "s")
     context = ProviderContext(
@@ -106,6 +115,7 @@ async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvi
     loaded = registry.load({}, context)
     provider = loaded["local"]
     assert isinstance(provider, LocalProvider)
+    provider._gang_store._has_started = forked
     spec = GangSpec(
         name="rm-ours-1",
         installation="ours",
@@ -136,9 +146,13 @@ async def ended(provider: LocalProvider, name: str) -> GangSeen:
             await provider.changed()
 
 
-def test_a_job_from_launch_to_its_end(tmp_path: Path) -> None:
+def test_a_job_from_launch_to_its_end(tmp_path: Path, forked: bool) -> None:
     async def scenario() -> None:
-        async with stage(tmp_path, "echo hello; exit 3") as (control, provider, spec):
+        async with stage(tmp_path, "echo hello; exit 3", forked=forked) as (
+            control,
+            provider,
+            spec,
+        ):
             await provider.launch(spec)
             exited = await control.hears("exited")
             assert (exited["outcome"], exited["exit_code"]) == ("exit", 3)
@@ -150,9 +164,9 @@ def test_a_job_from_launch_to_its_end(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_removal_ends_the_work_and_the_agent(tmp_path: Path) -> None:
+def test_removal_ends_the_work_and_the_agent(tmp_path: Path, forked: bool) -> None:
     async def scenario() -> None:
-        async with stage(tmp_path, "sleep 600") as (control, provider, spec):
+        async with stage(tmp_path, "sleep 600", forked=forked) as (control, provider, spec):
             await provider.launch(spec)
             await control.hears("running")
             await provider.remove(spec.name)
@@ -163,9 +177,13 @@ def test_removal_ends_the_work_and_the_agent(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> None:
+def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path, forked: bool) -> None:
     async def scenario() -> None:
-        async with stage(tmp_path, "echo before; sleep 600") as (control, provider, spec):
+        async with stage(tmp_path, "echo before; sleep 600", forked=forked) as (
+            control,
+            provider,
+            spec,
+        ):
             await provider.launch(spec)
             await control.hears("running")
             async with patience():
@@ -182,10 +200,12 @@ def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_path: Path) -> None:
+def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(
+    tmp_path: Path, forked: bool
+) -> None:
     async def scenario() -> None:
         async with stage(
-            tmp_path, "until [ -e ../go ]; do sleep 0.02; done; echo done; exit 7"
+            tmp_path, "until [ -e ../go ]; do sleep 0.02; done; echo done; exit 7", forked=forked
         ) as stood:
             control, provider, spec = stood
             await provider.launch(spec)
@@ -204,5 +224,78 @@ def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_pat
             assert (exited["outcome"], exited["exit_code"]) == ("exit", 7)
             assert control.log == b"done\n"
             assert seen.exit_code == 7
+
+    asyncio.run(scenario())
+
+
+def describe(pid: int, gang: str) -> dict[str, object]:
+    """What other programs see of an agent, without what differs between two gangs."""
+    proc = Path(f"/proc/{pid}")
+    masks = ("SigBlk", "SigIgn", "SigCgt", "Umask", "NoNewPrivs", "Groups")
+    status = [line.split(":") for line in (proc / "status").read_text().splitlines()]
+    texts = [(proc / name).read_text().rstrip("\0") for name in ("cmdline", "environ")]
+    return {
+        **{name: value for name, value in status if name in masks},
+        "arguments and environment": [text.replace(gang, "GANG").split("\0") for text in texts],
+        "folder": os.readlink(proc / "cwd"),
+        "files": sorted(os.readlink(each).split(":")[0] for each in (proc / "fd").iterdir()),
+        "is in a session of its own": os.getsid(pid) == pid,
+    }
+
+
+def test_a_forked_agent_is_like_one_that_was_started_by_itself(tmp_path: Path) -> None:
+    """The first agent is a program of its own, the second a fork. The first work leaves behind what
+    it can, and its agent is killed."""
+    change = "umask 0; export LEFT=1; cd /; exec 9</dev/null; sleep 600 & "
+    look = "echo $LEFT; umask; ls /proc/self/fd | wc -l; ls; (cd ..; pwd)"
+    found = []
+
+    async def scenario() -> None:
+        async with stage(tmp_path, f"{look}; {change} wait") as (control, provider, spec):
+            local = tmp_path / "providers" / "local"
+            for number in (1, 2):
+                gang = replace(spec, name=f"rm-ours-{number}")
+                await provider.launch(gang)
+                await control.hears("running")
+                async with patience():
+                    while not control.log.endswith(b"/0\n"):
+                        await asyncio.sleep(0.01)
+                (seen,) = await provider.gangs(gang.name)
+                pid = int(seen.nodes[0].engine_id)
+                view = describe(pid, gang.name)
+                view["files"] = [
+                    each.replace(str(local / "agents" / gang.name), "PRIVATE")
+                    for each in view["files"]  # type: ignore[attr-defined]
+                ]
+                found.append((view, control.log.decode().replace(gang.name, "GANG")))
+                os.kill(pid, signal.SIGKILL)
+                await ended(provider, gang.name)
+                assert processes.list_marked(gang.name, 0) == []
+                control.said, control.log = [], b""
+
+    asyncio.run(scenario())
+    assert found[0] == found[1]
+    assert found[0][1].startswith("\n0022\n")
+
+
+def test_agents_outlive_their_fork_server_and_others_start_without_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stage(tmp_path, "sleep 600", forked=True) as (control, provider, spec):
+            await provider.launch(spec)
+            await control.hears("running")
+            server = provider._gang_store._fork_server
+            assert server is not None
+            assert server._process is not None
+            (seen,) = await provider.gangs(spec.name)
+            processes.send(server._process, signal.SIGKILL)
+            next_one = replace(spec, name="rm-ours-2")
+            await provider.launch(next_one)
+            (later,) = await provider.gangs(next_one.name)
+            assert later.state is GangState.RUNNING
+            (again,) = await provider.gangs(spec.name)
+            assert again == seen
+            for name in (spec.name, next_one.name):
+                await provider.remove(name)
+                assert (await ended(provider, name)).reason == "removed"
 
     asyncio.run(scenario())

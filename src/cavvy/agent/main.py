@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> int:
     answer, and 1 if messages remain for a different reason.
 
     With `--separates`, only test whether this machine can separate work, and print the obstacle, if
-    any. With `--protects`, only print what this machine can do to hide a folder.
+    any. With `--protects`, only print what this machine can do to hide a folder. With `--forks`,
+    start agents on request, as `fork_server` describes.
     """
     if arguments[:1] == ["--protects"] and len(arguments) == 3:
         from .work.hide import find_ability
@@ -55,6 +56,10 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(find_obstacle(*arguments[1:]) + "\n")
         sys.stdout.flush()
         return 0
+    if arguments[:1] == ["--forks"]:
+        from .fork_server import serve_forks
+
+        return serve_forks()
     deliver = "--deliver" in arguments
     paths = [argument for argument in arguments if argument != "--deliver"]
     if len(paths) != 1:

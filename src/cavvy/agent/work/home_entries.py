@@ -171,9 +171,10 @@ class HomeEntries:
 
     def _choose(self, home: str, names: list[str]) -> Iterator[str]:
         """Yield the names of entries that nothing obeys in the home folder."""
-        text, named, packages = None, [], _list_packages(home)
+        text, named, packages = None, [], None
         for name in [each for each in names if is_data(each)][:MOST_CHOSEN]:
             path = f"{home}/{name}"
+            packages = _list_packages(home) if packages is None else packages
             if _is_module(name, packages):
                 continue
             if text is None:

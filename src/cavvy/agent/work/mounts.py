@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from functools import lru_cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ctypes
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
@@ -50,12 +55,19 @@ def list_programs() -> list[str]:
 
 def call(name: str, *arguments: object) -> None:
     """Call a function of the C library. Raises OSError."""
+    if getattr(load_library(), name)(*arguments):
+        from ctypes import get_errno
+
+        number = get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+@lru_cache(maxsize=None)  # noqa: UP033  agents also run on Python 3.8
+def load_library() -> ctypes.CDLL:
+    """Return the C library. To load it takes longer than a call."""
     import ctypes
 
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    if function(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> None:
@@ -97,7 +109,7 @@ def _set_read_only(path: str, flags: int) -> bool:
     import ctypes
     import struct
 
-    library, attributes = ctypes.CDLL(None), struct.pack("QQQQ", _ATTRIBUTE_READ_ONLY, 0, 0, 0)
+    library, attributes = load_library(), struct.pack("QQQQ", _ATTRIBUTE_READ_ONLY, 0, 0, 0)
     number, size = ctypes.c_long(_MOUNT_SETATTR), ctypes.c_size_t(len(attributes))
     where = os.fsencode(path)
     return bool(library.syscall(number, _AT_FDCWD, where, flags, attributes, size) == 0)

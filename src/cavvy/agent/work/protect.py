@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import sys
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch, translate
+from functools import lru_cache
 from glob import escape, glob
 
 from . import mounts
@@ -490,8 +493,6 @@ def _cover(folder: str) -> None:
 def is_needed(path: str) -> bool:
     """Return whether programs need the socket at `path` to look up names, or to use a GPU. Only
     folders below those for sockets count, because a user's name or folder may be called alike."""
-    from fnmatch import fnmatch
-
     name = os.path.dirname(path.removeprefix("/var"))
     if mounts.contains("/lib/sss", name):
         return True
@@ -519,20 +520,21 @@ def _list_sockets() -> list[str]:
 
 def _hide_devices() -> None:
     """Hide disks, memory and keyboards, which root's work could open."""
+    named = compile_devices()
     found = [f"{folder}/{name}" for folder, _, names in os.walk("/dev") for name in names]
     for path in found:
         with suppress(OSError):
             kind = os.lstat(path).st_mode
-            named = any(_matches(path, name) for name in DEVICES)
-            usable = os.access(path, os.R_OK) or os.access(path, os.W_OK)
-            if usable and (stat.S_ISBLK(kind) or (stat.S_ISCHR(kind) and named)):
+            if not (stat.S_ISBLK(kind) or (stat.S_ISCHR(kind) and named.match(path[5:]))):
+                continue
+            if os.access(path, os.R_OK) or os.access(path, os.W_OK):
                 mounts.bind("/dev/null", path)
 
 
-def _matches(path: str, pattern: str) -> bool:
-    from fnmatch import fnmatch
-
-    return fnmatch(path[5:], pattern)
+@lru_cache(maxsize=None)  # noqa: UP033  agents also run on Python 3.8
+def compile_devices() -> re.Pattern[str]:
+    """Return a pattern of the names in DEVICES."""
+    return re.compile("|".join(map(translate, DEVICES)))
 
 
 def _is_writable(path: str) -> bool:

@@ -25,7 +25,7 @@ from cavvy.providers.hosts.records import AgentExit, note, read, read_file, sett
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 from cavvy.providers.hosts.supervisor.service import PARTS_SLACK, find_death
 from cavvy.providers.local import processes
-from cavvy.providers.local.processes import LocalProcess
+from cavvy.providers.local.processes import ForkServer, LocalProcess
 from cavvy.providers.local.records import (
     LastDelivery,
     LocalGangEnd,
@@ -99,6 +99,8 @@ class LocalGangStore(Struct):
     engine: Callable[[], str | None]  # returns "podman" or "docker", whichever works now, or None
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
+    _fork_server: ForkServer | None = None  # starts all agents of `make_command` but the first
+    _has_started: bool = False
     _seen_alive: set[LocalProcess] = field(default_factory=set)
     # (gang, rank) -> the time since which the agent has been dead while its processes still run
     _orphaned: dict[tuple[str, int], datetime] = field(default_factory=dict)
@@ -176,8 +178,10 @@ class LocalGangStore(Struct):
             )
 
     def close(self) -> None:
-        """Write the records that were delayed by a full disk."""
+        """Write the records that were delayed by a full disk, and end the fork server."""
         with self._alone(), suppress(OSError):
+            if self._fork_server is not None:
+                self._fork_server.close()
             self._forget()
 
     def empty_trash(self) -> None:
@@ -280,7 +284,24 @@ class LocalGangStore(Struct):
         folder = self._folder(gang) / str(number)
         environ = {**self.environ, GANG_MARK: gang, RANK_MARK: str(number)}
         command = [*self.command, *options, str(folder / "config.json")]
-        return processes.start(command, environ, folder / "agent.log")
+        log = folder / "agent.log"
+        if self._has_started and processes.forks(self.command):
+            if self._fork_server is None:
+                self._fork_server = ForkServer(self.environ)
+            process = self._fork_server.start(command, environ, log)
+            process = process or processes.find_command(command[-1])
+            if process is not None:
+                return process
+        self._has_started = True
+        return processes.start(command, environ, log)
+
+    def _reap(self, process: LocalProcess) -> int | None:
+        """Reap an agent. Return the agent's exit code, or None if it is still running or was
+        started by an earlier server."""
+        code = processes.reap(process)
+        if code is None and self._fork_server is not None:
+            code = self._fork_server.reap(process)
+        return code
 
     def _undo(self, intent: LocalIntent) -> None:
         """Kill the agents that were started, because a gang starts as a whole or not at all."""
@@ -349,7 +370,7 @@ class LocalGangStore(Struct):
             return rank
         if process is None and not _was_started(folder) and removal is None:
             return rank
-        in_order = process is not None and processes.reap(process) == 0
+        in_order = process is not None and self._reap(process) == 0
         if (not in_order or overdue) and (
             waited := self._rest_lives(intent.name, number, overdue)
         ) is not None:
@@ -423,7 +444,7 @@ class LocalGangStore(Struct):
         ):
             return None
         tries = last.tries if last is not None else 0
-        if last is not None and (processes.reap(last.process) == 0 or tries >= DELIVERIES):
+        if last is not None and (self._reap(last.process) == 0 or tries >= DELIVERIES):
             note(folder / "deliver.json", replace(last, done=True))
             return None
         courier = self._spawn(gang, number, ("--deliver",))

@@ -6,20 +6,27 @@ information about processes is read from /proc; on other systems, it is read fro
 slower.
 """
 
+import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from cavvy.agent.bundle import make_command
 from cavvy.domain.values import Struct
 from cavvy.providers.hosts.supervisor import processes as supervised
 from cavvy.providers.hosts.supervisor.files import read_text
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 
 _HAS_PROC = Path("/proc/self/stat").exists()
+_ANSWER_S = 30.0  # how long a fork server may take to start and to answer
+# Longer than any path of a configuration, and than the value of a mark: the arguments and the
+# environment of an agent must fit into those of the fork server.
+_LONGEST_PATH, _LONGEST_MARK = 4096, 255
 _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
@@ -32,9 +39,11 @@ class LocalProcess(Struct, frozen=True):
     start: str
 
 
-def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> LocalProcess:
-    """Start a program in a new session. The program's input is empty, and the output is appended to
-    a file. Raises OSError.
+def start(
+    command: Sequence[str], environ: Mapping[str, str], output: Path, input_fd: int = -1
+) -> LocalProcess:
+    """Start a program in a new session. The program's input is empty unless `input_fd` is set, and
+    the output is appended to a file. Raises OSError.
 
     posix_spawn does not copy the server's memory map, so the start takes well under a millisecond.
     """
@@ -43,7 +52,9 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
     log = os.open(output, flags, 0o600)
     try:
         actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+            if input_fd < 0
+            else (os.POSIX_SPAWN_DUP2, input_fd, 0),
             (os.POSIX_SPAWN_DUP2, log, 1),
             (os.POSIX_SPAWN_DUP2, log, 2),
         ]
@@ -64,6 +75,73 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
     return found
 
 
+class ForkServer:
+    """A process that forks into agents of this installation (`cavvy.agent.fork_server`), in less
+    time than a new program needs to start. The agents are not children of this process. If the
+    server of an installation ends, its fork server ends too, and its agents go on.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._process: LocalProcess | None = None
+        self._line: socket.socket | None = None
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], output: Path
+    ) -> LocalProcess | None:
+        """Start an agent as the function `start` does. Return None if this is impossible now; then
+        no agent was started, except one that `find_command` finds.
+        """
+        try:
+            if self._line is None:
+                self._open()
+            asked = {"arguments": [*command], "environ": {**environ}, "output": str(output)}
+            pid = self._ask(asked).get("pid")
+        except (OSError, ValueError):
+            self.close()
+            return None
+        return None if pid is None else _identify(pid)[0]
+
+    def reap(self, process: LocalProcess) -> int | None:
+        """Reap an agent of this fork server, as the function `reap` does."""
+        if self._line is None or _identify(process.pid) != (process, True):
+            return None
+        try:
+            status = self._ask({"reap": process.pid}).get("status")
+        except (OSError, ValueError):
+            self.close()
+            return None
+        return None if status is None else _read_status(status)
+
+    def close(self) -> None:
+        """End the fork server."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._process is not None:
+            send(self._process, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(self._process.pid, 0)
+            self._process = None
+
+    def _open(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._line.settimeout(_ANSWER_S)
+            marks = dict.fromkeys((GANG_MARK, RANK_MARK), "-" * _LONGEST_MARK)
+            command = [*make_command(), "--forks", "-" * _LONGEST_PATH]
+            environ = {**self._environ, **marks}
+            self._process = start(command, environ, Path(os.devnull), theirs.fileno())
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, int | None]:
+        assert self._line is not None
+        self._line.sendall(json.dumps(request).encode())
+        answer = self._line.recv(65536)
+        if not answer:
+            raise BrokenPipeError
+        return {key: value for key, value in json.loads(answer).items() if key != "error"}
+
+
 def find(pid: int) -> LocalProcess | None:
     """Return the running process with this PID, or None. A zombie does not count as running."""
     found, zombie = _identify(pid)
@@ -73,6 +151,11 @@ def find(pid: int) -> LocalProcess | None:
 def lives(process: LocalProcess) -> bool:
     """Return whether this process is still running."""
     return find(process.pid) == process
+
+
+def forks(command: Sequence[str]) -> bool:
+    """Return whether a fork server can start agents with this command here."""
+    return _HAS_PROC and list(command) == make_command()
 
 
 def reap(process: LocalProcess) -> int | None:
@@ -85,8 +168,12 @@ def reap(process: LocalProcess) -> int | None:
         pid, status = os.waitpid(process.pid, os.WNOHANG)
     except ChildProcessError:
         return None
+    return None if pid == 0 else _read_status(status)
+
+
+def _read_status(status: int) -> int:
     code = os.waitstatus_to_exitcode(status)
-    return None if pid == 0 else code if code >= 0 else 128 - code
+    return code if code >= 0 else 128 - code
 
 
 def send(process: LocalProcess, number: signal.Signals) -> None:
