@@ -47,8 +47,31 @@ async def test_shares_and_use_of_projects(api: Api) -> None:
 
 
 async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -> None:
-    for wrong in ({"share": -1}, {"max_gpus": 1e7}, {"user_jobs": 1.5}, {"quota_gpus": "2"}):
+    for wrong in (
+        {"share": -1},
+        {"max_gpus": 1e7},
+        {"user_jobs": 1.5},
+        {"quota_gpus": "2"},
+        {"user_waiting": -1},
+        {"max_micros_per_hour": -1},
+        {"quota_accelerators": {"H100": -1}},
+        {"user_accelerators": {"H100": 1, "h100": 2}},
+        {"max_accelerators": {"A100-80GB": 1}},
+    ):
         assert await put(api, "p", **wrong) == 422
+    wrong = {"max_accelerators": {"H10O": 1}}
+    answer = await api.http.put("/v1/projects/p/policy", json=wrong)
+    assert answer.json()["hint"] == "did you mean H100?"
+    named = {"h100": 1, "RTX 4090": 2, "A100-SXM4": 3, "h100-sxm": 4, "TPU": 5}
+    assert await put(api, "q", max_accelerators=named) == 204
+    (own,) = (await api.http.get("/v1/projects/q/policy")).json()
+    assert own["max_accelerators"] == {
+        "H100": 1,
+        "RTX4090": 2,
+        "A100": 3,
+        "H100-SXM": 4,
+        "tpu": 5,
+    }
     answer = await api.http.put("/v1/policy", json={"share": 2})
     assert (answer.status_code, "-p PROJECT" in answer.json()["hint"]) == (422, True)
     assert await put(api, "p", user_jobs=1) == 204
@@ -62,6 +85,47 @@ async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -
     await until(lambda: _equal(waiting, [reason]))
     assert await put(api, "p", user_jobs=None) == 204
     await until(lambda: _equal(waiting, []))
+
+
+async def test_a_quota_fits_into_the_quotas_and_limits_above_it(api: Api) -> None:
+    assert (await api.http.post("/v1/projects", json={"name": "top"})).status_code == 201
+    below = {"name": "below", "parent": "top"}
+    assert (await api.http.post("/v1/projects", json=below)).status_code == 201
+    assert await put(api, "top", quota_accelerators={"H100": 8}, max_gpus=16) == 204
+
+    async def refuse(project: str, **rules: Any) -> str:
+        answer = await api.http.put(f"/v1/projects/{project}/policy", json=rules)
+        assert answer.status_code == 422
+        return str(answer.json()["message"])
+
+    assert await refuse("below", quota_accelerators={"H100": 9}) == (
+        "the quota of project below is 9 H100, but project top has a quota of 8 H100"
+    )
+    assert await refuse("below", quota_gpus=17) == (
+        "the quota of project below is 17 GPUs, but project top has a limit of 16 GPUs"
+    )
+    assert await put(api, "below", quota_accelerators={"H100": 6}, quota_gpus=16) == 204
+    assert "below is 6 H100" in await refuse("top", quota_accelerators={"H100": 5})
+    assert "below is 16 GPUs" in await refuse("top", max_gpus=15)
+    assert "a limit of 1 GPUs" in await refuse("below", max_gpus=1)
+    assert await put(api, "below", user_jobs=1) == 204
+
+
+async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
+    assert await put(api, "p", user_waiting=2) == 204
+    await begin(api, "q", "q")
+    await until(lambda: is_full(api))
+    assert (await api.post_job(JOB, project="p", user="ann")).status_code == 201
+    array = {"run": "true", "array": "0-1"}
+    refused = await api.post_job(str(array), project="p", user="ann")
+    assert (refused.status_code, refused.json()["code"]) == (403, "policy-refused")
+    assert refused.json()["message"] == (
+        "project p allows each user at most 2 waiting jobs: ann has 1, and the submission adds 2"
+    )
+    assert (await api.post_job(JOB, project="p", user="ann")).status_code == 201
+    assert (await api.post_job(JOB, project="p", user="ann")).status_code == 403
+    for project, user in (("p", "bob"), ("q", "ann")):
+        assert (await api.post_job(JOB, project=project, user=user)).status_code == 201
 
 
 async def _equal(read: Callable[[], Awaitable[list[str]]], expected: list[str]) -> bool:
@@ -88,6 +152,16 @@ async def test_no_project_can_raise_its_own_share(api: Api) -> None:
     assert await send(above, "team", share=0.5) == 204
     assert await send(own, "team", user_jobs=4) == 204
     assert [await send(own, "team"), await send(own, "team", share=None)] == [403] * 2
+    for rule in ({"quota_accelerators": {"H100": 1}}, {"quota_micros_per_hour": 1}):
+        assert (await send(own, "team", **rule), await send(above, "team", **rule)) == (403, 204)
+    # its limits, too: it may lower them, and must not lift them
+    for lower, higher in (
+        ({"max_gpus": 8}, {"max_gpus": 9}),
+        ({"max_accelerators": {"H100": 8}}, {"max_accelerators": {"A100": 8}}),
+        ({"max_micros_per_hour": 5}, {"max_micros_per_hour": None}),
+    ):
+        assert [await send(own, "team", **each) for each in (lower, higher)] == [204, 403]
+        assert await send(above, "team", **higher) == 204
     assert await send(above, "company", share=2) == 403
     assert await send(above, "team") == 204
 

@@ -21,7 +21,7 @@ from tests.contract.store_suite import (
 
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
 from cavvy.domain.services import name_replica
-from cavvy.domain.shares import WITHOUT_GPU, HeldShare, ProjectUse, QueueRow
+from cavvy.domain.shares import WITHOUT_GPU, HeldGang, HeldShare, ProjectUse, QueueRow, share_of
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobLimits,
@@ -597,12 +597,19 @@ async def test_what_projects_hold_and_have_used(store: Store) -> None:
     await begin(store, kept, phase=AttemptPhase.KEPT)
     await begin(store, await submit(store, "j3", project="q"), phase=AttemptPhase.ENDED)
     assert await store.queue.held() == [HeldShare("p", "ann", WITHOUT_GPU, 1, WITHOUT_GPU)]
+    held = [
+        HeldGang("p", "ann", share_of(attempt.offer, attempt.nodes, WITHOUT_GPU), idle=idle)
+        for idle in (False, True)
+    ]
+    assert await store.queue.held_gangs() == held
+    assert await store.queue.count_waiting("ann") == {}
     await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
     assert await store.queue.held() == [HeldShare("p", "ann", 0, 0, WITHOUT_GPU)]
     gangs = [await begin(store, job, number) for number in (2, 3)]  # one of them is a standby gang
     assert await store.queue.held() == [HeldShare("p", "ann", 2 * WITHOUT_GPU, 1, WITHOUT_GPU)]
     gangs.append(await begin(store, await submit(store, "j4", user="ann")))  # it waits again
     assert await store.queue.held() == [HeldShare("p", "ann", 3 * WITHOUT_GPU, 1, WITHOUT_GPU)]
+    assert await store.queue.count_waiting("ann") == {"p": 1}
     ended = [replace(each, phase=AttemptPhase.ENDED) for each in gangs]
     await store.commit(AtomicWrite(attempts=ended))
     use = ProjectUse(gpu_hours=1.5, held=2, at=NOW)

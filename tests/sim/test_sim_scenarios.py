@@ -424,6 +424,39 @@ def test_a_limit_keeps_the_jobs_of_a_project_waiting_and_no_others() -> None:
         assert begin >= end
 
 
+def test_limits_count_accelerators_and_dollars_of_the_offers() -> None:
+    """A job takes another accelerator if the limit of one is reached; else it waits, and later jobs
+    that need something else do not."""
+    sold = [
+        replace(DEAR, instance_type=name, accelerator=name, accelerator_count=1, rate=rate)
+        for name, rate in (("H100", HourlyRate(3_000_000)), ("A100", HourlyRate(1_000_000)))
+    ]
+    sold = [replace(each, accelerator_memory_mib=81920) for each in sold]
+
+    def needs(*names: str) -> ResourceSpec:
+        return ResourceSpec(accelerators=tuple(AcceleratorNeed(name=each) for each in names))
+
+    policy = ProjectPolicy(max_accelerators={"H100": 2.0}, user_micros_per_hour=8_000_000)
+    h100, a100, both = needs("H100"), needs("A100"), needs("A100", "H100")
+    jobs = [task(1000, name=f"h{n}", resources=h100) for n in range(4)]
+    jobs += [task(1000, name=f"a{n}", resources=a100) for n in range(4)]
+    jobs += [task(1000, name="any", resources=both)]
+    ending = run_scenario(*jobs, offers=tuple(sold), policies=(BoundPolicy("", policy),))
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
+    spans = [
+        (each.created_at, each.ended_at or START, each.offer)
+        for trace in ending.traces
+        for each in trace.attempts
+    ]
+    for at, _, _ in spans:
+        held = [offer for begin, end, offer in spans if begin <= at < end]
+        assert sum(offer.accelerator == "H100" for offer in held) <= 2
+        assert sum(offer.rate.micros_per_hour for offer in held) <= 8_000_000
+    first = [trace.job.name for trace in ending.traces if trace.attempts[0].created_at == START]
+    assert len(first) == 4
+    assert {"h0", "h1", "a0", "a1"} == {*first}
+
+
 def test_jobs_that_wait_for_something_else_do_not_count_toward_limits() -> None:
     """A job that finds no capacity holds nothing, so later jobs of its user may start."""
     gpu = AcceleratorNeed(name="H100", count_min=1)

@@ -437,6 +437,14 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
     assert (asked[0].share, asked[0].quota_gpus, asked[0].user_jobs) == (0.5, 16, 4)
     assert run("policy", "set", "--share", "any", "--max-gpus", "0").exit_code == 0
     assert (asked[1].share, asked[1].max_gpus) == (None, 0)
+    given = ["--quota", "24,H100=8,A100=16", "--max-gpus", "any", "--max-spend", "40"]
+    assert run("policy", "set", *given, "--user-waiting", "9").exit_code == 0
+    assert (asked[2].quota_gpus, asked[2].quota_accelerators) == (24, {"H100": 8, "A100": 16})
+    assert (asked[2].max_gpus, asked[2].max_accelerators) == (None, {})
+    assert (asked[2].max_micros_per_hour, asked[2].user_waiting) == (40_000_000, 9)
+    for text in ("H100=8,H100=9", "8,9", "H100=", "=8", "H100=-1", "H100=nan", ""):
+        refused = run("policy", "set", "--user-gpus", text)
+        assert (refused.exit_code, "for example --user-gpus 16" in refused.stderr) == (2, True)
     for option, text in (
         ("share", "-1"),
         ("quota", "nan"),

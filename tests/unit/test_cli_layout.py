@@ -114,6 +114,9 @@ POLICY = policy_wire.ProjectPolicyView(
     max_gpus=16384,
     user_gpus=0.125,
     user_jobs=1000,
+    user_waiting=10_000,
+    quota_accelerators={"RTX-PRO-6000": 1024, "H100": 8},
+    max_micros_per_hour=12_345_678_000_000,
 )
 ARRAY = array_wire.ArrayDetail(
     array=wire.JobListing(

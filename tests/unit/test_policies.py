@@ -186,6 +186,11 @@ def test_every_field_of_a_policy_restricts_something() -> None:
     }
     # restrict no offers; see test_control_retention and test_shares
     others = {"keep_jobs_days", "share", "quota_gpus", "max_gpus", "user_gpus", "user_jobs"}
+    others |= {"user_waiting"} | {
+        f"{whose}_{what}"
+        for whose in ("quota", "max", "user")
+        for what in ("accelerators", "micros_per_hour")
+    }
     assert set(strict) | others == {each.name for each in fields(ProjectPolicy)}
     task = replace(ON_GPU, image="python")
     assert explain_policy(bound(), task, GPU) is None

@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.control.fair_queue import FRESH, FairQueue, QueuePlace, advance, find_changes
-from cavvy.domain.shares import HeldShare, ProjectUse, QueueRow
-from cavvy.scheduler.shares import QueueTurn, ShareBook, ShareRule, decay, give_turns
+from cavvy.domain.shares import GangShare, HeldGang, HeldShare, ProjectUse, QueueRow
+from cavvy.scheduler.shares import (
+    QueueTurn,
+    ShareBook,
+    ShareLimits,
+    ShareRule,
+    decay,
+    give_turns,
+)
 from cavvy.store.memory import MemoryStore
 from cavvy.store.queue import SqlQueue
 
@@ -237,6 +244,106 @@ def test_all_jobs_have_a_turn_and_no_limit_is_exceeded(
                 assert sum(row.size for row in mine) <= rule.user_limit
             if rule.user_jobs is not None:
                 assert len(mine) <= rule.user_jobs
+
+
+OFFERS = st.sampled_from(
+    [GangShare("H100", 1, 30), GangShare("H100-PCIe", 2, 20), GangShare("A100", 4, 10), GangShare()]
+)
+COUNTED = st.dictionaries(st.sampled_from(["H100", "A100", "$"]), st.integers(0, 60).map(float))
+OFFER_RULES = st.builds(ShareRule, limits=COUNTED, user_limits=COUNTED)
+
+
+@given(
+    ROWS,
+    TREES,
+    st.dictionaries(st.sampled_from(["", *"abcdef"]), OFFER_RULES, min_size=1),
+    st.lists(st.lists(OFFERS, max_size=3), min_size=30, max_size=30),
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xy"), OFFERS), max_size=5),
+)
+def test_no_limit_of_accelerators_and_dollars_is_exceeded(
+    waiting: list[QueueRow],
+    parents: Mapping[str, str | None],
+    rules: Mapping[str, ShareRule],
+    offered: list[list[GangShare]],
+    held: list[tuple[str, str, GangShare]],
+) -> None:
+    """Each job takes its first offer that the limits admit. What was held before may be above a
+    limit that was set later."""
+    limits = ShareLimits(
+        ShareBook(parents=parents, rules=rules, gangs=[HeldGang(*each) for each in held])
+    )
+    started: list[tuple[str, str, GangShare]] = []
+    for row, shares in zip(waiting, offered, strict=False):
+        share = next((each for each in shares if limits.admits(row, each)), None)
+        if share is not None:
+            limits.start_gang(row.project, row.user, share)
+            started.append((row.project, row.user, share))
+        for refused in shares if share is None else ():
+            assert "limit" in limits.hold(row, refused)
+            assert not limits.admits(row, refused)  # and no later job passes it
+
+    def count(name: str, gangs: list[tuple[str, str, GangShare]]) -> float:
+        found = [share for _, _, share in gangs]
+        if name == "$":
+            return sum(each.micros_per_hour for each in found)
+        return sum(each.gpus for each in found if each.accelerator.startswith(name))
+
+    for owner, rule in rules.items():
+        for user, bounds in ((None, rule.limits), ("x", rule.user_limits), ("y", rule.user_limits)):
+            old, new = (
+                [g for g in gangs if owner in line(g[0], parents) and user in (None, g[1])]
+                for gangs in (held, started)
+            )
+            for name, most in bounds.items():
+                assert count(name, old) + count(name, new) <= max(most, count(name, old))
+
+
+def test_limits_of_accelerators_order_jobs_that_accept_no_others() -> None:
+    """Jobs that accept a family wait for its limit before they are placed, and keep no jobs waiting
+    that accept more."""
+    rules = {"a": ShareRule(limits={"H100": 2})}
+    held = [HeldGang("a", "u", GangShare("H100-PCIe", 1, 0))]
+    waiting = [
+        QueueRow(str(n), "a", "u", 1.0, accelerators=names)
+        for n, names in enumerate([("H100",), ("H100-NVL",), ("H100", "A100"), (), ("A100",)])
+    ]
+    turns = {t.row.id: t.limit for t in give_turns(waiting, ShareBook(rules=rules, gangs=held))}
+    assert turns == {
+        **dict.fromkeys("0234", ""),
+        "1": "waits for the limit of project a: it holds 2 of at most 2 H100",
+    }
+
+
+def test_a_job_that_alone_costs_too_much_keeps_no_other_waiting() -> None:
+    limits = ShareLimits(ShareBook(rules={"a": ShareRule(user_limits={"$": 5e6})}))
+    row = QueueRow("0", "a", "ann", 1.0)
+    dear, cheap = GangShare("H100", 1, 6_000_000), GangShare("A100", 1, 3_000_000)
+    reason = "waits for the limit of project a: the job alone needs $6.00 of at most $5.00 an hour"
+    assert limits.hold(row, dear) == reason
+    assert limits.admits(row, cheap)
+    limits.start_gang("a", "ann", cheap)
+    reason = "waits for the limit of project a: user ann holds $3.00 of at most $5.00 an hour"
+    assert limits.hold(row, cheap) == reason
+    assert limits.admits(row, GangShare("L4", 1, 0))  # own machines cost nothing
+
+
+def test_quotas_of_accelerators_and_dollars_order_the_projects() -> None:
+    used = {"a": 1000.0}
+
+    def first(rule: ShareRule, *names: str, held: GangShare | None = None) -> str:
+        waiting = [QueueRow("b", "b", "u", 1.0), QueueRow("a", "a", "u", 1.0, accelerators=names)]
+        gangs = [HeldGang("a", "u", held)] if held else []
+        book = ShareBook(rules={"a": rule}, used_h=used, gangs=gangs)
+        return next(give_turns(waiting, book)).row.id
+
+    quota = ShareRule(quotas={"H100": 2})
+    assert first(quota, "H100") == "a"
+    assert first(quota, "A100") == first(quota) == "b"
+    assert first(quota, "H100", held=GangShare("H100", 2, 0)) == "b"
+    assert first(quota, "H100", held=GangShare("A100", 8, 0)) == "a"
+    assert first(ShareRule(quota=0, quotas={"H100": 2}), "H100") == "b"
+    assert first(ShareRule(quotas={"$": 10})) == "a"
+    assert first(ShareRule(quotas={"$": 10}), held=GangShare("L4", 1, 10)) == "b"
 
 
 def line(project: str, parents: Mapping[str, str | None]) -> set[str]:

@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from cavvy.client.policy_wire import ProjectPolicyView
 
 _ANY = "any"  # the value of an option that removes its restriction
-_NUMBERS = ("share", "quota", "max_gpus", "user_gpus", "user_jobs")  # of the queue
-_FIELDS = {"gpus": "accelerators", "quota": "quota_gpus"}  # other names in the policy
+# options of the queue: numbers, numbers of GPUs with their fields in the policy, and prices
+_NUMBERS = ("share", "user_jobs", "user_waiting")
+_GPUS = {
+    "quota": ("quota_gpus", "quota_accelerators"),
+    "max_gpus": ("max_gpus", "max_accelerators"),
+    "user_gpus": ("user_gpus", "user_accelerators"),
+}
+_SPENDS = {f"{name}_spend": f"{name}_micros_per_hour" for name in ("quota", "max", "user")}
+_NUMBER = r"[0-9]{1,7}([.][0-9]{1,6})?"
 _everywhere = click.option(
     "--all-projects", is_flag=True, help="The policy of the server, which applies to all projects."
 )
@@ -86,10 +93,24 @@ def show(project: str, all_projects: bool, output: str) -> None:
     help="The project's share in the queue, compared with the projects beside it; 1 without this "
     "option.",
 )
-@click.option("--quota", metavar="GPUS", help="GPUs up to which the project's jobs go first.")
-@click.option("--max-gpus", metavar="GPUS", help="The most GPUs in use at the same time.")
-@click.option("--user-gpus", metavar="GPUS", help="The most GPUs in use by each user.")
+@click.option(
+    "--quota",
+    metavar="GPUS",
+    help="GPUs up to which the project's jobs go first, such as 16, H100=8,A100=16 or 24,H100=8.",
+)
+@click.option(
+    "--quota-spend", metavar="USD", help="Dollars an hour up to which the project's jobs go first."
+)
+@click.option(
+    "--max-gpus", metavar="GPUS", help="The most GPUs in use at the same time, such as 64,H100=8."
+)
+@click.option("--max-spend", metavar="USD", help="The most that all nodes cost per hour.")
+@click.option(
+    "--user-gpus", metavar="GPUS", help="The most GPUs in use by each user, such as 8,H100=2."
+)
+@click.option("--user-spend", metavar="USD", help="The most that each user's nodes cost per hour.")
 @click.option("--user-jobs", metavar="JOBS", help="The most running jobs of each user.")
+@click.option("--user-waiting", metavar="JOBS", help="The most waiting jobs of each user.")
 def set_policy(
     project: str,
     all_projects: bool,
@@ -108,15 +129,12 @@ def set_policy(
     from cavvy.domain.units import format_count
 
     where = _read_where(project, everywhere=all_projects)
-    changes: dict[str, Any] = {
-        _FIELDS.get(name, name): _read_number(name, text)
-        if name in _NUMBERS
-        else _read_names(name, text)
-        for name, text in others.items()
-        if text is not None
-    }
+    changes: dict[str, Any] = {}
+    for name, text in others.items():
+        if text is not None:
+            changes |= _read_option(name, text)
     if max_price is not None:
-        changes["max_rate_micros_per_hour"] = _read_price(max_price)
+        changes["max_rate_micros_per_hour"] = _read_price("max-price", max_price)
     if image_digests is not None:
         changes["image_digests"] = image_digests
     if signed_by is not None:
@@ -227,7 +245,41 @@ def _note_unknown(regions: Sequence[str]) -> None:
             )
 
 
-def _read_price(text: str) -> int | None:
+def _read_option(name: str, text: str) -> dict[str, Any]:
+    """Return the fields of the policy that an option changes."""
+    if name in _GPUS:
+        return dict(zip(_GPUS[name], _read_gpus(name, text), strict=True))
+    if name in _SPENDS:
+        return {_SPENDS[name]: _read_price(name.replace("_", "-"), text)}
+    if name in _NUMBERS:
+        return {name: _read_number(name, text)}
+    return {"accelerators" if name == "gpus" else name: _read_names(name, text)}
+
+
+def _read_gpus(name: str, text: str) -> tuple[float | None, dict[str, float]]:
+    """Return the number of all GPUs, if `text` has one, and the numbers by accelerator."""
+    if text == _ANY:
+        return None, {}
+    option = name.replace("_", "-")
+    example = f"for example --{option} 16, --{option} H100=8,A100=16, or `any` to remove the value"
+    total, found = None, dict[str, float]()
+    for part in text.split(","):
+        accelerator, equals, number = part.strip().rpartition("=")
+        accelerator = accelerator.strip()
+        if not re.fullmatch(_NUMBER, number.strip()) or bool(equals) != bool(accelerator):
+            what = "is not a number from 0 to 1,000,000, or such a number as ACCELERATOR=NUMBER"
+            raise CommandFailure(f"--{option}: {part.strip()!r} {what}", example, exit_code=2)
+        if accelerator in found or (not equals and total is not None):
+            what = accelerator or "the number of all GPUs"
+            raise CommandFailure(f"--{option} has {what} twice", example, exit_code=2)
+        if equals:
+            found[accelerator] = float(number)
+        else:
+            total = float(number)
+    return total, found
+
+
+def _read_price(option: str, text: str) -> int | None:
     """Return the price in micro-dollars, or None for `any`."""
     from cavvy.domain.units import UnitError, parse_rate
 
@@ -236,8 +288,8 @@ def _read_price(text: str) -> int | None:
     try:
         return parse_rate(text).micros_per_hour
     except UnitError as error:
-        hint = "for example --max-price 12.50"
-        raise CommandFailure(f"--max-price: {error}", hint, exit_code=2) from error
+        hint = f"for example --{option} 12.50"
+        raise CommandFailure(f"--{option}: {error}", hint, exit_code=2) from error
 
 
 def _read_days(text: str) -> int | None:
@@ -254,10 +306,10 @@ def _read_days(text: str) -> int | None:
 
 def _read_number(name: str, text: str) -> float | int | None:
     """Return the number, or None for `any`."""
-    option, whole = name.replace("_", "-"), name == "user_jobs"
+    option, whole = name.replace("_", "-"), name != "share"
     if text == _ANY:
         return None
-    if not re.fullmatch(r"[0-9]{1,7}" if whole else r"[0-9]{1,7}([.][0-9]{1,6})?", text):
+    if not re.fullmatch(r"[0-9]{1,7}" if whole else _NUMBER, text):
         what = "whole number" if whole else "number"
         raise CommandFailure(
             f"--{option}: {text!r} is not a {what} from 0 to 1,000,000",
@@ -288,15 +340,28 @@ def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
         yield "nodes", f"up to {format_price(policy.max_rate_micros_per_hour / 1e6)} per hour"
     if policy.keep_jobs_days is not None:
         yield "ended jobs", _say_days(policy.keep_jobs_days)
-    for name, value, words in (
-        ("queue", policy.share, "share {:g}"),
-        ("queue", policy.quota_gpus, "first up to {:g} GPUs"),
-        ("in use", policy.max_gpus, "at most {:g} GPUs"),
-        ("in use", policy.user_gpus, "at most {:g} GPUs of each user"),
-        ("running", policy.user_jobs, "at most {:g} jobs of each user"),
+    yield from _describe_queue(policy)
+
+
+def _describe_queue(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
+    from cavvy.domain.policies import say_amount
+
+    if policy.share is not None:
+        yield "queue", f"share {policy.share:g}"
+    quota = policy.quota_gpus, policy.quota_accelerators, policy.quota_micros_per_hour
+    most = policy.max_gpus, policy.max_accelerators, policy.max_micros_per_hour
+    user = policy.user_gpus, policy.user_accelerators, policy.user_micros_per_hour
+    for name, words, (total, by_accelerator, micros) in (
+        ("queue", "first up to {}", quota),
+        ("in use", "at most {}", most),
+        ("in use", "at most {} of each user", user),
     ):
+        for kind, amount in {"": total, **by_accelerator, "$": micros}.items():
+            if amount is not None:
+                yield name, words.format(say_amount(kind, amount))
+    for name, value in (("running", policy.user_jobs), ("waiting", policy.user_waiting)):
         if value is not None:
-            yield name, words.format(value)
+            yield name, f"at most {value} jobs of each user"
 
 
 def _say_days(days: int) -> str:

@@ -16,7 +16,10 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     with null, a parent project or the server decides. `share` is the
     project's weight in the queue among the projects with the same parent, 1 if null. Up to
     `quota_gpus` GPUs, the project's jobs go first. `max_gpus` is the most GPUs that its jobs hold
-    at the same time; `user_gpus` and `user_jobs` are the most GPUs and running jobs of each user.
+    at the same time; `user_gpus` and `user_jobs` are the most GPUs and running jobs of each user,
+    and `user_waiting` is the most of each user's jobs that wait. The fields with `accelerators` are
+    the same for the GPUs of one name, such as `{"H100": 8}`, and those with `micros_per_hour` for
+    the price of all nodes together in micro-dollars an hour.
     """
 
     providers: list[str] | UnsetType = UNSET
@@ -32,6 +35,13 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     max_gpus: float | UnsetType | None = UNSET
     user_gpus: float | UnsetType | None = UNSET
     user_jobs: int | UnsetType | None = UNSET
+    user_waiting: int | UnsetType | None = UNSET
+    quota_accelerators: dict[str, float] | UnsetType = UNSET
+    max_accelerators: dict[str, float] | UnsetType = UNSET
+    user_accelerators: dict[str, float] | UnsetType = UNSET
+    quota_micros_per_hour: int | UnsetType | None = UNSET
+    max_micros_per_hour: int | UnsetType | None = UNSET
+    user_micros_per_hour: int | UnsetType | None = UNSET
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):
@@ -51,6 +61,13 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
     max_gpus: float | None = None
     user_gpus: float | None = None
     user_jobs: int | None = None
+    user_waiting: int | None = None
+    quota_accelerators: dict[str, float] = field(default_factory=dict)
+    max_accelerators: dict[str, float] = field(default_factory=dict)
+    user_accelerators: dict[str, float] = field(default_factory=dict)
+    quota_micros_per_hour: int | None = None
+    max_micros_per_hour: int | None = None
+    user_micros_per_hour: int | None = None
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:

@@ -9,11 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from cavvy.domain.policies import PolicyBook
-from cavvy.domain.shares import MIN_RUN, ProjectUse, QueueRow
-from cavvy.domain.values import Struct
+from cavvy.domain.policies import PolicyBook, ProjectPolicy
+from cavvy.domain.shares import DOLLARS, MIN_RUN, ProjectUse, QueueRow, accelerators_of_task
+from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.shares import (
     SLACK,
+    Amounts,
     ProjectStanding,
     QueueTurn,
     ShareBook,
@@ -26,21 +27,35 @@ from cavvy.store.sql import Store
 
 # How long the order of each thousand waiting jobs is used again, as all users may ask at once.
 FRESH = timedelta(milliseconds=50)
+_MOST_KNOWN = 100_000  # waiting jobs whose accelerators are kept
+_AT_ONCE = 1000  # jobs that are read at once
 _CLOCKS = timedelta(minutes=1)  # by which the clocks of several servers may differ
 
 
 def make_rules(policies: PolicyBook) -> Mapping[str, ShareRule]:
     """Return what each project with a policy may use."""
-    return {
-        bound.project: ShareRule(
-            weight=1.0 if bound.policy.share is None else bound.policy.share,
-            quota=bound.policy.quota_gpus,
-            limit=bound.policy.max_gpus,
-            user_limit=bound.policy.user_gpus,
-            user_jobs=bound.policy.user_jobs,
-        )
-        for bound in policies
-    }
+    return {each.project: _make_rule(each.policy) for each in policies}
+
+
+def _need_gangs(rules: Mapping[str, ShareRule]) -> bool:
+    return any(each.needs_gangs for each in rules.values())
+
+
+def _make_rule(policy: ProjectPolicy) -> ShareRule:
+    return ShareRule(
+        weight=1.0 if policy.share is None else policy.share,
+        quota=policy.quota_gpus,
+        limit=policy.max_gpus,
+        user_limit=policy.user_gpus,
+        user_jobs=policy.user_jobs,
+        quotas=_join(policy.quota_accelerators, policy.quota_micros_per_hour),
+        limits=_join(policy.max_accelerators, policy.max_micros_per_hour),
+        user_limits=_join(policy.user_accelerators, policy.user_micros_per_hour),
+    )
+
+
+def _join(accelerators: Amounts, micros: int | None) -> Amounts:
+    return accelerators if micros is None else {**accelerators, DOLLARS: micros}
 
 
 def advance(
@@ -91,6 +106,7 @@ class FairQueue:
         self._places: Mapping[str, int] = {}
         self._absent: set[str] = set()  # jobs that were asked for, and were not waiting
         self._lined_up = datetime.min.replace(tzinfo=UTC)
+        self._accelerators: dict[str, tuple[str, ...]] = {}  # of waiting jobs, by their ID
 
     async def order_heads(self, limit: int, now: datetime) -> tuple[Sequence[QueueTurn], ShareBook]:
         """Return the next jobs in the order of their turns, and the state of all projects. At most
@@ -103,7 +119,7 @@ class FairQueue:
             await self._store.queue.put_used(changes)
         turns: list[QueueTurn] = []
         free = limited = 0
-        for turn in give_turns(rows, book):
+        for turn in give_turns(await self._name_accelerators(rows, book), book):
             if free == limit:
                 break
             if turn.limit and limited == limit:
@@ -138,7 +154,8 @@ class FairQueue:
             each not in self._places and each not in self._absent for each in job_ids
         ):
             self._book, _ = await self._read_book(now)
-            turns = [*give_turns(await self._store.queue.rows(now), self._book)]
+            rows = await self._name_accelerators(await self._store.queue.rows(now), self._book)
+            turns = [*give_turns(rows, self._book)]
             self._line = [each.row for each in sorted(turns, key=lambda turn: bool(turn.limit))]
             self._places = {row.id: place for place, row in enumerate(self._line)}
             self._absent = {each for each in job_ids if each not in self._places}
@@ -155,14 +172,30 @@ class FairQueue:
         book, _ = await self._read_book(now)
         return list_standings(await self._store.queue.rows(now), book), book
 
+    async def _name_accelerators(
+        self, rows: Sequence[QueueRow], book: ShareBook
+    ) -> Sequence[QueueRow]:
+        """Return the rows with the accelerators of their tasks, if a rule counts accelerators."""
+        if not _need_gangs(book.rules):
+            return rows
+        if len(self._accelerators) > _MOST_KNOWN:
+            self._accelerators.clear()
+        missing = [row.id for row in rows if row.id not in self._accelerators]
+        for at in range(0, len(missing), _AT_ONCE):
+            for job in await self._store.find_jobs(missing[at : at + _AT_ONCE]):
+                self._accelerators[job.id] = accelerators_of_task(job.task)
+        return [replace(row, accelerators=self._accelerators.get(row.id, ())) for row in rows]
+
     async def _read_book(self, now: datetime) -> tuple[ShareBook, Mapping[str, ProjectUse]]:
         """Return the state of all projects, and their use as it is stored."""
         policies, uses = await self._store.policies(), await self._store.queue.used()
+        rules = make_rules(policies)
         book = ShareBook(
             parents=policies.parents,
-            rules=make_rules(policies),
+            rules=rules,
             used_h=advance(uses, now, self.half_life),
             held=await self._store.queue.held(),
             running=await self._store.queue.running(),
+            gangs=await self._store.queue.held_gangs() if _need_gangs(rules) else (),
         )
         return book, uses

@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 from cavvy.autoscaler.node_pools import GrowPool, WaitForPool, decide_growth, explain_closed
 from cavvy.control.budgets import BudgetKeeper
@@ -64,7 +65,7 @@ from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
-from cavvy.domain.shares import QueueRow, size_of_task
+from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
@@ -131,6 +132,9 @@ class QueueReconciler:
         self._behind: set[str] = set()  # offers for which jobs were waiting in the last pass
         self._snapshot: MarketSnapshot | None = None
         self._arrivals = Arrivals()
+        # of the present pass: the limits of projects and users, and the needs that they refuse
+        self._limits = ShareLimits(ShareBook())
+        self._refused: dict[tuple[object, ...], str] = {}
 
     def delay_of_arrival(self) -> timedelta:
         """Return how long the first placement of a newly arrived job may wait. The method must be
@@ -182,7 +186,11 @@ class QueueReconciler:
                 _log.warning("job %s %s", event.job_id, event.text, extra=ids)
         self._behind = scheduler.blocked
         in_lines = [each for waits in lines for each in waits]
-        self._blocked = bool(stays) or any(not each.busy for each in in_lines)
+        self._blocked = (
+            bool(stays)
+            or any(not each.busy for each in in_lines)
+            or any(each.limited for each in limited)
+        )
         free = sum(_line_of(job) is None for job in head)
         more = free >= limit and len(stays) < free and not _is_full(stays, snapshot, scheduler)
         if more or len(in_lines) < len(head) - free:
@@ -206,7 +214,8 @@ class QueueReconciler:
         limited: list[QueueWait] = []
         lines: defaultdict[tuple[str, str, str], list[QueueWait]] = defaultdict(list)
         full = False
-        limits = ShareLimits(book)
+        limits = self._limits = ShareLimits(book)
+        self._refused = {}
         barred = await self._bar_jobs(head, now)
         for job in head:
             if job.id in barred:
@@ -227,7 +236,7 @@ class QueueReconciler:
             if stay is None:
                 limits.start(row)
             else:
-                waits.append(stay)
+                (limited if stay.limited else waits).append(stay)
             full = _is_full(stays, snapshot, scheduler)
             await self._clock.rest()
         return stays, lines.values(), limited
@@ -310,7 +319,8 @@ class QueueReconciler:
         Return why the job waits, or None if it does not wait.
         """
         policies = snapshot.market.policies.find(job.project)
-        match await self._machines.give_turn(job, now, policies):
+        limits = partial(self._count_gang, job)
+        match await self._machines.give_turn(job, now, policies, limits):
             case MachineIsBusy(reason=reason):
                 wait = JobWait(job=job, reason=reason, behind=())
                 return QueueWait(wait=wait, again_at=now + _MACHINE_POLL, busy=True)
@@ -334,8 +344,13 @@ class QueueReconciler:
         """Start the job on an offer. If no offer can ever fit, end the job as failed. If the job
         must wait, return the reason.
         """
+        if reason := self._refused.get(_needs_of(job)):
+            return _wait_for_limit(job, reason, now)
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         lines = await self._rank(job, found)
+        if (admitted := self._admit(job, lines)) is None:
+            return _wait_for_limit(job, self._refused[_needs_of(job)], now)
+        lines = admitted
         if job.task.pool is not None:
             found, lines = (
                 [(each, wait_for_offers(each, some)) for each, some in found],
@@ -348,12 +363,50 @@ class QueueReconciler:
             case Start(place=place, candidates=candidates):
                 if blocked := await self._find_block(job, place):
                     return blocked
+                if job.task.retry.parallel > 1:
+                    usable = {offer.key for _, offers in lines for offer in offers}
+                    offers = tuple(each for each in candidates.offers if each.key in usable)
+                    candidates = replace(candidates, offers=offers)
                 changes = place_job(place, candidates, snapshot, self._name_gang, now)
                 changes = replace(changes, machine=machine)
             case AdvanceJob():
                 changes = advance_job(job, decision, now)
         await self._commit(job, changes)
         return None
+
+    def _admit(
+        self, job: JobRecord, lines: Sequence[tuple[JobRecord, tuple[Offer, ...]]]
+    ) -> Sequence[tuple[JobRecord, tuple[Offer, ...]]] | None:
+        """Return the offers that the limits of projects and users allow, or None if they allow none
+        of them. Later jobs under the same limits then wait, too."""
+        if not self._limits.count_offers:
+            return lines
+        row = _make_row(job)
+        shares = {offer.key: _share_on(wish, offer) for wish, offers in lines for offer in offers}
+        kept = [
+            (wish, tuple(each for each in offers if self._limits.admits(row, shares[each.key])))
+            for wish, offers in lines
+        ]
+        if not shares or any(offers for _, offers in kept):
+            return kept
+        reasons = [self._limits.hold(row, each) for each in dict.fromkeys(shares.values())]
+        self._refused[_needs_of(job)] = reasons[0]
+        return None
+
+    def _within_limits(
+        self, job: JobRecord, allows: Callable[[Offer], bool]
+    ) -> Callable[[Offer], bool]:
+        row = _make_row(job)
+        return lambda offer: self._limits.admits(row, _share_on(job, offer)) and allows(offer)
+
+    def _count_gang(self, job: JobRecord, offer: Offer) -> str:
+        """Return why the limits keep the job from taking over a gang on this offer, or count it as
+        held and return ""."""
+        row, share = _make_row(job), _share_on(job, offer)
+        if not self._limits.admits(row, share):
+            return self._limits.hold(row, share)
+        self._limits.start_gang(job.project, job.user, share)
+        return ""
 
     async def _find_block(self, job: JobRecord, place: JobPlacement) -> QueueWait | None:
         """Return why the job must wait because of a budget. Offers that cost nothing are never
@@ -373,6 +426,8 @@ class QueueReconciler:
         await self._store.commit(make_write(changes))
         for attempt in changes.attempts:
             self._pool.place(attempt.gang, attempt.offer, attempt.nodes)
+            share = share_of(attempt.offer, attempt.nodes, size_of_task(job.task))
+            self._limits.start_gang(job.project, job.user, share)
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():
             self._notify(job.id, what)
@@ -394,8 +449,9 @@ class QueueReconciler:
         for each in jobs_of(job):
             situation, objections = await self._situation(each, now), self._pool.objections
             allows = find_allowed(each, snapshot, objections, situation, now)
-            found = await self._warm.find(each, allows)
+            found = await self._warm.find(each, self._within_limits(each, allows))
             if isinstance(found, WarmGang):
+                self._count_gang(each, found.attempt.offer)
                 await self._warm.hand_over(found, each, self._clock.now())
                 self._hint(job.id)
                 return found
@@ -494,6 +550,19 @@ def _make_row(job: JobRecord) -> QueueRow:
     return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
 
 
+def _share_on(wish: JobRecord, offer: Offer) -> GangShare:
+    """Return what the job would hold on the offer, with all gangs that start at the same time."""
+    gangs = 1 if offer.shared else max(1, wish.task.retry.parallel)
+    return share_of(offer, wish.task.nodes * gangs, size_of_task(wish.task))
+
+
+def _needs_of(job: JobRecord) -> tuple[object, ...]:
+    """Return what decides which offers a job may use: jobs with the same needs wait for the same
+    limits."""
+    task = job.task
+    return job.project, job.user, job.consented, task.resources, task.nodes, task.retry.parallel
+
+
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
     """Return whether to skip the remaining jobs. They are skipped if each offer already has a
     waiting job, and if the reasons of enough waiting jobs were computed for users.
@@ -512,6 +581,11 @@ def _wait_for_warm(job: JobRecord, soon: Attempt, now: datetime) -> QueueWait:
     reason = f"takes over the warm gang on {soon.offer.key} shortly"
     wait = JobWait(job=job, reason=reason, behind=())
     return QueueWait(wait=wait, again_at=now + _SOON)
+
+
+def _wait_for_limit(job: JobRecord, reason: str, now: datetime) -> QueueWait:
+    wait = JobWait(job=job, reason=reason, behind=())
+    return QueueWait(wait=wait, again_at=now + _LOOK_AGAIN, limited=True)
 
 
 def _wait_in_line(job: JobRecord, reason: str, again_at: datetime) -> QueueWait:

@@ -7,7 +7,10 @@ project with the lowest quotient has the next turn. A project that waits below i
 turn before all projects that do not. Past use decays with a half-life (Slurm's
 PriorityDecayHalfLife), so a project that used much long ago is not held back forever.
 
-Use is measured in GPU-hours (see `domain.shares` for nodes without GPUs).
+Use is measured in GPU-hours (see `domain.shares` for nodes without GPUs). Quotas and limits may
+also be set for accelerators by their names, and for dollars an hour. Which accelerator a job gets,
+and at what price, is known only when it is placed. Therefore `give_turns` applies those of
+accelerators only to jobs that accept nothing else, and `ShareLimits.hold` checks the offer.
 """
 
 from collections import Counter, defaultdict, deque
@@ -16,15 +19,20 @@ from datetime import timedelta
 from heapq import heapify, heappop, heapreplace
 from math import exp2, log
 
+from cavvy.catalog.accelerators import is_match, names_matching
 from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.authorization import list_line
-from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.domain.shares import DOLLARS, GPUS, GangShare, HeldGang, HeldShare, QueueRow
+from cavvy.domain.units import format_price
 from cavvy.domain.values import Struct, field
 
 # A job counts as if it ran for this many hours from now on. Without this, a project whose jobs have
 # just started would have used nothing yet, and would get all turns of one pass.
 _AHEAD_H = 1.0
 SLACK = 1e-9  # GPUs; sums of fractions are not exact in floating point
+
+JOBS = "jobs"  # counted by limits, beside what `domain.shares` names
+Amounts = Mapping[str, float]
 
 
 def decay(used_h: float, held: float, elapsed: timedelta, half_life: timedelta) -> float:
@@ -38,7 +46,8 @@ class ShareRule(Struct, frozen=True, kw_only=True):
     """What a project may use, together with the projects below it. `weight` is its share among the
     projects with the same parent. Below `quota` GPUs, its jobs go before those of projects that
     are not below theirs. It never holds more than `limit` GPUs. `user_limit` and `user_jobs` are
-    the most GPUs and running jobs of each user.
+    the most GPUs and running jobs of each user. `quotas`, `limits` and `user_limits` are the same
+    for the GPUs of each name and for `DOLLARS`.
     """
 
     weight: float = 1.0
@@ -46,18 +55,72 @@ class ShareRule(Struct, frozen=True, kw_only=True):
     limit: float | None = None
     user_limit: float | None = None
     user_jobs: int | None = None
+    quotas: Amounts = field(default_factory=dict)
+    limits: Amounts = field(default_factory=dict)
+    user_limits: Amounts = field(default_factory=dict)
+
+    @property
+    def needs_gangs(self) -> bool:
+        """Whether the rule counts what depends on the offers of gangs."""
+        return bool(self.quotas or self.limits or self.user_limits)
+
+    @property
+    def all_quotas(self) -> Amounts:
+        return self.quotas if self.quota is None else {GPUS: self.quota, **self.quotas}
+
+    @property
+    def bounds(self) -> Sequence[tuple[bool, str, float]]:
+        """The limits: whether each is one of each user, what it counts, and the most of it."""
+        singles = ((False, GPUS, self.limit), (True, GPUS, self.user_limit))
+        found = [*singles, (True, JOBS, self.user_jobs)]
+        found += [(False, name, most) for name, most in self.limits.items()]
+        found += [(True, name, most) for name, most in self.user_limits.items()]
+        return [(of_user, name, most) for of_user, name, most in found if most is not None]
+
+
+def list_amounts(
+    names: Iterable[str], share: GangShare, size: float | None = None
+) -> dict[str, float]:
+    """Return what a gang counts toward the quotas and limits with these names. `size` is its job's
+    size, which counts toward `GPUS`."""
+    found: dict[str, float] = {}
+    for name in names:
+        if name == DOLLARS:
+            found[name] = share.micros_per_hour
+        elif name == GPUS:
+            found[name] = share.gpus if size is None else size
+        elif share.accelerator and is_match(share.accelerator, name):
+            found[name] = share.gpus
+    return found
+
+
+def list_certain(names: Iterable[str], row: QueueRow) -> dict[str, float]:
+    """Return what a waiting job counts toward those of these names that count it on any offer:
+    `GPUS`, and accelerators if it accepts no others."""
+    found: dict[str, float] = {}
+    for name in names:
+        named = name not in (GPUS, DOLLARS) and row.accelerators
+        if name == GPUS or (named and _covers(name, row.accelerators)):
+            found[name] = row.size
+    return found
+
+
+def _covers(name: str, wanted: Iterable[str]) -> bool:
+    products = names_matching(name)
+    return all(names_matching(each) <= products for each in wanted)
 
 
 class ShareBook(Struct, frozen=True, kw_only=True):
     """The state of all projects at one time: their parents and rules, their decayed use in
     GPU-hours without that of the projects below them, and what they hold. `running` are the members
-    of each array that run."""
+    of each array that run. `gangs` are needed only if a rule counts accelerators or dollars."""
 
     parents: Mapping[str, str | None] = field(default_factory=dict)
     rules: Mapping[str, ShareRule] = field(default_factory=dict)
     used_h: Mapping[str, float] = field(default_factory=dict)
     held: Sequence[HeldShare] = ()
     running: Mapping[str, int] = field(default_factory=dict)
+    gangs: Sequence[HeldGang] = ()
 
 
 class ProjectStanding(Struct, frozen=True, kw_only=True):
@@ -99,7 +162,7 @@ def give_turns(rows: Iterable[QueueRow], book: ShareBook) -> Iterator[QueueTurn]
     limits = ShareLimits(book)
     while (row := tree.next_row()) is not None:
         reason = limits.find(row)
-        tree.end_turn(0.0 if reason else row.size)
+        tree.end_turn(starts=not reason)
         if not reason:
             limits.start(row)
         yield QueueTurn(row, reason)
@@ -169,29 +232,59 @@ def _rule_of(project: str, book: ShareBook) -> ShareRule:
 class _Node:
     """A project, or the waiting jobs of a project itself beside those of the projects below it."""
 
-    __slots__ = ("children", "held", "line", "name", "next", "parent", "quota", "used_h", "weight")
+    __slots__ = (
+        "children",
+        "held",
+        "held_of",
+        "line",
+        "name",
+        "next",
+        "parent",
+        "quotas",
+        "used_h",
+        "weight",
+    )
 
     def __init__(self, name: str, parent: "_Node | None", rule: ShareRule) -> None:
         self.name, self.parent = name, parent
-        self.weight, self.quota = rule.weight, rule.quota
+        self.weight, self.quotas = rule.weight, rule.all_quotas
         self.used_h = self.held = 0.0
+        self.held_of: defaultdict[str, float] = defaultdict(float)  # toward its quotas
         self.children: list[tuple[_Rank, _Node]] = []  # heap of those that wait
         self.line: deque[tuple[int, QueueRow]] = deque()
-        # of the next job of this node: whether it is above all quotas from this node down, its
-        # place in the rows, and its size
-        self.next = (True, 0, 0.0)
+        # the next job of this node: whether it is above all quotas from this node down, its place
+        # in the rows, and itself
+        self.next: tuple[bool, int, QueueRow | None] = (True, 0, None)
 
     def rank(self) -> _Rank:
         """Return the key by which the node is compared with the other children of its parent, and
         set `next`. The lowest key has the next turn."""
         if self.children:
-            above, place, size = self.children[0][1].next
+            above, place, row = self.children[0][1].next
         else:
-            above, place, size = True, self.line[0][0], self.line[0][1].size
-        own = above if self.quota is None else self.held + size > self.quota + SLACK
-        self.next = (above and own, place, size)
+            above, (place, row) = True, self.line[0]
+        assert row is not None
+        own = above if not self.quotas else not self._is_within(row, otherwise=not above)
+        self.next = (above and own, place, row)
         ratio = (self.used_h + self.held * _AHEAD_H) / self.weight if self.weight else float("inf")
         return own, ratio, place, self.name
+
+    def _is_within(self, row: QueueRow, *, otherwise: bool) -> bool:
+        """Return whether the job is within the quotas of this node that count it. The price of a
+        job is not known yet, so a quota of dollars counts it as long as some of it is left."""
+        wanted = list_certain(self.quotas, row)
+        if DOLLARS in self.quotas:
+            wanted[DOLLARS] = 1.0
+        if not wanted:
+            return otherwise
+        return all(
+            self.held_of[name] + amount <= self.quotas[name] + SLACK
+            for name, amount in wanted.items()
+        )
+
+    def count(self, amounts: Amounts) -> None:
+        for name, amount in amounts.items():
+            self.held_of[name] += amount
 
     @property
     def waits(self) -> bool:
@@ -211,6 +304,8 @@ class _Tree:
             self._add(project, used_h=used_h)
         for each in book.held:
             self._add(each.project, held=each.gpus + each.idle)
+        for gang in book.gangs:
+            self._add_gang(gang)
         self._fill()
 
     def next_row(self) -> QueueRow | None:
@@ -221,13 +316,15 @@ class _Tree:
         self._turn = node
         return node.line[0][1] if node.line else None
 
-    def end_turn(self, size: float) -> None:
-        """Remove the job that had its turn, and count `size` GPUs as held from now on."""
+    def end_turn(self, *, starts: bool) -> None:
+        """Remove the job that had its turn. If it starts, count it as held from now on."""
         node = self._turn
         assert node is not None
-        node.line.popleft()
+        _, row = node.line.popleft()
         while True:
-            node.held += size
+            if starts:
+                node.held += row.size
+                node.count(list_certain(node.quotas, row))
             parent = node.parent
             if parent is None:
                 return
@@ -258,6 +355,16 @@ class _Tree:
         while node is not None:
             node.used_h += used_h
             node.held += held
+            if held and GPUS in node.quotas:
+                node.held_of[GPUS] += held
+            node = node.parent
+
+    def _add_gang(self, gang: HeldGang) -> None:
+        node: _Node | None = self._own_of(gang.project)
+        while node is not None:
+            if node.quotas:
+                names = [each for each in node.quotas if each != GPUS]  # `_add` has counted these
+                node.count(list_amounts(names, gang.share))
             node = node.parent
 
     def _fill(self) -> None:
@@ -270,28 +377,41 @@ class _Tree:
 
 class ShareLimits:
     """What counts toward the limits of projects and users, and the limits that keep a job waiting.
-    The key of a limit is its project, and its user or, for all users together, None."""
+    The key of a limit is its project, its user or, for all users together, None, and what it
+    counts."""
 
     def __init__(self, book: ShareBook) -> None:
         self._parents = book.parents
-        self._rules = {
-            name: rule
-            for name, rule in book.rules.items()
-            if (rule.limit, rule.user_limit, rule.user_jobs) != (None, None, None)
+        self._bounds = {
+            name: bounds for name, rule in book.rules.items() if (bounds := rule.bounds)
         }
-        self._gpus: defaultdict[tuple[str, str | None], float] = defaultdict(float)
-        self._jobs: defaultdict[tuple[str, str | None], int] = defaultdict(int)
-        self._full: dict[tuple[str, str | None], str] = {}
+        names = {name for bounds in self._bounds.values() for _, name, _ in bounds}
+        self._on_offers = sorted(names - {GPUS, JOBS})  # what depends on the offer
+        self._held: defaultdict[tuple[str, str | None, str], float] = defaultdict(float)
+        self._full: dict[tuple[str, str | None, str], str] = {}
         self._lines: dict[str, Sequence[str]] = {}
         self._members = Counter(book.running)
         for each in book.held:
-            self._add(each.project, each.user, each.gpus, each.jobs)
+            self._add(each.project, each.user, {GPUS: each.gpus, JOBS: each.jobs})
+        for gang in book.gangs:
+            if not gang.idle:
+                self.start_gang(gang.project, gang.user, gang.share)
+
+    @property
+    def count_offers(self) -> bool:
+        """Whether a limit counts what depends on the offers of gangs."""
+        return bool(self._on_offers)
 
     def start(self, row: QueueRow) -> None:
         """Count a job as started."""
-        self._add(row.project, row.user, row.size, 1)
+        self._add(row.project, row.user, self._certain(row))
         if row.array is not None:
             self._members[row.array] += 1
+
+    def start_gang(self, project: str, user: str, share: GangShare) -> None:
+        """Count what a gang of a job holds on its offer."""
+        if self._on_offers:
+            self._add(project, user, list_amounts(self._on_offers, share))
 
     def find(self, row: QueueRow) -> str:
         """Return why the job must wait, or "" if no limit keeps it waiting. A member that waits for
@@ -299,69 +419,89 @@ class ShareLimits:
         is stored with each member."""
         if row.parallel is not None and self._members[row.array or ""] >= row.parallel:
             return f"waits for its array, of which at most {row.parallel} jobs run at once"
-        for owner in self._owners(row.project):
-            rule = self._rules[owner]
-            for whose, most, jobs in (
-                (None, rule.limit, None),
-                (row.user, rule.user_limit, rule.user_jobs),
-            ):
-                if most is None and jobs is None:
-                    continue
-                key = owner, whose
-                if key not in self._full:
-                    reason = self._compare(key, most, jobs, row.size)
-                    if not reason:
-                        continue
-                    if most is not None and row.size > most + SLACK:
-                        return reason  # others would wait for ever behind a job that cannot start
-                    self._full[key] = reason
-                return self._full[key]
-        return ""
+        return self._compare(row, self._certain(row), hold=True) if self._bounds else ""
 
-    def list_bounds(self, row: QueueRow) -> Iterator[tuple[str, float, float]]:
+    def admits(self, row: QueueRow, share: GangShare) -> bool:
+        """Return whether the job, which no limit of `find` keeps waiting, may hold this on an
+        offer."""
+        if not self._on_offers:
+            return True
+        return not self._compare(row, list_amounts(self._on_offers, share), hold=False)
+
+    def hold(self, row: QueueRow, share: GangShare) -> str:
+        """Return why the job may not hold this on an offer, and let later jobs under the same limit
+        wait, as it gets no other offer."""
+        return self._compare(row, list_amounts(self._on_offers, share), hold=True)
+
+    def list_bounds(
+        self, row: QueueRow, share: GangShare | None = None
+    ) -> Iterator[tuple[str, float, float]]:
         """Yield each limit that applies to a job: its key, what the job counts toward it, and what
-        is left of it."""
+        is left of it. `share` is what it holds or will hold on its offer, if this is known."""
         if row.array is not None and row.parallel is not None:
             yield f"array {row.array}", 1.0, float(row.parallel - self._members[row.array])
+        amounts = self._certain(row)
+        if share is not None:
+            amounts |= list_amounts(self._on_offers, share)
+        for key, amount, most in self._list_counted(row, amounts):
+            owner, whose, name = key
+            yield f"{name or 'GPUs'} {owner} {whose}", amount, most - self._held[key]
+
+    def _certain(self, row: QueueRow) -> dict[str, float]:
+        return {GPUS: row.size, JOBS: 1.0, **list_certain(self._on_offers, row)}
+
+    def _list_counted(
+        self, row: QueueRow, amounts: Amounts
+    ) -> Iterator[tuple[tuple[str, str | None, str], float, float]]:
+        """Yield the key of each limit toward which some of the amounts count, this amount, and the
+        limit."""
         for owner in self._owners(row.project):
-            rule = self._rules[owner]
-            for whose, most in ((None, rule.limit), (row.user, rule.user_limit)):
-                if most is not None:
-                    yield f"GPUs {owner} {whose}", row.size, most - self._gpus[owner, whose]
-            if rule.user_jobs is not None:
-                left = rule.user_jobs - self._jobs[owner, row.user]
-                yield f"jobs {owner} {row.user}", 1.0, float(left)
+            for of_user, name, most in self._bounds[owner]:
+                if amount := amounts.get(name):
+                    yield (owner, row.user if of_user else None, name), amount, most
 
-    def _add(self, project: str, user: str, gpus: float, jobs: int) -> None:
+    def _add(self, project: str, user: str, amounts: Amounts) -> None:
         for owner in self._owners(project):
-            for whose in (None, user):
-                self._gpus[owner, whose] += gpus
-                self._jobs[owner, whose] += jobs
+            for name, amount in amounts.items():
+                self._held[owner, None, name] += amount
+                self._held[owner, user, name] += amount
 
-    def _compare(
-        self, key: tuple[str, str | None], most: float | None, jobs: int | None, size: float
-    ) -> str:
-        owner, user = key
-        who = "it" if user is None else f"user {user or 'without a name'}"
-        where = f"project {owner}" if owner else "the installation"
-        held, running = self._gpus[key], self._jobs[key]
-        if most is not None and size > most + SLACK:
-            return (
-                f"waits for the limit of {where}: the job alone needs {size:g} of at most "
-                f"{most:g} GPUs"
-            )
-        if most is not None and held + size > most + SLACK:
-            return f"waits for the limit of {where}: {who} holds {held:g} of at most {most:g} GPUs"
-        if jobs is not None and running >= jobs:
-            return f"waits for the limit of {where}: {who} runs {running} of at most {jobs} jobs"
+    def _compare(self, row: QueueRow, amounts: Amounts, *, hold: bool) -> str:
+        for key, amount, most in self._list_counted(row, amounts):
+            if key in self._full:
+                return self._full[key]
+            held = self._held[key]
+            if held + amount > most + SLACK:
+                reason = _say_limit(key, held, amount, most)
+                # others would wait for ever behind a job that can never start
+                if hold and amount <= most + SLACK:
+                    self._full[key] = reason
+                return reason
         return ""
 
     def _owners(self, project: str) -> Sequence[str]:
         """Return the project and those above it that have a limit."""
-        if not self._rules:
+        if not self._bounds:
             return ()
         if project not in self._lines:
             self._lines[project] = [
-                each for each in list_line(project, self._parents) if each in self._rules
+                each for each in list_line(project, self._parents) if each in self._bounds
             ]
         return self._lines[project]
+
+
+def _say_limit(key: tuple[str, str | None, str], held: float, amount: float, most: float) -> str:
+    owner, user, name = key
+    who = "it" if user is None else f"user {user or 'without a name'}"
+    where = f"waits for the limit of {f'project {owner}' if owner else 'the installation'}"
+    if name == JOBS:
+        return f"{where}: {who} runs {held:g} of at most {most:g} jobs"
+    if amount > most + SLACK:
+        return f"{where}: the job alone needs {_say_part(name, amount, most)}"
+    return f"{where}: {who} holds {_say_part(name, held, most)}"
+
+
+def _say_part(name: str, amount: float, most: float) -> str:
+    if name == DOLLARS:
+        return f"{format_price(amount / 1e6)} of at most {format_price(most / 1e6)} an hour"
+    return f"{amount:g} of at most {most:g} {name or 'GPUs'}"

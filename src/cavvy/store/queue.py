@@ -5,7 +5,15 @@ from datetime import datetime, timedelta
 
 from msgspec.json import Decoder
 
-from cavvy.domain.shares import EndedGang, HeldShare, ProjectUse, QueueRow
+from cavvy.domain.offers import Offer
+from cavvy.domain.shares import (
+    EndedGang,
+    HeldGang,
+    HeldShare,
+    ProjectUse,
+    QueueRow,
+    share_of,
+)
 from cavvy.domain.values import Struct
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
@@ -42,6 +50,14 @@ _HELD = (
     "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' "
     "GROUP BY a.project, j.user_name ORDER BY a.project, j.user_name"
 )
+_GANGS = (
+    "SELECT a.project, j.user_name, j.size, a.phase, a.document FROM attempts a "
+    "JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' ORDER BY a.id"
+)
+_WAITING = (
+    "SELECT project, CAST(COUNT(*) AS BIGINT) FROM jobs WHERE phase = 'queued' AND user_name = ? "
+    "GROUP BY project"
+)
 _RUNNING = (
     "SELECT j.array_id, CAST(COUNT(DISTINCT j.id) AS BIGINT) FROM attempts a JOIN jobs j "
     "ON j.id = a.job_id WHERE a.phase NOT IN ('ended', 'kept') AND j.phase <> 'queued' "
@@ -61,6 +77,13 @@ _PUT = (
 )
 
 
+class _HeldOffer(Struct, frozen=True, kw_only=True):
+    """The part of an attempt's document that says what its gang holds."""
+
+    nodes: int
+    offer: Offer
+
+
 class _GangOffer(Struct, frozen=True):
     provider: str
 
@@ -75,6 +98,7 @@ class _GangTimes(Struct, frozen=True, kw_only=True):
 
 
 _decode_times = Decoder(_GangTimes).decode
+_decode_gang = Decoder(_HeldOffer).decode
 _MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 
 
@@ -111,6 +135,21 @@ class SqlQueue:
         """Return what each user holds in each project now."""
         found = await self._read(lambda session: session.run(_HELD).fetchall())
         return [HeldShare(*row) for row in found]
+
+    async def held_gangs(self) -> Sequence[HeldGang]:
+        """Return what each gang holds now on its offer."""
+        found = await self._read(lambda session: session.run(_GANGS).fetchall())
+        gangs = []
+        for project, user, size, phase, document in found:
+            held = _decode_gang(document)
+            share = share_of(held.offer, held.nodes, size)
+            gangs.append(HeldGang(project, user, share, idle=phase == "kept"))
+        return gangs
+
+    async def count_waiting(self, user: str) -> Mapping[str, int]:
+        """Return how many jobs of a user wait in each project."""
+        found = await self._read(lambda session: session.run(_WAITING, (user,)).fetchall())
+        return dict(found)
 
     async def running(self) -> Mapping[str, int]:
         """Return how many members of each array run now."""

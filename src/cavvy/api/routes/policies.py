@@ -1,6 +1,7 @@
 """Routes for policies: restrictions on the jobs of a project or of the installation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import asdict
@@ -13,11 +14,19 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, on_installation, require_above
 from cavvy.api.wire import view
-from cavvy.catalog.accelerators import is_known, suggest
+from cavvy.catalog.accelerators import (
+    AcceleratorKind,
+    Vendor,
+    find_accelerator,
+    is_known,
+    list_accelerators,
+    names_matching,
+    suggest,
+)
 from cavvy.client import policy_wire as wire
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.accounts import INSTALLATION, Permission
-from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy, find_conflict, find_raised
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.registry import list_known
@@ -27,8 +36,11 @@ _LONGEST = 200  # maximum entries of a list, and maximum characters of an entry
 _MOST_KEYS = 20
 _MOST_DAYS = 36_500  # for which a policy can keep ended jobs
 _MOST = 1_000_000  # the highest share and number of GPUs or jobs of a policy
+_MOST_MICROS = 1_000_000_000_000  # a million dollars an hour
 # the fields that order and limit the queue (`scheduler.shares`)
-_OF_QUEUE = ("share", "quota_gpus", "max_gpus", "user_gpus", "user_jobs")
+_OF_QUEUE = ("share", "quota_gpus", "max_gpus", "user_gpus", "user_jobs", "user_waiting")
+_RATES = ("quota_micros_per_hour", "max_micros_per_hour", "user_micros_per_hour")
+_ACCELERATORS = ("quota_accelerators", "max_accelerators", "user_accelerators")
 
 
 @router.get(
@@ -106,19 +118,17 @@ async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> 
     app_state = app_state_of(request)
     book = await app_state.store.policies()
     before = next((each.policy for each in book if each.project == project), None)
-    if _rank(before) != _rank(policy):
-        # both are at the cost of the projects beside it
-        what = f"change the share or the quota of {project}"
-        require_above(request, book.parents.get(project), what)
+    old, new = before or ProjectPolicy(), policy or ProjectPolicy()
+    if project != INSTALLATION and (raised := find_raised(old, new)):
+        # at the cost of the projects beside it
+        require_above(request, book.parents.get(project), f"{raised} of {project}")
+    if problem := find_conflict(book, project, old, new):
+        hint = "a quota must fit into the quotas and limits of the projects above it"
+        raise ApiProblem("invalid-request", problem, hint)
     note_change(request, before=_facts(before), after=_facts(policy))
     await app_state.store.put_policy(project, policy)
     app_state.control_plane.pool.expire()  # the cached offers were filtered by the former policies
     app_state.control_plane.hint(QUEUE)
-
-
-def _rank(policy: ProjectPolicy | None) -> tuple[float | None, float | None]:
-    """Return what orders the project in the queue."""
-    return (None, None) if policy is None else (policy.share, policy.quota_gpus)
 
 
 def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:
@@ -140,26 +150,11 @@ def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:
             f"the providers are {', '.join(sorted(known))}",
         )
     for each in ask.accelerators:
-        if not is_known(each):
-            close = suggest(each)
-            raise ApiProblem(
-                "invalid-request",
-                f"{each!r} is not the name of a GPU, a family, a vendor or a kind",
-                f"did you mean {close}?" if close else "see `cavvy offers --accelerators`",
-            )
+        _require_known(each)
     if ask.max_rate_micros_per_hour is not None and ask.max_rate_micros_per_hour < 0:
         raise ApiProblem("invalid-request", "`max_rate_micros_per_hour` must not be negative")
     if not 0 <= (ask.keep_jobs_days or 0) <= _MOST_DAYS:
         raise ApiProblem("invalid-request", f"`keep_jobs_days` must be 0 to {_MOST_DAYS:,}")
-    for name in _OF_QUEUE:
-        if not 0 <= (getattr(ask, name) or 0) <= _MOST:
-            raise ApiProblem("invalid-request", f"`{name}` must be a number from 0 to {_MOST:,}")
-    if ask.project == INSTALLATION and (ask.share is not None or ask.quota_gpus is not None):
-        raise ApiProblem(
-            "invalid-request",
-            "`share` and `quota_gpus` compare projects, so the server has none",
-            "set them for a project: `cavvy policy set -p PROJECT`",
-        )
     rate = ask.max_rate_micros_per_hour
     return ProjectPolicy(
         providers=tuple(ask.providers),
@@ -170,8 +165,77 @@ def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:
         image_digests=ask.image_digests,
         signed_by=_read_keys(ask.signed_by),
         keep_jobs_days=ask.keep_jobs_days,
-        **{name: getattr(ask, name) for name in _OF_QUEUE},
+        **_read_queue(ask),
     )
+
+
+def _read_queue(ask: wire.ProjectPolicyView) -> dict[str, Any]:
+    """Return the fields that order and limit the queue. Raises ApiProblem."""
+    for name in (*_OF_QUEUE, *_RATES):
+        most = _MOST_MICROS if name in _RATES else _MOST
+        if not 0 <= (getattr(ask, name) or 0) <= most:
+            raise ApiProblem("invalid-request", f"`{name}` must be a number from 0 to {most:,}")
+    by_accelerator = {name: _read_accelerators(name, getattr(ask, name)) for name in _ACCELERATORS}
+    quotas = (ask.share, ask.quota_gpus, ask.quota_micros_per_hour)
+    compares = any(each is not None for each in quotas) or ask.quota_accelerators
+    if ask.project == INSTALLATION and compares:
+        raise ApiProblem(
+            "invalid-request",
+            "a share and a quota compare projects, so the server has none",
+            "set them for a project: `cavvy policy set -p PROJECT`",
+        )
+    return {name: getattr(ask, name) for name in (*_OF_QUEUE, *_RATES)} | by_accelerator
+
+
+def _read_accelerators(field: str, numbers: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the numbers by the names of the catalog. Raises ApiProblem."""
+    if len(numbers) > _LONGEST:
+        raise ApiProblem("invalid-request", f"`{field}` must have at most {_LONGEST} names")
+    found: dict[str, float] = {}
+    for text, number in numbers.items():
+        name = _name_accelerator(text)
+        if name in found:
+            raise ApiProblem(
+                "invalid-request", f"`{field}` has {name} twice", "name each accelerator once"
+            )
+        if not 0 <= number <= _MOST:
+            raise ApiProblem(
+                "invalid-request", f"`{field}`: {name} must have a number from 0 to {_MOST:,}"
+            )
+        found[name] = number
+    return found
+
+
+def _name_accelerator(text: str) -> str:
+    """Return the name of a product, a family, a vendor or a kind. Raises ApiProblem."""
+    _require_known(text)
+    known = find_accelerator(text)
+    if known is not None and known.memory_mib is not None and len(known.accelerator.memory) > 1:
+        raise ApiProblem(
+            "invalid-request",
+            f"{text!r} names a size of memory, but all sizes of {known.accelerator.name} count "
+            "together",
+            f"write {known.accelerator.name}",
+        )
+    names = [str(each) for each in (*Vendor, *AcceleratorKind)]
+    names += [row.family for row in list_accelerators()]
+    names.sort(key=lambda each: each.lower() != text.lower())
+    if known is not None:
+        names += [known.accelerator.name, *known.accelerator.aliases]
+    meant = names_matching(text)
+    # an alias such as H100-SXM may mean less than the name of its product
+    return next((each for each in names if names_matching(each) == meant), text)
+
+
+def _require_known(accelerator: str) -> None:
+    """Raises ApiProblem."""
+    if not is_known(accelerator):
+        close = suggest(accelerator)
+        raise ApiProblem(
+            "invalid-request",
+            f"{accelerator!r} is not the name of a GPU, a family, a vendor or a kind",
+            f"did you mean {close}?" if close else "see `cavvy offers --accelerators`",
+        )
 
 
 def _read_keys(keys: Sequence[str]) -> tuple[str, ...]:
@@ -204,6 +268,7 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
         ),
         images=list(policy.images),
         signed_by=list(policy.signed_by),
+        **{name: dict(getattr(policy, name)) for name in _ACCELERATORS},
     )
 
 
@@ -215,5 +280,9 @@ def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
     return {
         name: value
         for name, value in facts.items()
-        if name != "project" and value is not None and value is not False and value != []
+        if name != "project"
+        and value is not None
+        and value is not False
+        and value != []
+        and value != {}
     }

@@ -32,7 +32,9 @@ from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.costs.extras import expect_extras
+from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.arrays import StoredArray, count_members, is_array
+from cavvy.domain.authorization import list_line
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
@@ -99,6 +101,10 @@ async def submit_task(
     announce(job_id, task)
     await check_after(app_state, task)
     await _check_parts(app_state, task, origin)
+    if refusal := await _find_full(app_state, project, ask.user, max(1, count_members(task))):
+        if key is not None and await app_state.store.find_jobs([key]):
+            return await _made_before(app_state, project, key, origin), False
+        raise refusal
     admitted = await _admit(app_state, task, now, ask, origin, job_id, account)
     try:
         job = await jobs.enqueue(admitted, project)
@@ -150,6 +156,10 @@ async def submit_graph(
         task = replace(task, after=after)
         origin = origins[number]
         asks.append(await _admit(app_state, task, now, each, origin, key, account))
+    members = sum(max(1, count_members(each.task)) for each in asks)
+    refusal = await _find_full(app_state, project, asks[0].user, members)
+    if refusal and not await app_state.store.find_jobs([each.id for each in asks]):
+        raise refusal
     created = True
     try:
         await jobs.submit_all(asks, project)
@@ -159,6 +169,31 @@ async def submit_graph(
         if origin.snapshot is not None:
             app_state.snapshots.add((project, origin.snapshot))
     return [await _made_before(app_state, project, *each) for each in keyed], created
+
+
+async def _find_full(app_state: AppState, project: str, user: str, new: int) -> ApiProblem | None:
+    """Return why the user may not have so many more jobs that wait, if a policy limits them."""
+    book = await app_state.store.policies()
+    limits = [
+        (each, each.policy.user_waiting)
+        for each in book.find(project)
+        if each.policy.user_waiting is not None
+    ]
+    waiting = await app_state.store.queue.count_waiting(user) if limits else {}
+    for bound, most in limits:
+        below = sum(
+            count
+            for name, count in waiting.items()
+            if bound.project in (INSTALLATION, *list_line(name, book.parents))
+        )
+        if below + new > most:
+            return ApiProblem(
+                "policy-refused",
+                f"{bound.owner} allows each user at most {format_count(most, 'waiting job')}: "
+                f"{user or 'this user'} has {below}, and the submission adds {new}",
+                "wait until some have started, or stop some; `cavvy policy show` shows the limit",
+            )
+    return None
 
 
 async def _admit(

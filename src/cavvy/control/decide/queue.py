@@ -45,6 +45,7 @@ class QueueWait(Struct, frozen=True, kw_only=True):
     plan: PlanState | None = None
     again_at: datetime | None = None
     busy: bool = False  # whether the later jobs of the same machine or pool wait too
+    limited: bool = False  # whether a limit of a project or user refuses all offers
 
 
 class Start(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import QueueRow, size_of_task
+from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.scheduler.packing import AllocationOwner, allocate_one
@@ -90,7 +90,7 @@ def make_queue_state(
             ]
         wishes.append(known[id(each.suited)])
     lanes = _Lanes(known.values(), snapshot, hosts, allocations)
-    bounds = [tuple(limits.list_bounds(each.row)) for each in waiting]
+    bounds = [tuple(limits.list_bounds(each.row, _find_cost(each))) for each in waiting]
     left = {key: free for found in bounds for key, _, free in found}
     by_gang: defaultdict[str, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
@@ -245,7 +245,8 @@ def _make_gang(
     size = size_of_task(job.task)
     counted = QueueRow(job.id, job.project, job.user, size, job.array_id, job.task.parallel)
     kept = attempt.phase is AttemptPhase.KEPT
-    bounds = () if kept else limits.list_bounds(counted)
+    share = share_of(attempt.offer, attempt.nodes, size)
+    bounds = () if kept else limits.list_bounds(counted, share)
     return RunningGang(
         planned=PlannedGang(
             kind=find_kind_of(job),
@@ -256,6 +257,13 @@ def _make_gang(
         limits={key: amount for key, amount, _ in bounds if key in left},
         left_s=left_s,
     )
+
+
+def _find_cost(waiting: WaitingRow) -> GangShare:
+    """Return what the job costs an hour on its cheapest offer, which is the first."""
+    task, offers = waiting.suited[0] if waiting.suited else (waiting.job.task, ())
+    rate = offers[0].rate.micros_per_hour if offers else 0
+    return GangShare(micros_per_hour=rate * task.nodes)
 
 
 def _find_most(job: JobRecord) -> float:

@@ -1,6 +1,6 @@
 """Assigns named machines to waiting jobs. This module stores all state in the store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from cavvy.control.decide.machines import (
@@ -16,6 +16,7 @@ from cavvy.control.decide.machines import (
 from cavvy.control.warm.pool import WarmPool
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy
 from cavvy.store.base import RowNotFound
 from cavvy.store.sql import Store
@@ -52,11 +53,16 @@ class MachinePool:
         return holder is not None and is_leaving(await self._store.attempts(holder.id))
 
     async def give_turn(
-        self, job: JobRecord, now: datetime, policies: Sequence[BoundPolicy]
+        self,
+        job: JobRecord,
+        now: datetime,
+        policies: Sequence[BoundPolicy],
+        find_limit: Callable[[Offer], str],
     ) -> MachineIsBusy | MachineIsUnfit | NamedMachine | None:
         """Start the job on its machine and return None. If the job must wait or fail, return why.
         If the machine has no gang, return a changed row of the machine. The caller must write this
-        row when it starts a new gang for the job.
+        row when it starts a new gang for the job. `find_limit` returns why a limit keeps the job
+        from the machine's gang, or "".
         """
         assert job.task.machine is not None
         machine = await self.read(job.project, job.task.machine)
@@ -66,6 +72,8 @@ class MachinePool:
                 return record_holder(machine, job, bought_at=now)
             case MachineIsReady(gang=kept):
                 assert holder is not None
+                if limit := find_limit(kept.offer):
+                    return MachineIsBusy(reason=limit)
                 ready = await self._warm.prepare(kept, holder, now)
                 if ready is None:
                     return MachineIsBusy(
