@@ -18,13 +18,16 @@ import os
 import socket
 import sys
 
-# `main`, and the modules that most agents need besides those that it imports
-from . import disk, main
+# the modules that most agents need besides those of `main`, which calls this module
+from . import disk
 from .work import cache, home_entries, monitor, mounts, prepare, protect, usage, view  # noqa: F401
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    Run = Callable[[list[str]], int]
 
 LONGEST = 1 << 20  # bytes of a request
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -32,30 +35,32 @@ _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBL
 _ARGUMENTS, _ENVIRON = slice(45, 47), slice(47, 49)
 
 
-def serve_forks() -> int:
+def serve_forks(run: Run) -> int:
+    """Serve requests until the socket is closed. Each agent calls `run`, `main.main`, with its
+    arguments. Return the exit code."""
     for load in (mounts.load_library, protect.compile_devices, lambda: protect.list_named([])):
         load()  # fills caches that the agents inherit
     gc.collect()
     gc.freeze()  # so that collections in the agents do not copy the memory of the modules
     with socket.socket(fileno=0) as requests:
         while request := requests.recv(LONGEST):
-            requests.send(json.dumps(_answer(json.loads(request))).encode())
+            requests.send(json.dumps(_answer(json.loads(request), run)).encode())
     return 0
 
 
-def _answer(request: dict[str, Any]) -> dict[str, object]:
+def _answer(request: dict[str, Any], run: Run) -> dict[str, object]:
     try:
         if "reap" in request:
             pid, status = os.waitpid(request["reap"], os.WNOHANG)
             return {"status": status if pid else None}
-        return {"pid": _fork(request["arguments"], request["environ"], request["output"])}
+        return {"pid": _fork(request["arguments"], request["environ"], request["output"], run)}
     except ChildProcessError:
         return {"status": None}
     except OSError as error:
         return {"error": str(error)}
 
 
-def _fork(arguments: list[str], environ: dict[str, str], output: str) -> int:
+def _fork(arguments: list[str], environ: dict[str, str], output: str, run: Run) -> int:
     """Start an agent. Raises OSError.
 
     The agent does nothing until this process has seen that the agent can be found by its arguments.
@@ -67,7 +72,7 @@ def _fork(arguments: list[str], environ: dict[str, str], output: str) -> int:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _become(arguments, environ, log, theirs)
+            _become(arguments, environ, log, theirs, run)
         os.close(log)
         theirs.close()
         if not ours.recv(1):
@@ -78,7 +83,7 @@ def _fork(arguments: list[str], environ: dict[str, str], output: str) -> int:
 
 
 def _become(
-    arguments: list[str], environ: dict[str, str], log: int, starter: socket.socket
+    arguments: list[str], environ: dict[str, str], log: int, starter: socket.socket, run: Run
 ) -> None:
     """Run an agent in this process; never returns."""
     code = 1
@@ -96,7 +101,7 @@ def _become(
         starter.send(b"x")
         if starter.recv(1):
             starter.close()
-            code = main.main(arguments[arguments.index(sys.argv[0]) + 1 :])
+            code = run(arguments[arguments.index(sys.argv[0]) + 1 :])
             sys.stderr.flush()
     except BaseException:  # noqa: BLE001  after any error, this process must not go on as a fork server
         import traceback

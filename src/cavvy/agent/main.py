@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--forks"]:
         from .fork_server import serve_forks
 
-        return serve_forks()
+        return serve_forks(main)
     deliver = "--deliver" in arguments
     paths = [argument for argument in arguments if argument != "--deliver"]
     if len(paths) != 1:
