@@ -41,6 +41,7 @@ TABLES: dict[str, Any] = {
     "limits": keys.Limits,
     "limits.idle": keys.IdleGpus,
     "retry": keys.Retry,
+    "topology": keys.Topology,
     "schedule": keys.Schedule,
     "work": keys.Work,
     "webhooks": keys.Webhook,
