@@ -24,6 +24,7 @@ from cavvy.domain.tasks import (
     ProviderOptions,
     ResourceSpec,
     TaskSpec,
+    TopologyNeed,
     Volume,
     VolumeKind,
 )
@@ -50,6 +51,7 @@ from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
 from cavvy.providers.kubernetes.quota import limit
 from cavvy.providers.kubernetes.status import PodGangRecord, PodRank, look, why_hopeless
+from cavvy.providers.kubernetes.topology import object_to_labels
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
@@ -576,6 +578,78 @@ def test_a_task_names_fields_of_its_pods() -> None:
     assert pod["spec"]["volumes"] == [*plain["spec"]["volumes"], {"name": "fast", "emptyDir": {}}]
     assert pod["spec"]["tolerations"][-1]["key"] == "spot"
     assert (pod["spec"]["hostIPC"], pod["spec"]["restartPolicy"]) == (True, "Never")
+
+
+def make_placed(need: TopologyNeed, **settings: str) -> dict[str, Any]:
+    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"})], (), {}, ())[0]
+    spec = replace(make_spec(topology=need), nodes=4)
+    owner = OwnerObject(name="g", uid="u")
+    return dict(make_pod(spec, 3, "m", owner, node, read_options(settings), "agent"))
+
+
+def test_a_rack_is_an_affinity_to_the_pods_of_the_gang() -> None:
+    gang = {"app.kubernetes.io/managed-by": "cavvy", "cavvy/installation": "m", "cavvy/gang": "g"}
+    affinity = make_placed(TopologyNeed(same="rack", prefer="zone"), topology="rack=x.com/rack")[
+        "spec"
+    ]["affinity"]["podAffinity"]
+    assert affinity == {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "x.com/rack", "labelSelector": {"matchLabels": gang}}
+        ],
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 100,
+                "podAffinityTerm": {
+                    "topologyKey": "topology.kubernetes.io/zone",
+                    "labelSelector": {"matchLabels": gang},
+                },
+            }
+        ],
+    }
+    sliced = make_placed(TopologyNeed(same="nvlink", slice=2))
+    assert sliced["metadata"]["labels"]["cavvy/slice"] == "1"
+    (term,) = sliced["spec"]["affinity"]["podAffinity"].popitem()[1]
+    assert term == {
+        "topologyKey": "nvidia.com/gpu.clique",
+        "labelSelector": {"matchLabels": {**gang, "cavvy/slice": "1"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("need", "told"),
+    [
+        (TopologyNeed(same="rack"), {"podset-required-topology": "rack"}),
+        (TopologyNeed(prefer="rack"), {"podset-preferred-topology": "rack"}),
+        (
+            TopologyNeed(same="rack", slice=2),
+            {
+                "podset-slice-required-topology": "rack",
+                "podset-slice-size": "2",
+                "podset-preferred-topology": "rack",
+            },
+        ),
+    ],
+)
+def test_kueue_places_the_pods_by_annotations(need: TopologyNeed, told: dict[str, str]) -> None:
+    pod = make_placed(need, queue="gold")
+    found = {
+        name.removeprefix("kueue.x-k8s.io/"): value
+        for name, value in pod["metadata"]["annotations"].items()
+        if "topology" in name or "slice" in name or "index" in name
+    }
+    assert found == {"pod-group-pod-index-label": "cavvy/rank", **told}
+    assert "podAffinity" not in pod["spec"].get("affinity", {})
+
+
+def test_a_label_that_no_node_has_is_refused_with_those_that_nodes_have() -> None:
+    known = {"example.com/rack", "example.com/block", "kubernetes.io/os"}
+    task = TaskSpec(name="t", run="x", nodes=2, topology=TopologyNeed(same="rack"))
+    assert str(object_to_labels(task, {}, known)) == (
+        "topology.same: no node has the label rack; labels of places are example.com/block, "
+        "example.com/rack; the setting `topology` gives labels shorter names"
+    )
+    assert object_to_labels(task, {"rack": "example.com/rack"}, known) is None
+    assert object_to_labels(task, {}, ()) is None
 
 
 @pytest.mark.parametrize("mode", ["all", "build"])

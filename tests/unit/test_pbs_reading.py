@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import TopologyNeed
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSpec,
@@ -156,6 +158,17 @@ def test_what_is_asked_for() -> None:
     assert "-r n" in options
     assert "-v CAVVY_MARK=cavvy:x" in options
     assert "walltime" not in options
+
+
+def test_a_rack_is_a_resource_of_which_all_nodes_have_one_value() -> None:
+    named = replace(OPTIONS, topology={"rack": "rack_id"})
+    for need, place in (
+        (TopologyNeed(same="rack"), "place=scatter:group=rack_id"),
+        (TopologyNeed(prefer="rack"), "place=scatter"),
+    ):
+        gang = replace(spec(nodes=3), topology=need)
+        options = make_options(gang, queue_of(None), "cavvy:x", named, "gpu_type")
+        assert place in options
 
 
 def test_the_walltime_is_the_works_or_the_queues() -> None:

@@ -5,7 +5,13 @@ connections.
 from collections.abc import Sequence
 from datetime import timedelta
 
-from cavvy.providers.abilities import CLOSEABLE, EXPORTS_TASKS, RELAYS_AGENTS, WHO_AM_I
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    EXPORTS_TASKS,
+    RELAYS_AGENTS,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest, ProviderSetting
 from cavvy.providers.settings import flag, gpu_price, login_node, node_price, number, text
 
@@ -42,7 +48,8 @@ def make_manifest(
             Feature.DISK: "jobs use the nodes' existing disks, whose size and type cannot be "
             "chosen",
         },
-        abilities=(WHO_AM_I, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
+        abilities=(WHO_AM_I, CHECKS_TASKS, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
+        keeps_topology=True,
         reports_cancelled=True,
         visibility_delay=timedelta(0),
         settings=(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
@@ -81,6 +81,21 @@ class BatchProvider:
 
     async def relay(self) -> None:
         await self._gangs.relay()
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        need = task.topology
+        if need is None or need.same is None:
+            return []
+        known = self.system.job_options.topology
+        if need.same in known:
+            reason = self.system.object_to_topology(need)
+            return [Objection("topology.same", reason)] if reason else []
+        names = f"has {', '.join(known)}" if known else "is not set"
+        reason = (
+            f"no label {need.same}: the setting `topology` of [providers.{self.manifest.name}] "
+            f"{names}"
+        )
+        return [Objection("topology.same", reason)]
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         hello, cluster = await self.login_session.hello(), await self._read_cluster()

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, TaskSpec
-from cavvy.domain.values import Struct
-from cavvy.providers.base import GangSpec
+from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
+from cavvy.domain.values import Struct, field
+from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.batch.cluster import BatchCluster, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands
 from cavvy.providers.batch.login_session import HelperHello, read_words
@@ -30,6 +30,8 @@ class JobOptions(Struct, frozen=True, kw_only=True):
     options: Sequence[str] = ()  # the user's additional arguments for the submit command
     python: str = "python3"
     warning_s: int = 60  # seconds between the warning and the time limit
+    # what the system calls the labels in a task's `topology`, by these labels
+    topology: Mapping[str, str] = field(default_factory=dict)
 
 
 class JobFiles(Struct, frozen=True, kw_only=True):
@@ -49,6 +51,10 @@ class BatchSystem(Protocol):
     queues: str  # the system's term for queues, which is also the name of the setting
     commands: BatchCommands
     job_options: JobOptions
+
+    def object_to_topology(self, need: TopologyNeed) -> str:
+        """Return why the system cannot place nodes as required, or "". `need.same` is a key of
+        `job_options.topology`."""
 
     async def read_cluster(self) -> BatchCluster:
         """Return all queues to which this user may submit jobs, and all nodes."""
@@ -81,4 +87,13 @@ def read_job_options(settings: Mapping[str, Scalar], options: str) -> JobOptions
         options=read_words(settings, options),
         python=str(settings.get("python", "")) or "python3",
         warning_s=int(settings.get("warning_s", 60)),
+        topology=_read_topology(str(settings.get("topology", ""))),
     )
+
+
+def _read_topology(text: str) -> Mapping[str, str]:
+    words = text.replace(",", " ").split()
+    for word in words:
+        if not all(word.partition("=")):
+            raise Refused(f"topology: {word!r} does not have the form name=value")
+    return dict(word.partition("=")[::2] for word in words)

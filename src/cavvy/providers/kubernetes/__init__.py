@@ -49,6 +49,7 @@ MANIFEST = Manifest(
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),
+    keeps_topology=True,
     options={
         "pod": "fields of the task's pods, merged as in a strategic merge patch: {spec: {…}, "
         "metadata: {…}}",
@@ -86,6 +87,12 @@ MANIFEST = Manifest(
         text(
             "queue",
             "The Kueue local queue for gangs. All pods of a gang start at the same time.",
+        ),
+        text(
+            "topology",
+            "Names for labels of nodes in the key `topology` of tasks, such as "
+            "`rack=example.com/rack block=example.com/block`. `zone`, `region`, `host` and "
+            "`nvlink` have the usual labels; any other name is itself a label.",
         ),
         flag(
             "wait",

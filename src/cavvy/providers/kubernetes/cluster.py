@@ -1,7 +1,7 @@
 """Turns the nodes of a cluster, and their free resources, into offers. No I/O."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import reduce
@@ -182,6 +182,11 @@ def read_nodes(
             found, {resource: requested(pod, resource) for resource in _resources_of(pod)}, 1
         )
     return found
+
+
+def list_labels(nodes: Iterable[Object]) -> Iterator[str]:
+    """Yield the names of the nodes' labels."""
+    return (name for node in nodes for name in node["metadata"].get("labels") or {})
 
 
 def _resources_of(pod: Object) -> Sequence[str]:

@@ -29,6 +29,7 @@ from cavvy.providers.kubernetes.cluster import (
     KubernetesNode,
     ResourceAmount,
     count_fitting,
+    list_labels,
     nodes_for,
     part_of,
     promise,
@@ -85,6 +86,7 @@ class ClusterContext:
         self.tunnels = tunnels
         self._terms = terms
         self._nodes: tuple[datetime, Sequence[KubernetesNode]] | None = None
+        self.labels: frozenset[str] = frozenset()  # the labels that any node can have, if known
         self._pools: tuple[datetime, Sequence[PoolTemplate]] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
@@ -127,6 +129,8 @@ class ClusterContext:
             live = read_nodes(raw, everybody, options.selector, options.tolerations)
             pools = make_nodes(await self._list_pools(), options.selector, options.tolerations)
             self._nodes = (now, [*live, *pools])
+            # nodes that an autoscaler adds may have other labels
+            self.labels = frozenset() if pools else frozenset(list_labels(raw))
         return self._nodes[1]
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:

@@ -55,6 +55,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
     lost_after_s: int
     pools: str
     pod: Mapping[str, Any]  # fields of every pod
+    topology: Mapping[str, str]  # labels of nodes, by their names in tasks
 
     @property
     def waits(self) -> bool:
@@ -92,13 +93,14 @@ def read_options(settings: Mapping[str, Scalar]) -> PodOptions:
         pull_secrets=tuple(text("pull_secrets").replace(",", " ").split()),
         runtime_class=text("runtime_class"),
         scheduler=text("scheduler"),
-        selector=dict(_pair(word) for word in text("node_selector").replace(",", " ").split()),
+        selector=_pairs("node_selector", text("node_selector")),
         tolerations=tuple(
             _toleration(word) for word in text("tolerations").replace(",", " ").split()
         ),
         lost_after_s=int(settings.get("lost_after_s", 60)),
         pools=text("pools"),
         pod=_read_fields(text("pod")),
+        topology=_pairs("topology", text("topology")),
     )
 
 
@@ -116,13 +118,16 @@ def _read_fields(text: str) -> Mapping[str, Any]:
     return found or {}
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise Refused(
-            f"[providers.kubernetes] node_selector: {word!r} does not have the form label=value"
-        )
-    return name, value
+def _pairs(setting: str, text: str) -> Mapping[str, str]:
+    """Parse a setting such as `pool=gpu zone=a`. Raises Refused."""
+    words = text.replace(",", " ").split()
+    form = "label=value" if setting == "node_selector" else "name=label"
+    for word in words:
+        if "=" not in word:
+            raise Refused(
+                f"[providers.kubernetes] {setting}: {word!r} does not have the form {form}"
+            )
+    return dict(word.partition("=")[::2] for word in words)
 
 
 def _toleration(word: str) -> Toleration:

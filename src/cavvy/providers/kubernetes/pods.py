@@ -14,6 +14,7 @@ from cavvy.providers.kubernetes.cluster import SPOT, KubernetesNode
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
+from cavvy.providers.kubernetes.topology import place_together
 
 Object = dict[str, Any]
 
@@ -123,6 +124,8 @@ def make_pod(
         "metadata": metadata,
         "spec": _pod_spec(spec, rank, node, options, agent),
     }
+    if spec.topology is not None:
+        place_together(pod, spec.topology, rank, labels_of(mark, spec.name), options.topology)
     pod = overlay_pod(pod, options.pod) if options.pod else pod
     return overlay_task(pod, spec.options, spec.labels.get("project", "default"))
 

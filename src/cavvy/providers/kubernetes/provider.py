@@ -38,6 +38,7 @@ from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import object_to_tunnel, read_options
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.quota import limit
+from cavvy.providers.kubernetes.topology import object_to_labels
 from cavvy.providers.kubernetes.watch import PodWatch
 from cavvy.providers.kubernetes.whoami import whoami
 from cavvy.spec.support import read_options as read_task_options
@@ -127,6 +128,10 @@ class KubernetesProvider:
             )
             return [Objection("volumes", reason)]
         given = read_task_options(task.resources, self.manifest.name)
+        labels = [each.labels for each in self.clusters().values()]
+        known = frozenset[str]().union(*labels) if all(labels) else frozenset[str]()
+        if unknown := object_to_labels(task, self._options.topology, known):
+            return [unknown]
         if tunnel := object_to_tunnel(task, given.get("pod") or self._options.pod):
             return [tunnel]
         docker = given.get("docker")

@@ -27,6 +27,11 @@ MANIFEST = make_manifest(
             "The name of the node resource that contains the model of the GPUs.",
             "gpu_type",
         ),
+        text(
+            "topology",
+            "The node resources that `topology` of tasks uses, such as `rack=rack_id`: all nodes "
+            "of a job have the same value of the resource (`place=group`).",
+        ),
         text("account", "The account for jobs (`-A`). If this is unset, jobs have no `-A` option."),
         text("qsub_options", "Additional options of `qsub`, such as `-P vision`."),
         seconds(

@@ -63,7 +63,7 @@ def make_options(
         *("-q", queue.name),
         *("-N", gang.name),
         *("-l", f"select={gang.nodes}:{make_chunk(gang.offer, gpu_resource)}"),
-        *("-l", "place=scatter"),
+        *("-l", f"place=scatter{_group(gang, job_options)}"),
         *(["-l", f"walltime={format_length(length)}"] if length else []),
         *("-r", "n"),
         *("-v", f"{MARK}={mark}"),
@@ -71,6 +71,13 @@ def make_options(
         *("-o", "/dev/null"),
         *("-m", "n"),
     ]
+
+
+def _group(gang: GangSpec, job_options: JobOptions) -> str:
+    """Return the part of `place` by which all nodes have the same value of a resource, or ""."""
+    same = gang.topology.same if gang.topology is not None else None
+    resource = job_options.topology.get(same or "")
+    return f":group={resource}" if resource else ""
 
 
 def make_chunk(offer: Offer, gpu_resource: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
@@ -70,6 +70,9 @@ class PbsSystem:
         self._asked_resource = "" if self._gpu else self._gpu_resource
         self._spot = [name.strip() for name in self._text("spot_queues").split(",")]
         self._user = ""
+
+    def object_to_topology(self, need: TopologyNeed) -> str:
+        return "PBS cannot place slices; delete `slice`" if need.slice is not None else ""
 
     async def read_cluster(self) -> BatchCluster:
         servers = await self._read("Server", "qstat", "-B", "-f")

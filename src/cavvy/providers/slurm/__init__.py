@@ -60,6 +60,12 @@ MANIFEST = make_manifest(
             "Additional options of `sbatch`, such as `--constraint=ib --exclude=n7`.",
         ),
         text(
+            "topology",
+            "How `topology` of tasks is kept: `rack=r1|r2|r3` names node features of which all "
+            "nodes of a job get the same one, `rack=block` uses the blocks of the plugin "
+            "topology/block (`--segment`), and `rack=switch` keeps `prefer` with `--switches`.",
+        ),
+        text(
             "container",
             "The program that runs images on the nodes: `apptainer`, `podman`, `docker`, or "
             "`pyxis` (whose images must contain Python 3.8 or newer). If this is unset, tasks "

@@ -1,16 +1,19 @@
 """Builds the batch job of one gang: the options of sbatch, and the script for sbatch's input."""
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import VolumeKind
+from cavvy.domain.tasks import TopologyNeed, VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
+# the values of the setting `topology` that are not lists of node features
+SWITCH, BLOCK = "switch", "block"
 # Before the time limit, Slurm signals the script only (B:), because a signal to the step would
 # reach the work itself. Only one job can create the folder `started`. So if a lost reply or a
 # requeue by Slurm leads to a second job of this gang, the second job exits at once. The files
@@ -54,6 +57,7 @@ def make_options(
         f"--job-name={gang.name}",
         f"--comment={files.mark}",
         f"--nodes={gang.nodes}",
+        *place_together(gang, job_options.topology),
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, int(offer.vcpus))}",
         f"--mem={offer.memory_mib}M",
@@ -66,6 +70,38 @@ def make_options(
     ]
     gres = gres_of(offer)
     return [*options, f"--gres={gres}"] if gres else options
+
+
+def place_together(gang: GangSpec, names: Mapping[str, str]) -> Sequence[str]:
+    """Return the options that place the gang's nodes close to each other
+    (https://slurm.schedmd.com/sbatch.html)."""
+    need = gang.topology
+    if need is None:
+        return []
+    same, prefer = (names.get(label or "", "") for label in (need.same, need.prefer))
+    found = ["--switches=1"] if prefer == SWITCH else []
+    if same == BLOCK:
+        found.append(f"--segment={need.slice or gang.nodes}")
+    elif same:
+        found.append(f"--constraint=[{same}]")
+    return found
+
+
+def object_to_topology(need: TopologyNeed, job_options: JobOptions) -> str:
+    """Return why Slurm cannot place nodes as required, or ""."""
+    same = job_options.topology[need.same or ""]
+    if same == SWITCH:
+        return (
+            "Slurm keeps nodes on one switch only for `max_switch_wait`, and then starts the job "
+            "anyway; write `prefer` instead of `same`"
+        )
+    if same == BLOCK:
+        return ""
+    if need.slice is not None:
+        return "with node features, Slurm cannot place slices; delete `slice`"
+    if any(re.match(r"-C|--constraint", each) for each in job_options.options):
+        return "the setting `sbatch_options` already has a constraint, and a job has only one"
+    return ""
 
 
 def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext, Refused
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
@@ -18,7 +18,7 @@ from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
 from cavvy.providers.slurm import with_containers
 from cavvy.providers.slurm.export import make_export
-from cavvy.providers.slurm.script import make_options, make_script
+from cavvy.providers.slurm.script import make_options, make_script, object_to_topology
 
 _TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
 DIALECT = BatchDialect(
@@ -105,6 +105,9 @@ class SlurmSystem:
         self.job_options = read_job_options(settings, "sbatch_options")
         self._qos = str(settings.get("qos", ""))
         self._pyxis = settings.get("container") == "pyxis"
+
+    def object_to_topology(self, need: TopologyNeed) -> str:
+        return object_to_topology(need, self.job_options)
 
     async def read_cluster(self) -> BatchCluster:
         partitions = await self._show("show", "partition")
