@@ -36,7 +36,7 @@ from cavvy.store.sql import Store
 
 _GROUP = 500  # jobs that are submitted at once
 _TIMES = 5
-_GPUS = ResourceSpec(accelerators=(AcceleratorNeed(name="A100-80GB", count_min=8),))
+_GPUS = ResourceSpec(accelerators=(AcceleratorNeed(name="A100", count_min=8),))
 
 
 def make_offer(number: int) -> Offer:
@@ -45,8 +45,9 @@ def make_offer(number: int) -> Offer:
         region="hall",
         zone=f"h{number}",
         instance_type="A100-80GB",
-        accelerator="A100-80GB",
+        accelerator="A100",
         accelerator_count=8,
+        accelerator_memory_mib=81_920,
         vcpus=64,
         memory_mib=500_000,
         rate=HourlyRate(0),

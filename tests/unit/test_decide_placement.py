@@ -35,9 +35,11 @@ from cavvy.domain.accounts import Project
 from cavvy.domain.credentials import CredentialBook
 from cavvy.domain.jobs import JobPhase, JobRecord, PlanState
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
 from cavvy.domain.tasks import (
     CheckpointPolicy,
     JobLimits,
+    Objection,
     ResourceSpec,
     RetryPolicy,
     SpotPolicy,
@@ -130,6 +132,53 @@ def test_matches_are_found_once_for_equal_resources() -> None:
     assert market.match(JOB) is market.match(replace(JOB, id="k"))
     bigger = replace(JOB, task=replace(TASK, resources=ResourceSpec(cpus_min=8)))
     assert market.match(bigger) is not market.match(JOB)
+
+
+def test_jobs_that_need_the_same_have_the_same_candidates() -> None:
+    """The queue finds them once for each need, and not for each of thousands of jobs."""
+    market = snapshot(NEAR, FAR_OFF)
+
+    def object_to(task: TaskSpec, provider: str) -> Sequence[Objection]:
+        return [Objection("run", "no")] if task.run == "bad" else []
+
+    def find(job: JobRecord, *resting: str) -> Candidates:
+        return find_placement(job, market, object_to, PlanningContext(avoid=resting), NOW)
+
+    first = find(JOB)
+    other = replace(TASK, name="m", run="y", env={"A": "b"}, tags={"t": "u"}, project="q")
+    same = [
+        replace(JOB, id="k"),
+        replace(JOB, project="q", task=other),
+        replace(JOB, avoid={NEAR.key: NOW}),
+    ]
+    assert all(find(each) is first for each in same)
+    assert find(replace(JOB, task=replace(TASK, run="bad"))).hopeless
+    assert find(replace(JOB, consented=False)).hopeless
+    assert find(replace(JOB, avoid={NEAR.key: NOW + SECOND})).offers == (FAR_OFF,)
+    late = replace(JOB, avoid={NEAR.key: NOW + SECOND, FAR_OFF.key: NOW + MINUTE})
+    assert find(late).again_at == NOW + SECOND
+    assert find(JOB, NEAR.key).offers == (FAR_OFF, NEAR)
+    assert find(replace(JOB, task=replace(TASK, nodes=2))) is not first
+    capped = replace(JOB, task=replace(TASK, limits=JobLimits(duration=HOUR)))
+    assert find(capped) is not find(capped)
+    assert find(JOB) is first
+
+
+def test_policies_that_allow_the_same_share_candidates() -> None:
+    rules = {
+        "p": ProjectPolicy(share=2, quota_gpus=8),
+        "q": ProjectPolicy(max_gpus=4, user_jobs=3),
+        "r": ProjectPolicy(regions=("s",)),
+    }
+    book = PolicyBook([BoundPolicy(name, each) for name, each in rules.items()], [])
+    market = MarketSnapshot(market=OfferedMarket(offers=(NEAR, FAR_OFF), policies=book), as_of=NOW)
+
+    def find(project: str) -> Candidates:
+        job = replace(JOB, project=project, task=replace(TASK, project=project))
+        return find_placement(job, market, no_objections, PlanningContext(), NOW)
+
+    assert find("p") is find("q")
+    assert find("r").offers == (FAR_OFF,)
 
 
 def test_a_job_is_not_placed_with_the_credential_of_another_project() -> None:

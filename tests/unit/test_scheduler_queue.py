@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
@@ -620,3 +621,102 @@ def test_a_job_that_waited_gets_the_first_host_of_those_it_waited_for() -> None:
         (place,) = plan_jobs([waiting_job(job("1", cpus=0.1), *gpus(1, "a", "b"))], capacity)
         assert isinstance(place, JobPlacement)
         assert [each.host for each in place.allocations] == [host]
+
+
+PLACES = (
+    *(
+        Host(
+            name=f"farm/{n}",
+            cpus=4,
+            memory_mib=8192,
+            devices=("x", "y"),
+            group="farm/all",
+            labels=(("rack", "r1" if n == "a" else "r2"),),
+        )
+        for n in "abc"
+    ),
+    Host(name="farm/d", cpus=2, memory_mib=8192, group="farm/all", ready=False, problem="off"),
+    Host(name="local/me", cpus=4, memory_mib=4096, devices=("x", "y"), separates=False),
+    Host(name="local/too", cpus=8, memory_mib=8192, devices=("x",)),
+)
+ONE_GPU = replace(CPU, instance_type="H100", accelerator="H100", accelerator_count=1)
+# Jobs that need the same have the same offers, also in later passes.
+WISHES = (
+    (replace(CPU, region="me"), replace(CPU, region="too")),
+    (ALONE, replace(GROUP, zone="b"), replace(GROUP, zone="c"), replace(GROUP, zone="d")),
+    (GROUP, replace(CLOUD, capacity=2)),
+    (replace(ONE_GPU, region="too"), replace(ONE_GPU, region="me"), replace(CLOUD, capacity=1)),
+    (
+        replace(ONE_GPU, region="me", accelerator_part=0.5),
+        replace(ONE_GPU, provider="farm", region="all", zone="a"),
+        replace(ONE_GPU, provider="farm", region="all", zone="b", rate=HourlyRate(1)),
+        replace(ONE_GPU, provider="farm", region="all", zone="c"),
+    ),
+)
+
+
+def make_waiting(
+    number: int, wish: int, nodes: int, cpus: float, project: str, avoid: str
+) -> WaitingJob:
+    task = replace(job(str(number), nodes=nodes, cpus=cpus).task, project=project)
+    if wish == 2:  # the group
+        task = replace(task, topology=TopologyNeed(same="rack"))
+    record = replace(job(str(number)), task=task, project=project)
+    gang = f"gang-{number}"
+    avoided = frozenset((avoid,)) if avoid else frozenset()
+    return WaitingJob(job=record, gang=gang, offers=WISHES[wish], avoid=avoided)
+
+
+A_WISH = st.tuples(
+    st.integers(0, len(WISHES) - 1),
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.sampled_from(["p", "q"]),
+    st.sampled_from(["", "", "", "farm/a"]),
+)
+A_JOB = st.lists(A_WISH, min_size=1, max_size=2)
+A_PASS = st.fixed_dictionaries(
+    {
+        "arrive": st.lists(A_JOB, max_size=4),
+        "end": st.integers(0, 3),
+        "resting": st.sampled_from([(), (), (WISHES[1][1].key,)]),
+        "ready": st.sampled_from([True, True, True, False]),
+        "kept": st.booleans(),  # whether the placements of the pass are written
+    }
+)
+
+
+@given(st.lists(A_PASS, min_size=2, max_size=6))
+def test_a_scheduler_that_looks_only_at_changes_decides_like_a_new_one(passes: list[Any]) -> None:
+    """Also if placements were not written, or another server wrote some."""
+    waiting: list[list[WaitingJob]] = []
+    held: list[Allocation] = []
+    awaited: set[str] = set()
+    scheduler: JobScheduler | None = None
+    for each in passes:
+        first = len(waiting) + len(held)
+        waiting += [
+            [make_waiting(100 * first + number, *wish) for wish in wishes]
+            for number, wishes in enumerate(each["arrive"])
+        ]
+        for gang in sorted({one.gang for one in held})[: each["end"]]:
+            held = [one for one in held if one.gang != gang]
+        hosts = tuple(
+            replace(host, ready=each["ready"]) if host.name == "farm/b" else host for host in PLACES
+        )
+        capacity = QueueCapacity(
+            hosts=hosts,
+            allocations=sorted(held, key=lambda one: (one.host, one.gang, one.rank)),
+            resting=each["resting"],
+            awaited=awaited,
+        )
+        scheduler = JobScheduler(capacity) if scheduler is None else scheduler.renew(capacity)
+        fresh = JobScheduler(capacity)
+        for wishes in list(waiting):
+            decision = scheduler.decide(*wishes)
+            assert decision == fresh.decide(*wishes)
+            if isinstance(decision, JobPlacement) and each["kept"]:
+                held += decision.allocations
+                waiting.remove(wishes)
+        assert scheduler.blocked == fresh.blocked
+        awaited = scheduler.blocked

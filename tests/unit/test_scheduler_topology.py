@@ -140,16 +140,16 @@ def test_a_gang_waits_for_its_rack_and_a_later_one_takes_another() -> None:
 def test_what_the_labels_can_never_give_is_said() -> None:
     hosts = make_hosts("aabb", "xxxx")
     task = gang("t", 3, SAME).task
-    assert object_to_topology(task, GROUP, hosts).endswith(
+    assert object_to_topology(task, GROUP, hosts, hosts).endswith(
         "topology: needs 3 nodes of one rack; the best rack (a) has 2 free, even if all nodes were "
         "idle"
     )
     for need in (TopologyNeed(same="rak"), TopologyNeed(prefer="rak")):
-        told = object_to_topology(replace(task, topology=need), GROUP, hosts)
+        told = object_to_topology(replace(task, topology=need), GROUP, hosts, hosts)
         assert told.endswith("topology: no node has the label rak; the labels are block, rack")
     none = make_hosts("----")
-    assert object_to_topology(task, GROUP, none).endswith("no node has any label")
-    assert object_to_topology(replace(task, topology=PREFER), GROUP, none) == ""
+    assert object_to_topology(task, GROUP, none, none).endswith("no node has any label")
+    assert object_to_topology(replace(task, topology=PREFER), GROUP, none, none) == ""
 
 
 _NEEDS = st.sampled_from(

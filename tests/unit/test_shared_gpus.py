@@ -328,9 +328,9 @@ def test_plans_say_where_a_part_costs_a_whole_node() -> None:
 
 def test_work_beside_parts_of_devices_may_delay_an_earlier_job() -> None:
     """A sum of parts does not tell whether a whole device will be free."""
-    waits = HostWaits([HOST])
+    waits = HostWaits({HOST.name: HOST})
     whole = replace(ONE, accelerator_count=3)
-    waits.add([(read("A100:3"), whole, [HOST])])
+    waits.add(lambda _: [(read("A100:3"), whole)])
     mine = Allocation(
         host=HOST.name,
         gang="m",
@@ -342,6 +342,6 @@ def test_work_beside_parts_of_devices_may_delay_an_earlier_job() -> None:
         part=0.1,
     )
     assert waits.may_delay([mine], [])
-    alone = HostWaits([HOST])
-    alone.add([(read("A100"), ONE, [HOST])])
+    alone = HostWaits({HOST.name: HOST})
+    alone.add(lambda _: [(read("A100"), ONE)])
     assert not alone.may_delay([mine], [replace(mine, gang="n", devices=("b",))])

@@ -131,6 +131,7 @@ class QueueReconciler:
         self._blocked = False
         self._behind: set[str] = set()  # offers for which jobs were waiting in the last pass
         self._snapshot: MarketSnapshot | None = None
+        self._scheduler: JobScheduler | None = None  # of the last pass
         self._arrivals = Arrivals()
         # of the present pass: the limits of projects and users, and the needs that they refuse
         self._limits = ShareLimits(ShareBook())
@@ -172,7 +173,11 @@ class QueueReconciler:
             self._blocked = False
             return await self._until_next([], now)
         self._snapshot = snapshot = await self._pool.market()
-        scheduler = JobScheduler(await self._capacity(snapshot))
+        capacity = await self._capacity(snapshot)
+        known = self._scheduler
+        self._scheduler = scheduler = (
+            JobScheduler(capacity) if known is None else known.renew(capacity)
+        )
         stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
         await self._reclaim(stays, book, snapshot, now)
         held_back = {each.wait.job.id for each in limited}

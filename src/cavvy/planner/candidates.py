@@ -16,7 +16,7 @@ from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.credentials import CredentialBook, split_account
 from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
-from cavvy.domain.policies import PolicyBook
+from cavvy.domain.policies import BoundPolicy, PolicyBook
 from cavvy.domain.tasks import DEFAULT_CPUS, Objection, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
 from cavvy.domain.values import Struct, field, replace
@@ -35,6 +35,7 @@ from cavvy.planner.shared_hosts import (
 from cavvy.planner.slices import explain_slice
 from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
+from cavvy.scheduler.packing import HostIndex
 
 _OMISSIONS = 2  # the maximum number of omitted accelerators that a reason names
 # The maximum number of offers for one job. Shared hosts that come later are added, because only the
@@ -191,6 +192,11 @@ def _able(
     doubted = 0
     policies = market.policies.find(task.project)
     verdicts: dict[str, Sequence[Objection]] = {}
+    index = HostIndex(market.hosts)
+    # Most checks give the same result for offers that differ only in their places. Own machines
+    # have thousands of such offers.
+    located = any(bound.policy.regions for bound in policies)
+    passed: set[tuple[Offer, object]] = set()
     for offer in smallest_shares(task, offers, market.hosts):
         verdict = verdicts.get(offer.provider)
         if verdict is None:
@@ -198,13 +204,17 @@ def _able(
             reasons += [f"{offer.provider}: {reason}" for reason in verdict]
         if verdict:
             continue
-        if shared := object_to_share(task, offer):
+        hosts = index.find(offer) if offer.shared else ()
+        alike = offer if located else replace(offer, region="", zone=None)
+        kind = alike, tuple(map(_shape_of, hosts))
+        known = task.topology is None and kind in passed
+        if not known and (shared := object_to_share(task, offer)):
             reasons.append(shared)
             continue
-        if misfit := object_to_topology(task, offer, market.hosts):
+        if misfit := object_to_topology(task, offer, hosts, market.hosts):
             reasons.append(misfit)
             continue
-        if offer.shared and not fits_empty(task, offer, market.hosts):
+        if not known and offer.shared and not fits_empty(task, offer, hosts):
             reasons.append(_too_many(task, offer))
             continue
         doubt = market.doubts.get(offer.key)
@@ -216,21 +226,31 @@ def _able(
         if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
             reasons.append(f"{offer.provider}: {misplaced}")
             continue
-        refusal = (
-            explain_policy(policies, task, offer)
-            or explain_slice(task, offer)
-            or explain_missing_option(task, offer)
-            or explain_software(task, offer)
-            or explain_quota(task, offer)
-        )
+        refusal = None if known else _refuse(task, offer, policies)
         if refusal:
             reasons.append(f"{offer.provider}: {refusal.reason}")
             continue
         able.append(offer)
+        passed.add(kind)
     if doubted > 1:
         more = f"{doubted - 1} more offer{'s are' if doubted > 2 else ' is'} in doubt"
         reasons.append(f"{more}; `cavvy check PROVIDER` shows examples")
     return able, list(dict.fromkeys(reasons))
+
+
+def _refuse(task: TaskSpec, offer: Offer, policies: Sequence[BoundPolicy]) -> Objection | None:
+    return (
+        explain_policy(policies, task, offer)
+        or explain_slice(task, offer)
+        or explain_missing_option(task, offer)
+        or explain_software(task, offer)
+        or explain_quota(task, offer)
+    )
+
+
+def _shape_of(host: Host) -> tuple[object, ...]:
+    """Return what determines which jobs fit on the host while it is empty."""
+    return host.cpus, host.memory_mib, len(host.devices), host.kinds, host.group
 
 
 def _too_many(task: TaskSpec, offer: Offer) -> str:

@@ -14,10 +14,10 @@ from cavvy.domain.tasks import AcceleratorNeed, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.scheduler.packing import (
     AllocationOwner,
+    HostIndex,
     allocate_across,
     explain_topology,
     host_of,
-    hosts_of,
 )
 
 
@@ -33,8 +33,9 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
+    index = HostIndex(hosts if task.nodes == 1 else ())
     for offer in offers:
-        if offer.shared and task.nodes == 1 and _is_group(offer, hosts):
+        if offer.shared and task.nodes == 1 and _is_group(offer, index.find(offer)):
             continue
         (shared if offer.shared else kept).append(offer)
 
@@ -123,20 +124,24 @@ def _part(need: AcceleratorNeed, offer: Offer) -> Fraction:
     return Fraction(need.part).limit_denominator(10_000)
 
 
-def _is_group(offer: Offer, hosts: Sequence[Host]) -> bool:
-    return host_of(offer, hosts) is None and bool(hosts_of(offer, hosts))
+def _is_group(offer: Offer, found: Sequence[Host]) -> bool:
+    return bool(found) and host_of(offer, found) is None
 
 
-def object_to_topology(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> str:
-    """Return why the offer's hosts could not be as close to each other as the task requires, even
-    if all of them were idle, or ""."""
+def object_to_topology(
+    task: TaskSpec, offer: Offer, mine: Sequence[Host], hosts: Sequence[Host]
+) -> str:
+    """Return why the offer's hosts, which are some of the hosts, could not be as close to each
+    other as the task requires, even if all of them were idle, or ""."""
     need = task.topology
     if need is None or not offer.shared:
         return ""
-    mine = hosts_of(offer, hosts)
-    here, anywhere = (_list_labels(each) for each in (mine, hosts))
-    for label, known in ((need.same, here), (need.prefer, anywhere)):
-        if label is not None and label not in known and (known or label == need.same):
+    here = _list_labels(mine)
+    for label, among in ((need.same, mine), (need.prefer, hosts)):
+        if label is None or label in here:
+            continue
+        known = _list_labels(among)
+        if label not in known and (known or label == need.same):
             named = f"the labels are {', '.join(known)}" if known else "no node has any label"
             return f"{offer.key}: topology: no node has the label {label}; {named}"
     owner = AllocationOwner(gang="", project=task.project)

@@ -3,7 +3,7 @@ module does no I/O, and does not need to know when running jobs will end.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from math import floor, gcd
 from operator import or_
@@ -31,30 +31,39 @@ _SHARED = 1 - 1e-6
 _ANY = AllocationOwner(gang="", project="")
 
 Amounts = Mapping[str, float]  # amount of each resource of a host
+# Returns the pairs of task and offer, of which a waiting job needs one, that use the host with this
+# name.
+FindChoices = Callable[[str], Iterable[tuple[TaskSpec, Offer]]]
 
 
 class HostWaits:
     """Records which earlier jobs wait for a part of a shared host, and how much each of them
-    requests.
+    requests. What they request of a host is computed when a job may be placed on it.
     """
 
-    def __init__(self, hosts: Iterable[Host]) -> None:
-        self._hosts = {host.name: host for host in hosts}
-        self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
+    def __init__(self, hosts: Mapping[str, Host]) -> None:
+        self._hosts = hosts
+        self._jobs: list[FindChoices] = []
+        self._wishes: dict[str, tuple[int, list[Sequence[Amounts]]]] = {}
 
-    def add(self, choices: Iterable[tuple[TaskSpec, Offer, Sequence[Host]]]) -> None:
-        """Add a waiting job. The job needs only one of the triples of task, offer and the offer's
-        hosts in `choices`."""
-        wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
-        for task, offer, hosts in choices:
-            for host in hosts:
-                if len(self._wishes[host.name]) > _MOST_WAITS:
-                    continue
-                wish = _wish(task, offer, host)
-                if wish is not None and wish not in wishes[host.name]:
-                    wishes[host.name].append(wish)
-        for name, wanted in wishes.items():
-            self._wishes[name].append(wanted)
+    def add(self, choices: FindChoices) -> None:
+        """Add a waiting job."""
+        self._jobs.append(choices)
+
+    def _list_wishes(self, name: str) -> Sequence[Sequence[Amounts]]:
+        seen, wishes = self._wishes.get(name, (0, []))
+        for choices in self._jobs[seen:]:
+            if len(wishes) > _MOST_WAITS:
+                break
+            wanted: list[Amounts] = []
+            for task, offer in choices(name):
+                wish = _wish(task, offer, self._hosts[name])
+                if wish is not None and wish not in wanted:
+                    wanted.append(wish)
+            if wanted:
+                wishes.append(wanted)
+        self._wishes[name] = len(self._jobs), wishes
+        return wishes
 
     def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
         """Return whether a job with the allocations `mine` could delay one of the waiting jobs.
@@ -68,11 +77,11 @@ class HostWaits:
             _may_delay_on(
                 self._hosts[name],
                 _amounts_of(self._hosts[name], mine),
-                self._wishes[name],
+                wishes,
                 _amounts_by_gang(self._hosts[name], allocations),
             )
             for name in {each.host for each in mine}
-            if self._wishes[name]
+            if (wishes := self._list_wishes(name))
         )
 
 

@@ -4,6 +4,7 @@ store checks each allocation again before it writes the allocation.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 
 from cavvy.domain.allocations import Allocation, Host
@@ -236,64 +237,108 @@ def _sum_parts(allocations: Iterable[Allocation]) -> Mapping[str, float]:
     return used
 
 
+class HostIndex:
+    """Finds the shared hosts of offers without a look at each host."""
+
+    def __init__(self, hosts: Iterable[Host]) -> None:
+        self.by_name = {host.name: host for host in hosts}
+        self._groups: defaultdict[str, list[Host]] = defaultdict(list)
+        for host in self.by_name.values():
+            if host.group:
+                self._groups[host.group].append(host)
+
+    def find(self, offer: Offer) -> Sequence[Host]:
+        """Return the same as `hosts_of`."""
+        one = self.by_name.get(name_of(offer))
+        return self._groups.get(f"{offer.provider}/{offer.region}", ()) if one is None else (one,)
+
+
 class HostRater:
     """Rates allocations on the hosts by the fragments that they leave (see `fragmentation`); lower
-    is better. The typical jobs are those that hold allocations now.
+    is better. The typical jobs are those that hold allocations when the first one is rated.
 
     The devices of each kind on a host are rated as a node of their own, with the host's CPUs and
-    memory.
+    memory. `changes` names the hosts whose allocations have changed, once for each change.
     """
 
     def __init__(self, hosts: Iterable[Host], allocations: Iterable[Allocation]) -> None:
-        self._hosts = {host.name: host for host in hosts}
-        self._groups: defaultdict[str, list[Host]] = defaultdict(list)
-        for host in self._hosts.values():
-            self._groups[host.group].append(host)
-        self._held: defaultdict[str, list[Allocation]] = defaultdict(list)
-        for each in allocations:
-            self._held[each.host].append(each)
+        self.index = HostIndex(hosts)
+        self.separates = all(host.separates for host in self.index.by_name.values())
+        self.changes: list[str] = []
+        self._held = _by_host(allocations)
         self._free: dict[str, Sequence[FreeNode]] = {}
+        self._idle: dict[str, int] = {}  # how many devices of a host no job holds
         self._rater: PlacementRater | None = None
+        self._demands: dict[str, Sequence[NodeDemand]] = {}  # of the allocations on each host
+        self._largest: FreeNode | None = None
 
-    def find_hosts(self, offer: Offer) -> Sequence[Host]:
-        """Return the same as `hosts_of`, without a look at each host."""
-        one = self._hosts.get(name_of(offer))
-        return self._groups[f"{offer.provider}/{offer.region}"] if one is None else [one]
+    def renew(self, allocations: Iterable[Allocation]) -> None:
+        """Count these allocations as held, and no others."""
+        before, self._held = self._held, _by_host(allocations)
+        for name in {**before, **self._held}:
+            if before.get(name, ()) != self._held.get(name, ()):
+                self._change(name)
+        self._rater = None
 
     def list_held(self, hosts: Iterable[Host]) -> Sequence[Allocation]:
         """Return the allocations on these hosts."""
-        return [each for host in hosts for each in self._held[host.name]]
+        return [each for host in hosts for each in self._held.get(host.name, ())]
+
+    def is_full(self, host: Host, offer: Offer) -> bool:
+        """Return whether fewer devices of the host are idle than the offer has. Offers of parts of
+        devices, and of no devices, need another check."""
+        if offer.accelerator_part < 1:
+            return False
+        idle = self._idle.get(host.name)
+        if idle is None:
+            taken = {device for each in self._held.get(host.name, ()) for device in each.devices}
+            idle = self._idle[host.name] = len(set(host.devices) - taken)
+        return idle < offer.accelerator_count
 
     def rate(self, allocations: Sequence[Allocation]) -> float:
         """Return the mean rate of these new allocations over their hosts."""
-        more: defaultdict[str, list[Allocation]] = defaultdict(list)
-        for each in allocations:
-            more[each.host].append(each)
-        return fmean(self._rate_on(self._hosts[name], mine) for name, mine in more.items())
+        more = _by_host(allocations)
+        return fmean(self._rate_on(self.index.by_name[name], mine) for name, mine in more.items())
 
     def add(self, allocations: Iterable[Allocation]) -> None:
         """Count the allocations as held from now on."""
         for each in allocations:
-            self._held[each.host].append(each)
-            self._free.pop(each.host, None)
+            self._held.setdefault(each.host, []).append(each)
+            self._change(each.host)
+
+    def _change(self, name: str) -> None:
+        self._free.pop(name, None)
+        self._idle.pop(name, None)
+        self._demands.pop(name, None)
+        self.changes.append(name)
 
     def _rate_on(self, host: Host, more: Sequence[Allocation]) -> float:
         if self._rater is None:
             self._rater = self._make_rater()
+        held = self._held.get(host.name, [])
         before = self._free.get(host.name)
         if before is None:
-            before = self._free[host.name] = _list_free(host, self._held[host.name])
-        after = _list_free(host, [*self._held[host.name], *more])
+            before = self._free[host.name] = _list_free(host, held)
+        after = _list_free(host, [*held, *more])
         return fmean(map(self._rater.rate, before, after))
 
     def _make_rater(self) -> PlacementRater:
-        demands = (
-            _demand_of(host, each)
-            for name, host in self._hosts.items()
-            for each in self._held[name]
-        )
-        empty = (node for host in self._hosts.values() for node in _list_free(host, ()))
-        return PlacementRater(find_typical(demands), find_largest(empty))
+        for name, host in self.index.by_name.items():
+            if name not in self._demands:
+                held = self._held.get(name, ())
+                self._demands[name] = [_demand_of(host, each) for each in held]
+        if self._largest is None:
+            empty = (_list_free(host, ()) for host in self.index.by_name.values())
+            self._largest = find_largest(chain.from_iterable(empty))
+        demands = chain.from_iterable(map(self._demands.__getitem__, self.index.by_name))
+        return PlacementRater(find_typical(demands), self._largest)
+
+
+def _by_host(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
+    found: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for each in allocations:
+        found[each.host].append(each)
+    return dict(found)
 
 
 def _list_free(host: Host, allocations: Sequence[Allocation]) -> Sequence[FreeNode]:

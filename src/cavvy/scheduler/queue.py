@@ -4,26 +4,27 @@ decisions are returned as values.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import groupby
+from itertools import chain
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, field
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
+from cavvy.scheduler.offer_lines import OfferLine, place_of
 from cavvy.scheduler.packing import (
     AllocationOwner,
+    HostIndex,
     HostRater,
     allocate_across,
     explain_topology,
     host_of,
-    hosts_of,
     may_share,
-    name_of,
 )
 from cavvy.scheduler.pools import count_left, take
 
 _COMPARED = 64  # hosts for which no job waits that are compared for one job; bounds its cost
+_MOST_CHANGES = 100_000  # of hosts, which a scheduler remembers
 _TOLD = 2  # how many hosts that cannot be used the reason of a wait names
 
 
@@ -93,16 +94,35 @@ class JobScheduler:
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
-        self._hosts = [host for host in capacity.hosts if host.ready]
-        self._silent = [host for host in capacity.hosts if not host.ready]
-        self._allocations = list(capacity.allocations)
-        self._rater = HostRater(self._hosts, self._allocations)
+        self._all_hosts = capacity.hosts
+        self._silent = HostIndex(host for host in capacity.hosts if not host.ready)
+        self._rater = HostRater(
+            (host for host in capacity.hosts if host.ready), capacity.allocations
+        )
+        # the lines of offers in this pass and in the pass before, by the offers' identity
+        self._lines: dict[int, OfferLine] = {}
+        self._old_lines: dict[int, OfferLine] = {}
+        self._begin(capacity)
+
+    def _begin(self, capacity: QueueCapacity) -> None:
         self._resting = frozenset(capacity.resting)
         self._awaited = frozenset(capacity.awaited)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers for which earlier jobs wait
-        self._waits = HostWaits(self._hosts)  # earlier jobs that wait for shared hosts
+        self._waits = HostWaits(self._rater.index.by_name)  # earlier jobs that wait for hosts
         self._jobs_left = JOBS  # how many jobs may still be checked for backfill
+
+    def renew(self, capacity: QueueCapacity) -> "JobScheduler":
+        """Return a scheduler for the next pass. It decides like a new one with this capacity, and
+        looks only at the hosts that have changed."""
+        worn = len(self._rater.changes) > _MOST_CHANGES
+        if worn or capacity.hosts != self._all_hosts:
+            return JobScheduler(capacity)
+        self._rater.renew(capacity.allocations)
+        same = frozenset(capacity.resting) == self._resting
+        self._old_lines, self._lines = (self._lines if same else {}), {}
+        self._begin(capacity)
+        return self
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
         """Decide whether and where the next job in the queue starts. If the job is placed, less
@@ -116,33 +136,7 @@ class JobScheduler:
         )
         self._jobs_left -= checks.used
         if placed is None:
-            offers = [offer for each in choices for offer in each.offers]
-            behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
-            earlier = all(place in self.blocked for place in behind)
-            self.blocked.update(
-                *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
-            )
-            self._waits.add(
-                (each.job.task, offer, self._rater.find_hosts(offer))
-                for each in choices
-                for offer in each.offers
-                if offer.shared
-            )
-            silent = [
-                (offer, hosts)
-                for each in choices
-                for offer in each.offers
-                if (hosts := self._list_silent(offer, each.job.task.nodes))
-            ]
-            if silent and len(silent) == len(offers):
-                reason = _say_silent(silent)
-                return JobWait(job=waiting_job.job, reason=reason, behind=behind, unusable=True)
-            usable = [offer for offer in offers if offer not in [each for each, _ in silent]]
-            apart = self._list_apart(usable, waiting_job.job.project)
-            missing = self._explain_topology(choices)
-            reason = self._say_apart(apart) if apart else _reason(usable, earlier, missing)
-            return JobWait(job=waiting_job.job, reason=reason, behind=behind)
-        self._allocations += placed.allocations
+            return self._wait(choices)
         self._rater.add(placed.allocations)
         take(self._used, placed.offer, waiting_job.job.task.nodes)
         return placed
@@ -151,38 +145,82 @@ class JobScheduler:
         """Return what the racks, or other domains, of the first group of hosts lack for the job."""
         for each in choices:
             for offer in each.offers if each.job.task.topology is not None else ():
-                hosts = [one for one in self._rater.find_hosts(offer) if one.name not in each.avoid]
+                hosts = [one for one in self._rater.index.find(offer) if one.name not in each.avoid]
                 held = self._rater.list_held(hosts)
                 owner = AllocationOwner(gang=each.gang, project=each.job.project)
                 if missing := explain_topology(each.job.task, offer, hosts, held, owner):
                     return missing
         return ""
 
+    def _wait(self, choices: Sequence[WaitingJob]) -> JobWait:
+        job = choices[0].job
+        lines = [(each, self._line_of(each.offers)) for each in choices]
+        behind = _join([line.behind for _, line in lines])
+        earlier = self.blocked.issuperset(behind)
+        for each, line in lines:
+            self.blocked.update(self._list_blocks(each, line))
+        self._waits.add(
+            lambda host: [
+                (each.job.task, offer) for each, line in lines for offer in line.find_on(host)
+            ]
+        )
+        silent = [
+            (offer, hosts)
+            for each in (choices if self._silent.by_name else ())
+            for offer in each.offers
+            if (hosts := self._list_silent(offer, each.job.task.nodes))
+        ]
+        if silent and len(silent) == sum(len(each.offers) for each in choices):
+            reason = _say_silent(silent)
+            return JobWait(job=job, reason=reason, behind=behind, unusable=True)
+        limits = _join([line.limits for _, line in lines])
+        missing = self._explain_topology(choices)
+        usable = _subtract(choices, [offer for offer, _ in silent])
+        if apart := self._list_apart(usable, job.project):
+            reason = self._say_apart(apart)
+        elif silent:
+            left = OfferLine(tuple(usable), self._rater, self._resting)
+            reason = _reason(left.behind, left.limits, earlier, missing)
+        else:
+            reason = _reason(behind, limits, earlier, missing)
+        return JobWait(job=job, reason=reason, behind=behind)
+
+    def _line_of(self, offers: tuple[Offer, ...]) -> OfferLine:
+        """Return the line of these offers. Jobs that need the same have the same offers."""
+        line = self._lines.get(id(offers)) or self._old_lines.get(id(offers))
+        if line is None:
+            line = OfferLine(offers, self._rater, self._resting)
+        self._lines[id(offers)] = line
+        return line
+
+    def _list_blocks(self, waiting_job: WaitingJob, line: OfferLine) -> Iterable[str]:
+        avoid = waiting_job.avoid
+        if not avoid:
+            return line.blocks
+        return {lane for offer in line.offers for lane in self._lanes(offer, avoid)}
+
     def _list_apart(self, offers: Iterable[Offer], project: str) -> list[str]:
         """Return the offers' shared hosts that this project may not use now because of other
         projects' allocations. The list is empty if the project may use another offer or host as
         soon as that offer or host is free.
         """
-        found = [
-            host
-            for offer in offers
-            for host in (self._rater.find_hosts(offer) if offer.shared else (None,))
-        ]
-        apart = [
-            host.name
-            for host in found
-            if host is not None and not may_share(host, self._allocations, project)
-        ]
-        return list(dict.fromkeys(apart)) if len(apart) == len(found) else []
+        apart: dict[str, None] = {}
+        for offer in offers:
+            hosts = self._rater.index.find(offer) if offer.shared else (None,)
+            for host in hosts:
+                if host is None or may_share(host, self._rater.list_held((host,)), project):
+                    return []
+                apart[host.name] = None
+        return list(apart)
 
     def _list_silent(self, offer: Offer, nodes: int) -> Sequence[Host]:
         """Return the hosts of the offer that are not ready, if too few of its hosts are ready. The
         nodes of a gang in a group of hosts run on as many hosts.
         """
-        silent = hosts_of(offer, self._silent) if offer.shared and self._silent else ()
+        silent = self._silent.find(offer) if offer.shared else ()
         if not silent:
             return ()
-        ready = self._rater.find_hosts(offer)
+        ready = self._rater.index.find(offer)
         needed = 1 if host_of(offer, (*ready, *silent)) else nodes
         return silent if len(ready) < needed else ()
 
@@ -195,10 +233,10 @@ class JobScheduler:
         return _Checks(left=OFFERS if self._jobs_left else 0)
 
     def _place(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:
-        task = waiting_job.job.task
-        owner = AllocationOwner(gang=waiting_job.gang, project=waiting_job.job.project)
+        task, project = waiting_job.job.task, waiting_job.job.project
+        owner = AllocationOwner(gang=waiting_job.gang, project=project)
         avoid = waiting_job.avoid
-        for _, equal in groupby(waiting_job.offers, self._tie_of):
+        for equal in self._line_of(waiting_job.offers).list_runs(task, project):
             found: list[JobPlacement] = []
             compared = 0
             for offer in equal:
@@ -207,7 +245,7 @@ class JobScheduler:
                     if (left is None or left >= task.nodes) and not self._is_held(offer, avoid):
                         return JobPlacement(job=waiting_job.job, offer=offer)
                     continue
-                hosts = [host for host in self._rater.find_hosts(offer) if host.name not in avoid]
+                hosts = [host for host in self._rater.index.find(offer) if host.name not in avoid]
                 held = self._rater.list_held(hosts)
                 rater = self._rater if self._is_rated(hosts) else None
                 mine = allocate_across(task, offer, hosts, held, owner, rater)
@@ -223,23 +261,9 @@ class JobScheduler:
                     return place
         return None
 
-    def _tie_of(self, offer: Offer) -> tuple[object, ...]:
-        """Return a key that is equal for offers of shared hosts of which the job may get any."""
-        if not offer.shared:
-            return (False,)
-        return (
-            True,
-            offer.provider,
-            offer.instance_type,
-            offer.accelerator_count,
-            offer.accelerator_part,
-            offer.rate,
-            offer.key in self._resting,
-        )
-
     def _sort(self, found: list[JobPlacement]) -> list[JobPlacement]:
         """Sort placements on shared hosts: those that leave the fewest fragments come first."""
-        hosts = (host for place in found for host in self._rater.find_hosts(place.offer))
+        hosts = (host for place in found for host in self._rater.index.find(place.offer))
         if len(found) < 2 or not self._is_rated(hosts):
             return found
         return sorted(found, key=lambda each: self._rater.rate(each.allocations))
@@ -256,18 +280,18 @@ class JobScheduler:
         """Return whether a job with these allocations may delay an earlier job. The result is
         always True on a host that serves one project at a time.
         """
-        taken = {each.host for each in mine}
-        if any(host.name in taken and not host.separates for host in self._hosts):
+        taken = [self._rater.index.by_name[name] for name in {each.host for each in mine}]
+        if not all(host.separates for host in taken):
             return True
         if not checks.left:
             return True
         checks.left -= 1
         checks.used = True
-        return self._waits.may_delay(mine, self._allocations)
+        return self._waits.may_delay(mine, self._rater.list_held(taken))
 
     def _say_apart(self, names: Sequence[str]) -> str:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        why = next((host.obstacle for host in self._hosts if host.name == names[0]), "")
+        why = self._rater.index.by_name[names[0]].obstacle
         return (
             f"waits for {names[0]}{more}, where jobs of another project run: a host without "
             f"isolation between projects{why and f' ({why})'} runs the jobs of only one project at "
@@ -279,14 +303,13 @@ class JobScheduler:
         offer is a part of a shared host, of the host. For a group of hosts, the result also
         contains every host that the job does not avoid.
         """
-        hosts = self._rater.find_hosts(offer) if offer.shared else ()
+        hosts = self._rater.index.find(offer) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
-def place_of(offer: Offer) -> str:
-    """Return the name of the resource that jobs for this offer wait for: the shared host, or the
-    offer itself if it uses no shared host."""
-    return name_of(offer) if offer.shared else offer.key
+def _join(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names of all alternatives of a job, each once."""
+    return names[0] if len(names) == 1 else tuple(dict.fromkeys(chain.from_iterable(names)))
 
 
 def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
@@ -300,9 +323,16 @@ def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
     return f"waits because {'; '.join([*told, *more])}; {checks} {shows} more"
 
 
-def _reason(offers: Sequence[Offer], earlier: bool, missing: str) -> str:
-    behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
-    limits = list(dict.fromkeys(offer.limited_by for offer in offers))
+def _subtract(choices: Sequence[WaitingJob], silent: Collection[Offer]) -> Iterable[Offer]:
+    """Return the offers of all alternatives, without these."""
+    offers = (offer for each in choices for offer in each.offers)
+    if not silent:
+        return offers
+    left_out = frozenset(silent)
+    return [offer for offer in offers if offer not in left_out]
+
+
+def _reason(behind: Sequence[str], limits: Sequence[str], earlier: bool, missing: str) -> str:
     limited = f", limited by {'; '.join(limits)}" if limits and all(limits) else ""
     names = behind[0] if len(behind) == 1 else f"{behind[0]} and {len(behind) - 1} more that fit"
     return (

@@ -1,15 +1,19 @@
 """Finds the offers that can run a task, and creates the rows that start the task on an offer."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
+from typing import Any
+
+from msgspec.msgpack import encode
 
 from cavvy.catalog.query import OfferMatches
 from cavvy.control.decide.job import cap_of, deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event, ran
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, Node, PlanState, attempt_id
 from cavvy.domain.offers import Offer
+from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
@@ -25,8 +29,40 @@ from cavvy.planner.candidates import (
 from cavvy.planner.deadline.inputs import share_done
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
+from cavvy.scheduler.offer_lines import place_of
 from cavvy.scheduler.pools import count_left
 from cavvy.scheduler.queue import JobPlacement
+
+# The fields of tasks and policies on which no offer depends, but for what providers object to. With
+# a new field, jobs that differ in it are compared with the offers one by one.
+_FREE_FIELDS: dict[str, Any] = {
+    "name": "",
+    "project": "",
+    "run": "",
+    "tags": {},
+    "priority": 0,
+    "params": {},
+    "array": (),
+    "sweep": (),
+    "parallel": None,
+    "after": (),
+    "env": {},
+}
+_FREE_POLICIES: dict[str, Any] = {
+    "keep_jobs_days": None,
+    "share": None,
+    "quota_gpus": None,
+    "max_gpus": None,
+    "user_gpus": None,
+    "user_jobs": None,
+    "user_waiting": None,
+    "quota_accelerators": {},
+    "max_accelerators": {},
+    "user_accelerators": {},
+    "quota_micros_per_hour": None,
+    "max_micros_per_hour": None,
+    "user_micros_per_hour": None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +74,16 @@ class MarketSnapshot:
     used: dict[str, Fraction] = field(default_factory=dict)
     _matches: dict[ResourceSpec, OfferMatches] = field(default_factory=dict, init=False)
     _restricted: dict[str, "MarketSnapshot"] = field(default_factory=dict, init=False)
+    _candidates: dict[object, Candidates] = field(default_factory=dict, init=False)
+    _places: set[str] = field(default_factory=set, init=False)
+    _accounts: dict[ResourceSpec, Sequence[str]] = field(default_factory=dict, init=False)
+
+    @property
+    def places(self) -> Set[str]:
+        """What jobs wait for that need any of the offers."""
+        if not self._places:
+            self._places.update(map(place_of, self.market.offers))
+        return self._places
 
     def match(self, job: JobRecord) -> OfferMatches:
         """Return the offers that can run one node of the job. Jobs that need the same resources
@@ -47,6 +93,14 @@ class MarketSnapshot:
         if need not in self._matches:
             self._matches[need] = match(job, self.market)
         return self._matches[need]
+
+    def list_accounts(self, job: JobRecord) -> Sequence[str]:
+        """Return the accounts of the offers that can run one node of the job."""
+        need = job.task.resources
+        if need not in self._accounts:
+            found = {offer.account for offer in self.match(job).offers}
+            self._accounts[need] = sorted(found)
+        return self._accounts[need]
 
     def restrict(self, project: str) -> "MarketSnapshot":
         """Return the part of the market that a project's jobs may use. The result is computed only
@@ -73,8 +127,38 @@ def find_placement(
     All code that places, refuses or moves a job uses this function.
     """
     snapshot = snapshot.restrict(job.project)
-    matches = snapshot.match(job)
-    return find_candidates(job, snapshot.market, matches, objections, situation=situation, now=now)
+    key = _find_key(job, snapshot, objections, situation, now)
+    found = None if key is None else snapshot._candidates.get(key)
+    if found is None:
+        market, matches = snapshot.market, snapshot.match(job)
+        found = find_candidates(job, market, matches, objections, situation=situation, now=now)
+    if key is not None:
+        snapshot._candidates[key] = found
+    return found
+
+
+def _find_key(
+    job: JobRecord,
+    snapshot: MarketSnapshot,
+    objections: Objections,
+    situation: PlanningContext,
+    now: datetime,
+) -> object:
+    """Return a key that jobs share which have the same candidates in this snapshot, because they
+    differ only in what no offer depends on. Return None if the candidates also depend on the time,
+    or on the progress of this job."""
+    usual = replace(situation, submitted_at=None, avoid=()) == PlanningContext()
+    if not usual or is_limited(job) or any(until > now for until in job.avoid.values()):
+        return None
+    task = replace(job.task, **_FREE_FIELDS)
+    verdicts = [objections(job.task, account) for account in snapshot.list_accounts(job)]
+    policies = [
+        (bound.owner, policy)
+        for bound in snapshot.market.policies.find(job.project)
+        if (policy := replace(bound.policy, **_FREE_POLICIES)) != ProjectPolicy()
+    ]
+    avoid = frozenset(situation.avoid)
+    return job.consented, avoid, encode((task, verdicts, policies))
 
 
 def find_placements(

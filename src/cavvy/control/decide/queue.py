@@ -21,7 +21,6 @@ from cavvy.scheduler.queue import (
     JobWait,
     QueueCapacity,
     WaitingJob,
-    place_of,
 )
 from cavvy.scheduler.reclaim import Borrower
 
@@ -176,7 +175,7 @@ def _without_numbers(reason: str) -> str:
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
     """Return whether each existing offer already has a job that waits for it."""
-    return all(place_of(offer) in blocked for offer in snapshot.market.offers)
+    return snapshot.places <= frozenset(blocked)
 
 
 def looks_deep(

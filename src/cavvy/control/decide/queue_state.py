@@ -13,9 +13,9 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
+from cavvy.scheduler.offer_lines import place_of
 from cavvy.scheduler.packing import AllocationOwner, allocate_one
 from cavvy.scheduler.pools import count_left, pool_of
-from cavvy.scheduler.queue import place_of
 from cavvy.scheduler.run_times import GangKind, PlannedGang, find_kind
 from cavvy.scheduler.shares import ShareLimits
 from cavvy.scheduler.start_estimates import (
