@@ -510,6 +510,48 @@ def test_a_project_gets_its_quota_back() -> None:
     assert lender.attempts[0].created_at < second.created_at
 
 
+def test_a_quota_of_one_accelerator_comes_back_when_a_limit_of_all_is_reached() -> None:
+    """The limit of the installation keeps the lender waiting, not the capacity. Jobs that hold
+    another accelerator keep it, and the reason says who has borrowed the quota."""
+    sold = tuple(
+        replace(
+            CHEAP,
+            instance_type=name,
+            accelerator=name,
+            accelerator_count=1,
+            accelerator_memory_mib=81920,
+        )
+        for name in ("H100", "A100")
+    )
+
+    def on(name: str, run_s: float, project: str, accelerator: str) -> SimSubmission:
+        need = ResourceSpec(accelerators=(AcceleratorNeed(name=accelerator),))
+        saves = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
+        what = task(run_s, name=name, project=project, resources=need, checkpoint=saves)
+        return SimSubmission(task=what, at_s=100 if project == "b" else 0)
+
+    jobs = (
+        on("a0", 9000, "a", "A100"),
+        on("a1", 9000, "a", "H100"),
+        on("a2", 9000, "a", "H100"),
+        on("b0", 1000, "b", "H100"),
+    )
+    policies = (
+        BoundPolicy("", ProjectPolicy(max_accelerators={"H100": 2.0})),
+        BoundPolicy("b", ProjectPolicy(quota_accelerators={"H100": 1.0})),
+    )
+    ending = run_scenario(offers=sold, submissions=jobs, policies=policies)
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
+    kept, *others, lender = ending.traces
+    assert len(kept.attempts) == 1
+    (moved,) = (trace for trace in others if len(trace.attempts) == 2)
+    first, second = moved.attempts
+    assert first.running_at is not None
+    assert first.finished_at is not None
+    assert first.finished_at - first.running_at >= timedelta(minutes=30)
+    assert lender.attempts[0].created_at < second.created_at
+
+
 def array(run_s: float, count: int, **changes: object) -> SimSubmission:
     return SimSubmission(task=task(run_s, array=(IndexRange(0, count - 1),), **changes))
 

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from tests.records import FIXED, TASK, make_attempt_record, make_job_record
 
 from cavvy.control.decide.queue import make_borrowers
+from cavvy.control.decide.quota_returns import decide_return
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.domain.shares import GangShare, HeldGang, HeldShare, QueueRow
 from cavvy.domain.values import replace
-from cavvy.scheduler.reclaim import Borrower, choose_borrowers
+from cavvy.scheduler.queue import QueueCapacity, WaitingJob
+from cavvy.scheduler.reclaim import Borrower, choose_borrowers, find_return
 from cavvy.scheduler.shares import ShareBook, ShareRule
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -108,6 +110,131 @@ def test_lenders_and_the_minimum_time_are_kept(
         if mine:  # the project held more than its quota when the last of its jobs was chosen
             held = sum(each.size for each in running if each.project == name)
             assert held - sum(mine) + max(mine) > quota
+
+
+NAMES = st.sampled_from(["", "H100", "$"])  # the GPUs of all products, of one, and dollars
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.builds(
+                GangShare,
+                st.sampled_from(["H100", "A100"]),
+                st.integers(1, 4),
+                st.integers(0, 5),
+            ),
+            st.integers(0, 90),
+        ),
+        max_size=10,
+    ),
+    st.dictionaries(
+        st.sampled_from("abcp"), st.dictionaries(NAMES, st.integers(0, 12)), min_size=1
+    ),
+    st.integers(1, 8),
+)
+def test_quotas_of_accelerators_and_dollars_are_kept(
+    gangs: list[tuple[str, GangShare, int]], quotas: dict[str, dict[str, int]], need: int
+) -> None:
+    """Only projects above a quota give back, and only to a job within all quotas that count it;
+    what the queue tells about the return comes true."""
+    running = [
+        Borrower(
+            gang=f"{name}{number}",
+            project=name,
+            size=share.gpus,
+            since=NOW - timedelta(minutes=minutes),
+            saves=True,
+            share=share,
+        )
+        for number, (name, share, minutes) in enumerate(gangs)
+    ]
+    sums = {name: 0.0 for name in "abc"}
+    for each in running:
+        sums[each.project] += each.size
+    state = ShareBook(
+        rules={
+            name: ShareRule(
+                quota=own.get(""), quotas={what: most for what, most in own.items() if what}
+            )
+            for name, own in quotas.items()
+        },
+        held=[HeldShare(name, "u", gpus, 1) for name, gpus in sums.items()],
+        gangs=[HeldGang(each.project, "u", each.share) for each in running],
+    )
+    row, share = QueueRow("0", "p", "u", float(need)), GangShare("H100", float(need), need)
+    freed = {each.gang: each.share.gpus * (each.share.accelerator == "H100") for each in running}
+
+    def suffices(gone: Collection[str]) -> bool:
+        return sum(freed[gang] for gang in gone) >= need
+
+    def choose_until(latest: datetime) -> list[Borrower]:
+        return [*choose_borrowers(row, running, state, suffices, latest, share)]
+
+    latest = NOW - timedelta(minutes=30)
+    chosen = choose_until(latest)
+    mine = quotas.get("p", {})
+    if chosen:
+        assert mine
+        assert all(need <= most for most in mine.values())
+        assert all(each.since <= latest for each in chosen)
+    for name in "abc":
+        given_back = [each.share for each in chosen if each.project == name]
+        held = [each.share for each in running if each.project == name]
+        if given_back and quotas.get(name):
+            assert any(
+                _count(what, held) > most
+                for what, most in quotas[name].items()
+                if _count(what, given_back)
+            ) or not any(_count(what, given_back) for what in quotas[name])
+    later = find_return(row, running, state, suffices, latest, share)
+    if chosen or later is None:
+        assert chosen or not choose_until(NOW)
+    else:
+        assert latest < later.since
+        assert later.borrowers == choose_until(later.since)
+        assert not choose_until(later.since - timedelta(seconds=1))
+
+
+def _count(name: str, shares: list[GangShare]) -> float:
+    if name == "$":
+        return sum(each.micros_per_hour for each in shares)
+    return sum(each.gpus for each in shares if name in ("", each.accelerator))
+
+
+def test_a_waiting_job_says_who_has_borrowed_its_quota_and_until_when() -> None:
+    sold = replace(FIXED, accelerator="H100", accelerator_count=2, capacity=0)
+    waiting = make_job_record(NOW, id="w", project="b")
+    line = WaitingJob(job=waiting, gang="new", offers=(sold,))
+    book = ShareBook(
+        rules={"b": ShareRule(quotas={"H100": 2})},
+        gangs=[HeldGang("a", "u", GangShare("H100", 2, 0))],
+    )
+
+    def ask(minutes: int, **changes: object) -> tuple[list[str], str]:
+        since = NOW - timedelta(minutes=minutes)
+        gang = make_attempt_record(
+            since, sold, phase=AttemptPhase.RUNNING, running_at=since, **changes
+        )
+        job = make_job_record(since, project="a", attempt=1)
+        found, text = decide_return(
+            QueueRow("w", "b", "u", 1.0),
+            [line],
+            [(gang, job)],
+            QueueCapacity(),
+            book,
+            NOW,
+            timedelta(minutes=30),
+        )
+        return [*found], text
+
+    said = "project a has borrowed 2 H100 of its quota, back by 2030-01-01 00:{} UTC at the latest"
+    assert ask(10) == ([], said.format("21"))
+    assert ask(40) == (["g"], said.format("01"))
+    leaving = {"reclaimed_for": "b", "drill_until": NOW + timedelta(minutes=5)}
+    assert ask(40, **leaving) == ([], said.format("06"))
+    assert ask(40, number=2) == ([], "")  # a gang that is not the job's own gives nothing back
 
 
 def test_replicas_sessions_and_jobs_of_machines_give_nothing_back() -> None:

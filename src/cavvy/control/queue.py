@@ -43,14 +43,14 @@ from cavvy.control.decide.queue import (
     Start,
     decide_turn,
     explain_waits,
-    free_gangs,
     is_blocked,
     line_up,
     looks_deep,
-    make_borrowers,
     note_arrival,
     reclaim_gang,
+    share_on,
 )
+from cavvy.control.decide.quota_returns import decide_return, tell_reasons
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
@@ -65,7 +65,7 @@ from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
-from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
+from cavvy.domain.shares import QueueRow, share_of, size_of_task
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
@@ -75,9 +75,8 @@ from cavvy.scheduler.queue import (
     JobScheduler,
     JobWait,
     QueueCapacity,
-    WaitingJob,
 )
-from cavvy.scheduler.reclaim import choose_borrowers
+from cavvy.scheduler.reclaim import ShareQuotas
 from cavvy.scheduler.shares import ShareBook, ShareLimits
 from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
@@ -179,7 +178,7 @@ class QueueReconciler:
             JobScheduler(capacity) if known is None else known.renew(capacity)
         )
         stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
-        await self._reclaim(stays, book, snapshot, now)
+        stays, limited = await self._reclaim(stays, limited, book, snapshot, now)
         held_back = {each.wait.job.id for each in limited}
         head = [job for job in head if job.id not in held_back]
         jobs, events = explain_waits(stays, now, limited, *lines)
@@ -387,7 +386,7 @@ class QueueReconciler:
         if not self._limits.count_offers:
             return lines
         row = _make_row(job)
-        shares = {offer.key: _share_on(wish, offer) for wish, offers in lines for offer in offers}
+        shares = {offer.key: share_on(wish, offer) for wish, offers in lines for offer in offers}
         kept = [
             (wish, tuple(each for each in offers if self._limits.admits(row, shares[each.key])))
             for wish, offers in lines
@@ -402,12 +401,12 @@ class QueueReconciler:
         self, job: JobRecord, allows: Callable[[Offer], bool]
     ) -> Callable[[Offer], bool]:
         row = _make_row(job)
-        return lambda offer: self._limits.admits(row, _share_on(job, offer)) and allows(offer)
+        return lambda offer: self._limits.admits(row, share_on(job, offer)) and allows(offer)
 
     def _count_gang(self, job: JobRecord, offer: Offer) -> str:
         """Return why the limits keep the job from taking over a gang on this offer, or count it as
         held and return ""."""
-        row, share = _make_row(job), _share_on(job, offer)
+        row, share = _make_row(job), share_on(job, offer)
         if not self._limits.admits(row, share):
             return self._limits.hold(row, share)
         self._limits.start_gang(job.project, job.user, share)
@@ -492,39 +491,49 @@ class QueueReconciler:
         return await self._advisor.situation(job, attempts, now)
 
     async def _reclaim(
-        self, stays: Sequence[QueueWait], book: ShareBook, snapshot: MarketSnapshot, now: datetime
-    ) -> None:
+        self,
+        stays: Sequence[QueueWait],
+        limited: Sequence[QueueWait],
+        book: ShareBook,
+        snapshot: MarketSnapshot,
+        now: datetime,
+    ) -> tuple[Sequence[QueueWait], Sequence[QueueWait]]:
         """Let other jobs give their gangs back if the first jobs of the queue wait within their
-        projects' quotas."""
-        waiting = [stay.wait.job for stay in stays[:EXPLAINED] if stay.wait.behind]
-        if not waiting or not any(each.quota for each in book.rules.values()):
-            return
+        projects' quotas for nodes, or for a limit of a project above. Return all waits; the reasons
+        of these jobs say who has borrowed the quota, and when it comes back.
+        """
+        looked = [each for each in stays[:EXPLAINED] if each.wait.behind] + [*limited[:EXPLAINED]]
+        if not looked or not any(each.all_quotas for each in book.rules.values()):
+            return stays, limited
         attempts = await self._store.open_attempts()
         running = [(each, await self._store.job(each.job_id)) for each in attempts]
-        leaving = {each.gang for each in attempts if each.reclaimed_for}
-        capacity = await self._capacity(snapshot)
-        for job in waiting:
+        quotas, capacity = ShareQuotas(book), await self._capacity(snapshot)
+        reasons: dict[str, str] = {}
+        for job in (each.wait.job for each in looked):
             found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
-            ranked = await self._rank(job, found)
-            lines = [line_up(wish, offers, self._name_gang, now) for wish, offers in ranked]
-
-            def suffices(gangs: Collection[str], lines: Sequence[WaitingJob] = lines) -> bool:
-                freed = JobScheduler(free_gangs(capacity, attempts, leaving.union(gangs)))
-                return any(freed.can_start(line) for line in lines)
-
             row = _make_row(job)
-            borrowers = make_borrowers(running)
-            chosen = choose_borrowers(
-                row, borrowers, book, suffices, now - self._fair_queue.min_run
+            ranked = await self._rank(job, found)
+            wanted = [
+                (wish, tuple(one for one in offers if quotas.entitles(row, share_on(wish, one))))
+                for wish, offers in ranked
+            ]
+            entitled = [(wish, offers) for wish, offers in wanted if offers]
+            if not entitled:
+                first = next((share_on(wish, each[0]) for wish, each in ranked if each), None)
+                reasons[job.id] = quotas.explain(row, first) if first else ""
+                continue
+            lines = [line_up(wish, offers, self._name_gang, now) for wish, offers in entitled]
+            chosen, reasons[job.id] = decide_return(
+                row, lines, running, capacity, book, now, self._fair_queue.min_run
             )
-            gangs = {each.gang for each in chosen}
             for attempt, owner in running:
-                if attempt.gang in gangs:
+                if attempt.gang in chosen:
                     changes = reclaim_gang(attempt, owner, job.project, now)
                     await self._store.commit(make_write(changes))
                     self._hint(owner.id)
-            if gangs:
-                return
+            if chosen:
+                break
+        return tell_reasons(stays, reasons), tell_reasons(limited, reasons)
 
     async def _rank(
         self, job: JobRecord, found: Sequence[tuple[JobRecord, Candidates]]
@@ -553,12 +562,6 @@ class QueueReconciler:
 def _make_row(job: JobRecord) -> QueueRow:
     size, parallel = size_of_task(job.task), job.task.parallel
     return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
-
-
-def _share_on(wish: JobRecord, offer: Offer) -> GangShare:
-    """Return what the job would hold on the offer, with all gangs that start at the same time."""
-    gangs = 1 if offer.shared else max(1, wish.task.retry.parallel)
-    return share_of(offer, wish.task.nodes * gangs, size_of_task(wish.task))
 
 
 def _needs_of(job: JobRecord) -> tuple[object, ...]:

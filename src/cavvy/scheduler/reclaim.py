@@ -2,19 +2,21 @@
 borrowed gets it. The module does no I/O.
 
 As in Kueue (https://kueue.sigs.k8s.io/docs/concepts/preemption/), only jobs of projects that hold
-more than their own quota are chosen, and of them as few as suffice.
+more than their own quota are chosen, and of them as few as suffice. A quota may count the GPUs of
+all products, those with one name, and dollars an hour; a job must be within all that count it.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.authorization import list_line
-from cavvy.domain.shares import QueueRow
+from cavvy.domain.shares import GPUS, GangShare, QueueRow
 from cavvy.domain.values import Struct
-from cavvy.scheduler.shares import ShareBook, ShareRule
+from cavvy.scheduler.shares import SLACK, Amounts, ShareBook, ShareRule, list_amounts, say_part
 
-_SLACK = 1e-9  # sums of fractions of GPUs are not exact in floating point
+NOTHING = GangShare()  # if no quota counts what depends on offers
 
 
 class Borrower(Struct, frozen=True, kw_only=True):
@@ -26,6 +28,15 @@ class Borrower(Struct, frozen=True, kw_only=True):
     size: float
     since: datetime
     saves: bool
+    share: GangShare = NOTHING
+
+
+class QuotaReturn(Struct, frozen=True, kw_only=True):
+    """The jobs that must give their gangs back, so that a job can start within its quota. The work
+    of the last of them began at `since`."""
+
+    borrowers: Sequence[Borrower]
+    since: datetime
 
 
 def choose_borrowers(
@@ -34,27 +45,20 @@ def choose_borrowers(
     book: ShareBook,
     suffices: Callable[[Collection[str]], bool],
     latest: datetime,
+    share: GangShare = NOTHING,
 ) -> Sequence[Borrower]:
     """Return the jobs that must end so that the waiting job `row` can start within its project's
     quota, or nothing if no choice suffices. `suffices` returns whether the job could start if these
-    gangs had ended. Jobs whose work began after `latest` keep their gangs.
+    gangs had ended. Jobs whose work began after `latest` keep their gangs. `share` is what the job
+    would hold.
 
     Jobs that save checkpoints are chosen before others, then jobs of projects that have used most
     for their weight, then those that have run for the shortest time.
     """
-    quotas = _Quotas(book)
-    if not quotas.is_entitled(row) or suffices(()):
+    quotas = ShareQuotas(book)
+    if not quotas.entitles(row, share) or suffices(()):
         return ()
-    owner = quotas.find_owner(row.project)
-    candidates = [
-        each
-        for each in running
-        if each.since <= latest and quotas.find_owner(each.project) != owner
-    ]
-    candidates.sort(
-        key=lambda each: (not each.saves, -quotas.rank(each.project), latest - each.since)
-    )
-    usable = quotas.drop_lenders(candidates)
+    usable = _list_usable(row, running, quotas, latest, share)
     if not usable or not suffices([each.gang for each in usable]):
         return ()
     least = bisect_left(
@@ -63,6 +67,50 @@ def choose_borrowers(
         key=lambda count: suffices([each.gang for each in usable[:count]]),
     )
     return _drop_needless(usable[: least + 1], suffices)
+
+
+def find_return(
+    row: QueueRow,
+    running: Sequence[Borrower],
+    book: ShareBook,
+    suffices: Callable[[Collection[str]], bool],
+    latest: datetime,
+    share: GangShare = NOTHING,
+) -> QuotaReturn | None:
+    """Return which jobs have borrowed what the waiting job needs of its quota, if those whose work
+    began up to `latest` do not suffice. Of the possible choices, the one is returned that may be
+    made first. The result is None if the job is not within its quota, or if no choice suffices."""
+    begins = sorted({each.since for each in running if each.since > latest})
+    if not begins or not choose_borrowers(row, running, book, suffices, begins[-1], share):
+        return None
+    least = bisect_left(
+        begins,
+        True,
+        key=lambda latest: len(choose_borrowers(row, running, book, suffices, latest, share)) > 0,
+    )
+    chosen = choose_borrowers(row, running, book, suffices, begins[least], share)
+    return QuotaReturn(borrowers=chosen, since=begins[least])
+
+
+def _list_usable(
+    row: QueueRow,
+    running: Sequence[Borrower],
+    quotas: "ShareQuotas",
+    latest: datetime,
+    share: GangShare,
+) -> Sequence[Borrower]:
+    own = quotas.list_counted(row.project, share, row.size).keys()
+    candidates = [
+        each
+        for each in running
+        if each.since <= latest
+        and each.project != row.project
+        and own.isdisjoint(quotas.list_counted(each.project, each.share, each.size))
+    ]
+    candidates.sort(
+        key=lambda each: (not each.saves, -quotas.rank(each.project), latest - each.since)
+    )
+    return quotas.drop_lenders(candidates)
 
 
 def _drop_needless(
@@ -76,48 +124,81 @@ def _drop_needless(
     return kept
 
 
-class _Quotas:
-    """What is held below each project that has a quota."""
+class ShareQuotas:
+    """What is held of each quota. Of the quotas above a project that count the same, the nearest
+    counts its jobs. The key of a quota is its project and what it counts."""
 
     def __init__(self, book: ShareBook) -> None:
         self._book = book
-        self._held: dict[str, float] = {}
+        self._quotas = {
+            (owner, name): quota
+            for owner, rule in book.rules.items()
+            for name, quota in rule.all_quotas.items()
+        }
+        self._names = sorted({name for _, name in self._quotas})
+        self._counted: dict[tuple[str, GangShare, float], Mapping[tuple[str, str], float]] = {}
+        self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
         for each in book.held:
-            owner = self.find_owner(each.project)
-            if owner is not None:
-                self._held[owner] = self._held.get(owner, 0.0) + each.gpus + each.idle
+            self._add(each.project, {GPUS: each.gpus + each.idle})
+        on_offers = [name for name in self._names if name != GPUS]
+        for gang in book.gangs:
+            self._add(gang.project, list_amounts(on_offers, gang.share))
 
-    def find_owner(self, project: str) -> str | None:
-        """Return the nearest project, upwards from this one, that has a quota."""
-        line = list_line(project, self._book.parents)
-        rules = ((name, self._book.rules.get(name)) for name in line)
-        return next((name for name, rule in rules if rule and rule.quota is not None), None)
+    def list_counted(
+        self, project: str, share: GangShare, size: float
+    ) -> Mapping[tuple[str, str], float]:
+        """Return the quotas that count a gang of the project, and what they count of it."""
+        gang = project, share, size
+        if gang not in self._counted:
+            amounts = list_amounts(self._names, share, size)
+            self._counted[gang] = self._find_counting(project, amounts)
+        return self._counted[gang]
 
-    def is_entitled(self, row: QueueRow) -> bool:
-        owner = self.find_owner(row.project)
-        return owner is not None and self._left(owner) >= row.size - _SLACK
+    def entitles(self, row: QueueRow, share: GangShare) -> bool:
+        """Return whether the job is within its quotas if it holds this."""
+        counted = self.list_counted(row.project, share, row.size)
+        return len(counted) > 0 and all(
+            self._held[key] + amount <= self._quotas[key] + SLACK for key, amount in counted.items()
+        )
+
+    def explain(self, row: QueueRow, share: GangShare) -> str:
+        """Return which quota the job would exceed if it holds this, or ""."""
+        for (owner, name), amount in self.list_counted(row.project, share, row.size).items():
+            held, quota = self._held[owner, name], self._quotas[owner, name]
+            if held + amount > quota + SLACK:
+                return (
+                    f"above the quota of project {owner}, which holds {say_part(name, held, quota)}"
+                )
+        return ""
 
     def rank(self, project: str) -> float:
         """Return what the project has used for its weight."""
         weight = self._book.rules.get(project, ShareRule()).weight
-        return self._book.used_h.get(project, 0.0) / max(weight, _SLACK)
+        return self._book.used_h.get(project, 0.0) / max(weight, SLACK)
 
     def drop_lenders(self, candidates: Sequence[Borrower]) -> Sequence[Borrower]:
-        """Return the candidates, in their order, as long as their projects hold more than their
-        quota."""
+        """Return the candidates, in their order, as long as their projects hold more than one of
+        the quotas that count them."""
         found = []
-        left = dict(self._held)
+        left = defaultdict(float, self._held)
         for each in candidates:
-            owner = self.find_owner(each.project)
-            if owner is not None:
-                if left.get(owner, 0.0) <= self._quota_of(owner) + _SLACK:
-                    continue
-                left[owner] -= each.size
+            counted = self.list_counted(each.project, each.share, each.size)
+            if counted and all(left[key] <= self._quotas[key] + SLACK for key in counted):
+                continue
+            for key, amount in counted.items():
+                left[key] -= amount
             found.append(each)
         return found
 
-    def _left(self, owner: str) -> float:
-        return self._quota_of(owner) - self._held.get(owner, 0.0)
+    def _add(self, project: str, amounts: Amounts) -> None:
+        for key, amount in self._find_counting(project, amounts).items():
+            self._held[key] += amount
 
-    def _quota_of(self, owner: str) -> float:
-        return self._book.rules[owner].quota or 0.0
+    def _find_counting(self, project: str, amounts: Amounts) -> Mapping[tuple[str, str], float]:
+        line = list_line(project, self._book.parents)
+        return {
+            (owner, name): amount
+            for name, amount in amounts.items()
+            if amount
+            and (owner := next((each for each in line if (each, name) in self._quotas), None))
+        }

@@ -413,6 +413,11 @@ class ShareLimits:
         if self._on_offers:
             self._add(project, user, list_amounts(self._on_offers, share))
 
+    def end_gang(self, project: str, user: str, size: float, share: GangShare) -> None:
+        """Count a gang of a job as ended."""
+        amounts = {GPUS: size, JOBS: 1.0, **list_amounts(self._on_offers, share)}
+        self._add(project, user, {name: -amount for name, amount in amounts.items()})
+
     def find(self, row: QueueRow) -> str:
         """Return why the job must wait, or "" if no limit keeps it waiting. A member that waits for
         its array keeps no other jobs waiting. The reason names no numbers that change, because it
@@ -497,11 +502,12 @@ def _say_limit(key: tuple[str, str | None, str], held: float, amount: float, mos
     if name == JOBS:
         return f"{where}: {who} runs {held:g} of at most {most:g} jobs"
     if amount > most + SLACK:
-        return f"{where}: the job alone needs {_say_part(name, amount, most)}"
-    return f"{where}: {who} holds {_say_part(name, held, most)}"
+        return f"{where}: the job alone needs {say_part(name, amount, most)}"
+    return f"{where}: {who} holds {say_part(name, held, most)}"
 
 
-def _say_part(name: str, amount: float, most: float) -> str:
+def say_part(name: str, amount: float, most: float) -> str:
+    """Return what is held of a quota or limit as text for people."""
     if name == DOLLARS:
         return f"{format_price(amount / 1e6)} of at most {format_price(most / 1e6)} an hour"
     return f"{amount:g} of at most {most:g} {name or 'GPUs'}"

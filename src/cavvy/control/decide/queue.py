@@ -11,15 +11,13 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import size_of_task
+from cavvy.domain.shares import GangShare, share_of, size_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import Candidates, merge_candidates
-from cavvy.scheduler.pools import take
 from cavvy.scheduler.queue import (
     JobPlacement,
     JobScheduler,
     JobWait,
-    QueueCapacity,
     WaitingJob,
 )
 from cavvy.scheduler.reclaim import Borrower
@@ -103,6 +101,7 @@ def make_borrowers(
             gang=attempt.gang,
             project=job.project,
             size=size_of_task(job.task),
+            share=share_of(attempt.offer, attempt.nodes, size_of_task(job.task)),
             since=attempt.running_at,
             saves=job.task.checkpoint is not None,
         )
@@ -128,16 +127,10 @@ def reclaim_gang(attempt: Attempt, job: JobRecord, project: str, now: datetime) 
     )
 
 
-def free_gangs(
-    capacity: QueueCapacity, attempts: Sequence[Attempt], gangs: Collection[str]
-) -> QueueCapacity:
-    """Return the capacity after these gangs have ended."""
-    used = dict(capacity.used)
-    for attempt in attempts:
-        if attempt.gang in gangs and not attempt.offer.shared:
-            take(used, attempt.offer, -attempt.nodes)
-    left = [each for each in capacity.allocations if each.gang not in gangs]
-    return replace(capacity, used=used, allocations=left)
+def share_on(wish: JobRecord, offer: Offer) -> GangShare:
+    """Return what the job would hold on the offer, with all gangs that start at the same time."""
+    gangs = 1 if offer.shared else max(1, wish.task.retry.parallel)
+    return share_of(offer, wish.task.nodes * gangs, size_of_task(wish.task))
 
 
 def explain_waits(
