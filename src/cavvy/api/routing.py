@@ -23,6 +23,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.rules import GANG, MACHINE, RouteRule, filter_projects, principal_of
 from cavvy.api.wire import MIB, done, read, reply
+from cavvy.control.job_service import JobServiceError
 
 Route = TypeVar("Route", bound=Callable[..., Awaitable[object]])
 _ProjectQuery = Annotated[str | None, Query(max_length=63)]
@@ -135,7 +136,8 @@ def _make_endpoint(
             answer = await route(**given)
         except tuple(when) as error:
             code = next(code for kind, code in when.items() if isinstance(error, kind))
-            raise ApiProblem(code, str(error)) from error
+            hint = error.hint if isinstance(error, JobServiceError) else ""
+            raise ApiProblem(code, str(error), hint) from error
         if isinstance(answer, Response):
             return answer
         return done() if answer is None else reply(answer, status)

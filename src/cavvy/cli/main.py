@@ -76,7 +76,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "advise": "List avoidable costs, with dollars per month and remedies.",
         "reserve": "Show which commitments to clouds would save money.",
         "diff": "Show what differed between two runs.",
-        "nodes": "List nodes that run or are billed now.",
+        "nodes": "List nodes that run or are billed now, and maintain own hosts.",
         "quota": "Show the account's quotas, and print the commands that request higher limits.",
         "join": "Print a command that turns any machine into a node.",
         "joined": "List machines that joined, or dismiss one.",

@@ -1,17 +1,54 @@
-"""`cavvy nodes`: lists nodes that run or are billed now."""
+"""`cavvy nodes`: lists nodes that run or are billed now, and maintains own hosts."""
+
+import getpass
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.down import nothing_runs
-from cavvy.cli.reach.session import any_project_option, session
+from cavvy.cli.reach.arguments import complete_hosts
+from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, any_project_option, session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup, NameArgument
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+    from cavvy.client.maintenance_wire import HolderView, HostView
 
-@click.command("nodes")
+_LOOK_S = 2.0  # seconds between two requests while a command waits
+_NO_HOSTS = (
+    "this server has no own hosts: enable this machine or SSH hosts in the settings, or add a "
+    "machine with `cavvy join`"
+)
+_hosts_argument = click.argument(
+    "names",
+    metavar="NODE...",
+    nargs=-1,
+    required=True,
+    cls=NameArgument,
+    listing="`cavvy nodes hosts` lists own hosts",
+    shell_complete=complete_hosts,
+)
+_reason_option = click.option(
+    "--reason", default="", metavar="TEXT", help="Why; shown to those who wait for the node."
+)
+
+
+@click.group("nodes", cls=CommandGroup, invoke_without_command=True)
 @any_project_option
 @output_option
-def command(project: str | None, output: str) -> None:
-    """List nodes that run or are billed now."""
+@click.pass_context
+def command(context: click.Context, project: str | None, output: str) -> None:
+    """List nodes that run or are billed now, of all providers.
+
+    The commands below are for own hosts: this machine, SSH hosts and machines that joined.
+    """
+    if context.invoked_subcommand is not None:
+        return
     from cavvy.cli.view import formatting
 
     columns = [
@@ -36,3 +73,264 @@ def command(project: str | None, output: str) -> None:
     rows_out(columns, rows, output, empty=nothing_runs(project))
     if machines:
         click.echo(f"joined: {', '.join(f'{each.name} ({each.state})' for each in machines)}")
+
+
+@command.command("hosts")
+@output_option
+def hosts(output: str) -> None:
+    """List own hosts with their states.
+
+    A cordoned host gets no new work. A host that is draining is left by its work, and is drained
+    once it is empty.
+    """
+    from cavvy.cli.view import formatting
+    from cavvy.client.maintenance_wire import list_hosts
+
+    with session() as client:
+        found = list_hosts(client)
+    columns = [
+        TableColumn("name", "NODE"),
+        TableColumn("state"),
+        TableColumn("gpus", "GPUS", drop=3),
+        TableColumn("free_gpus", "FREE", drop=4),
+        TableColumn("jobs"),
+        TableColumn("drain_by", "EMPTY BY", formatting.show_clock, drop=2),
+        TableColumn("why", wrap=True),
+        TableColumn("since", hidden=True),
+    ]
+    rows = [
+        {
+            "name": each.name,
+            "state": each.state,
+            "gpus": len(each.devices),
+            "free_gpus": len(_list_free(each)),
+            "jobs": len({holder.job_id or holder.since for holder in each.holders}),
+            "drain_by": each.drain_by,
+            "why": "; ".join(
+                [*filter(None, [each.why]), *(f"{gpu}: {why}" for gpu, why in each.sick.items())]
+            ),
+            "since": each.since,
+        }
+        for each in found
+    ]
+    rows_out(columns, rows, output, empty=_NO_HOSTS)
+
+
+@command.command("who")
+@click.argument("names", metavar="[NODE]...", nargs=-1, shell_complete=complete_hosts)
+@output_option
+def who(names: tuple[str, ...], output: str) -> None:
+    """Show who holds which GPUs of own hosts, and until when.
+
+    UNTIL is when the job's time limit ends it, or when its nodes are taken. In a task,
+    `limits: {duration: 8h}` sets a limit. GPUs are counted from 0, in the order of the host; JSON
+    has their IDs.
+    """
+    from cavvy.cli.view import formatting
+    from cavvy.client.maintenance_wire import list_hosts
+
+    with session() as client:
+        found = list_hosts(client)
+    if names:
+        found = [_pick(found, name) for name in names]
+    columns = [
+        TableColumn("node"),
+        TableColumn("gpus", "GPU", show=lambda numbers: str(numbers) or "-"),
+        TableColumn("job"),
+        TableColumn("user", drop=3),
+        TableColumn("project", drop=2),
+        TableColumn("since", show=formatting.show_ago, drop=4),
+        TableColumn("until", show=formatting.show_clock),
+        TableColumn("until_from", "FROM", drop=1),
+        TableColumn("devices", hidden=True),
+        TableColumn("cpus", show=lambda cpus: f"{cpus:g}", drop=5),
+        TableColumn("memory_mib", hidden=True),
+    ]
+    rows_out(columns, [row for each in found for row in _list_rows(each)], output, empty=_NO_HOSTS)
+
+
+@command.command("cordon")
+@_hosts_argument
+@_reason_option
+def cordon(names: tuple[str, ...], reason: str) -> None:
+    """Place no new work on own hosts. Running work goes on."""
+    from cavvy.client.maintenance_wire import CordonAsk, cordon_host
+
+    with session() as client:
+        for name in names:
+            ask = CordonAsk(node=name, reason=reason, user=getpass.getuser())
+            host = cordon_host(client, ask)
+            click.echo(f"{host.name} is cordoned; {_say_jobs(host)}")
+    click.echo(f"take new work again: cavvy nodes uncordon {' '.join(names)}")
+
+
+@command.command("uncordon")
+@_hosts_argument
+def uncordon(names: tuple[str, ...]) -> None:
+    """Place work on own hosts again. Work that was told to leave leaves."""
+    from cavvy.client.maintenance_wire import UncordonAsk, uncordon_host
+
+    with session() as client:
+        for name in names:
+            host = uncordon_host(client, UncordonAsk(node=name))
+            why = f": {host.why}" if host.why else ""
+            click.echo(f"{host.name} is {host.state}{why}")
+
+
+@command.command("drain")
+@_hosts_argument
+@click.option(
+    "--within",
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    help="The time within which the nodes are to be empty.",
+)
+@_reason_option
+@click.option("--wait", "waits", is_flag=True, help="Wait until the nodes are empty.")
+def drain(names: tuple[str, ...], within: str, reason: str, waits: bool) -> None:
+    """Cordon own hosts, and let their work leave.
+
+    Jobs with checkpoints save one at once and go on elsewhere. Other jobs may end by themselves.
+    Those that still run near the end of the time get their grace period, and start again elsewhere;
+    this counts as no retry.
+    """
+    from cavvy.client.maintenance_wire import DrainAsk, drain_host
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        length = parse_duration(within)
+    except UnitError as error:
+        raise CommandFailure(f"--within {within}: {error}", exit_code=2) from error
+    with session(patience_s=FOLLOW_PATIENCE_S) as client:
+        found = []
+        for name in names:
+            ask = DrainAsk(
+                node=name,
+                reason=reason,
+                user=getpass.getuser(),
+                within_s=length.total_seconds(),
+            )
+            found.append(drain_host(client, ask))
+        for host in found:
+            click.echo(_say_drain(host))
+            for line in _list_leaving(host):
+                click.echo(f"  {line}")
+        if waits:
+            _wait(client, [each.name for each in found])
+        elif any(each.holders for each in found):
+            click.echo("watch it: cavvy nodes hosts")
+
+
+def _wait(client: "ApiClient", names: Sequence[str]) -> None:
+    """Wait until these hosts are empty, and say what changes."""
+    from cavvy.client.maintenance_wire import list_hosts
+
+    told: dict[str, object] = {}
+    left = list(names)
+    while left:
+        hosts = {each.name: each for each in list_hosts(client)}
+        for name in list(left):
+            host = hosts.get(name)
+            if host is None or host.state not in ("draining", "drained"):
+                state = "gone" if host is None else host.state
+                raise CommandFailure(f"{name} is no longer drained: it is {state}")
+            jobs = [each.job_id for each in host.holders]
+            if told.setdefault(name, jobs) != jobs or not jobs:
+                click.echo(_say_drain(host))
+                told[name] = jobs
+            if not jobs:
+                left.remove(name)
+        if left:
+            time.sleep(_LOOK_S)
+
+
+def _say_drain(host: "HostView") -> str:
+    from cavvy.cli.view import formatting
+
+    if not host.holders or host.drain_by is None:
+        return f"{host.name} is drained: no work is on it"
+    return (
+        f"{host.name} is to be empty by {formatting.show_clock(host.drain_by)}; {_say_jobs(host)}"
+    )
+
+
+def _say_jobs(host: "HostView") -> str:
+    from cavvy.domain.units import format_count
+
+    jobs = {each.job_id or str(each.since) for each in host.holders}
+    return f"{format_count(len(jobs), 'job')} on it" if jobs else "no work is on it"
+
+
+def _list_leaving(host: "HostView") -> Iterator[str]:
+    """Yield what happens to each job on a host that is drained."""
+    from cavvy.cli.view import formatting
+    from cavvy.domain.units import format_duration
+
+    for each in host.holders:
+        if each.rank:
+            continue
+        name = each.job or "a job of another project"
+        if each.until_from == "notice" and each.until is not None:
+            yield f"{name} leaves by {formatting.show_clock(each.until)}"
+        elif each.lost_s:
+            cost = f" ({formatting.show_money(each.lost_micros)})" if each.lost_micros else ""
+            lost = format_duration(timedelta(seconds=each.lost_s))
+            yield f"{name} saves no checkpoints: if it left now, {lost}{cost} of work would be lost"
+        else:
+            yield f"{name} saves a checkpoint and leaves"
+
+
+def _pick(hosts: "Sequence[HostView]", name: str) -> "HostView":
+    for host in hosts:
+        if name in (host.name, host.name.partition("/")[2]):
+            return host
+    from cavvy.spec.problems import listed
+
+    known = [host.name for host in hosts]
+    hint = f"expected {listed(known, 'or')}" if known else _NO_HOSTS
+    raise CommandFailure(f"there is no node {name}", hint)
+
+
+def _list_free(host: "HostView") -> list[str]:
+    held = {device for each in host.holders for device in each.devices}
+    return [each for each in host.devices if each not in held and each not in host.sick]
+
+
+def _list_rows(host: "HostView") -> Iterator[dict[str, object]]:
+    """Yield a row for each holder, and one for the GPUs that are free."""
+    numbers = {device: at for at, device in enumerate(host.devices)}
+    for each in host.holders:
+        yield {
+            "node": host.name,
+            "gpus": _say_gpus(each, numbers),
+            "job": each.job or "(another project)",
+            "user": each.user,
+            "project": each.project,
+            "since": each.since,
+            "until": each.until,
+            "until_from": each.until_from,
+            "devices": each.devices,
+            "cpus": each.cpus,
+            "memory_mib": each.memory_mib,
+        }
+    free = _list_free(host)
+    if free or not host.holders:
+        yield {
+            "node": host.name,
+            "gpus": ",".join(str(numbers[each]) for each in free),
+            "job": "free" if host.state == "ready" else host.state,
+            "user": "",
+            "project": "",
+            "since": host.since,
+            "until": None,
+            "until_from": "",
+            "devices": free,
+            "cpus": host.cpus - sum(each.cpus for each in host.holders),
+            "memory_mib": host.memory_mib - sum(each.memory_mib for each in host.holders),
+        }
+
+
+def _say_gpus(holder: "HolderView", numbers: dict[str, int]) -> str:
+    told = ",".join(str(numbers.get(each, each)) for each in holder.devices)
+    return f"{told} ({holder.part:.0%})" if holder.part < 1 else told

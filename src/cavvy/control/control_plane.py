@@ -27,6 +27,7 @@ from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, Orph
 from cavvy.control.job_service import JobIds, JobService, gang_name
 from cavvy.control.loop import SeparateDrivers
 from cavvy.control.machine_service import MachineService
+from cavvy.control.maintenance import MaintenanceService, is_node_key
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, ReadEgressDates
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
@@ -151,6 +152,7 @@ class ControlPlane:
         self.retention = Retention(store, clock, self.jobs, days, remove_files)
         self.machines = self._make_machines()
         self.node_pools = PoolService(store, clock, self.jobs, self.hint)
+        self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -428,6 +430,7 @@ class ControlPlane:
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
+        keys += await self.maintenance.unfinished()
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -518,17 +521,7 @@ class ControlPlane:
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:
-            self.hint(UPLOADS)
-            # done first, because the later steps write to the store, and a full disk refuses writes
-            again = await self.garbage_collector.reconcile(key)
-            await self.advisor.history.forget()
-            await StorageMeter(self._store, self.pool, self._clock).run()
-            await RequestBills(self._store).sweep()
-            await self._store.queued_calls.expire(self._clock.now())
-            await post_discounts(self._store, self._outside.discounts, self._clock.now())
-            if self._outside.tidy is not None:
-                await self._outside.tidy(self._clock.now())
-            return again
+            return await self._sweep(key)
         if key == RETENTION:
             return await self.retention.reconcile()
         if key == BUDGETS:
@@ -548,8 +541,23 @@ class ControlPlane:
             return await self._calls.reconcile(key)
         if is_pool_key(key):
             return await self.node_pools.reconcile(key)
+        if is_node_key(key):
+            return await self.maintenance.reconcile(key)
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
+        return again
+
+    async def _sweep(self, key: str) -> timedelta | None:
+        self.hint(UPLOADS)
+        # done first, because the later steps write to the store, and a full disk refuses writes
+        again = await self.garbage_collector.reconcile(key)
+        await self.advisor.history.forget()
+        await StorageMeter(self._store, self.pool, self._clock).run()
+        await RequestBills(self._store).sweep()
+        await self._store.queued_calls.expire(self._clock.now())
+        await post_discounts(self._store, self._outside.discounts, self._clock.now())
+        if self._outside.tidy is not None:
+            await self._outside.tidy(self._clock.now())
         return again
 
     async def _run(self) -> None:

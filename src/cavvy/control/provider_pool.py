@@ -10,9 +10,11 @@ from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
+from cavvy.control.decide.maintenance import apply_states
 from cavvy.control.decide.placement import MarketSnapshot
-from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.allocations import Host, SilentPlace
 from cavvy.domain.credentials import CredentialBook, mark_account, split_account
+from cavvy.domain.maintenance import NodeState
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.quotas import Quota
@@ -83,6 +85,9 @@ class ProviderPool:
         self._store = store
         self._clock = clock
         self._snapshot: MarketSnapshot | None = None
+        # what the providers offer, and what operators have ordered for the hosts among it
+        self._asked = OfferedMarket(offers=())
+        self._states: Mapping[str, NodeState] = {}
         self._asking = asyncio.Lock()
         self._freed = False
         # gangs that their providers may not list yet, keyed by name
@@ -95,14 +100,18 @@ class ProviderPool:
         self.may_launch: Callable[[], bool] = lambda: True
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
-        """Return the available offers, at most `age` old."""
+        """Return the available offers, at most `age` old. What operators order for hosts applies at
+        once."""
         async with self._asking:
             now = self._clock.now()
             age = min(age, FREED_AGE) if self._freed else age
             if self._snapshot is None or now - self._snapshot.as_of >= age:
                 self._freed = False
                 before = self._not_launched(now)
-                self._snapshot = MarketSnapshot(market=await self._ask_all(), as_of=now)
+                self._asked = await self._ask_all()
+                self._states = await self._read_states()
+                market = apply_states(self._asked, self._states)
+                self._snapshot = MarketSnapshot(market=market, as_of=now)
                 capacities = {offer.key: offer for offer in self._snapshot.market.offers}
                 for each in {
                     **before,
@@ -110,7 +119,27 @@ class ProviderPool:
                 }.values():  # include gangs that were placed while the providers were being asked
                     if each.key in capacities:
                         take(self._snapshot.used, capacities[each.key], each.nodes)
+            elif self._asked.hosts and (states := await self._read_states()) != self._states:
+                self._states = states
+                self._snapshot = MarketSnapshot(
+                    market=apply_states(self._asked, states),
+                    as_of=self._snapshot.as_of,
+                    used=self._snapshot.used,
+                )
             return self._snapshot
+
+    async def reported_hosts(self) -> Sequence[Host]:
+        """Return the hosts as their providers report them."""
+        await self.market()
+        return self._asked.hosts
+
+    def shares_hosts(self, name: str) -> bool:
+        """Return whether the nodes of this provider are hosts."""
+        provider = self.providers.get(name)
+        return provider is not None and ability(provider, SHARES_HOSTS) is not None
+
+    async def _read_states(self) -> Mapping[str, NodeState]:
+        return {} if self._store is None else await self._store.maintenance.states()
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
         """From now on, count the gang's nodes as used. Until the gang is launched, the provider

@@ -358,6 +358,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     drill_until: datetime | None = None
     # whether the job chose to leave the gang, so that its end does not count as a preemption
     moved: bool = False
+    moved_because: str = ""  # why the control plane moves the work, if nodes are maintained
     reclaimed_for: str = ""  # the project that gets its quota back, if the gang is reclaimed for it
     checkpoint_at: datetime | None = None  # time of the newest complete checkpoint
     checkpoint_bytes: int = 0  # size of the newest complete checkpoint

@@ -318,8 +318,10 @@ def _say_silent(found: Sequence[tuple[Offer, Sequence[Host]]]) -> str:
     names = sorted({offer.provider for offer, _ in found})
     told = [f"{host.name} cannot be used: {host.problem or 'no answer'}" for host in hosts[:_TOLD]]
     more = [f"{len(hosts) - _TOLD} more hosts cannot be used"] if len(hosts) > _TOLD else []
-    checks = " and ".join(f"`cavvy check {name}`" for name in names)
-    shows = "shows" if len(names) == 1 else "show"
+    commands = [f"`cavvy check {name}`" for name in names]
+    if any(host.cordoned for host in hosts):
+        commands = ["`cavvy nodes hosts`"]
+    checks, shows = " and ".join(commands), "shows" if len(commands) == 1 else "show"
     return f"waits because {'; '.join([*told, *more])}; {checks} {shows} more"
 
 

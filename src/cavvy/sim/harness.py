@@ -13,7 +13,7 @@ from cavvy.control.job_service import JobIds, JobServiceError, TaskSubmission
 from cavvy.domain.arrays import is_array
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.units import Money
-from cavvy.providers.base import AgentEndpoint
+from cavvy.providers.base import AgentEndpoint, ProviderError
 from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.sim.fault_injection import CrashPoint, FaultyProvider, FaultyStore
@@ -137,6 +137,9 @@ class _Harness:
     async def _intervene(self, item: UserIntervention) -> None:
         await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
         control_plane = await self._server()
+        if item.node:
+            await self._maintain(control_plane, item)
+            return
         job_id = self._ids[item.job]
         if job_id is None:
             array = self._arrays.get(item.job)
@@ -150,6 +153,19 @@ class _Harness:
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return
+
+    async def _maintain(self, control_plane: ControlPlane, item: UserIntervention) -> None:
+        """Drain or uncordon a host. The operator repeats a request that was not answered."""
+        for _ in range(_TRIES):
+            with suppress(StoreError, ProviderError, TimeoutError):
+                async with asyncio.timeout(60):
+                    if item.action is UserAction.DRAIN:
+                        within = timedelta(seconds=item.notice_s)
+                        await control_plane.maintenance.cordon(item.node, within=within)
+                    else:
+                        await control_plane.maintenance.uncordon(item.node)
+                    return
+            control_plane = await self._server()
 
     async def _intervene_array(
         self, control_plane: ControlPlane, array_id: str, item: UserIntervention

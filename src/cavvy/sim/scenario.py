@@ -36,17 +36,20 @@ class UserAction(StrEnum):
     DRILL = "drill"
     RETRY = "retry"
     STOP_MACHINE = "stop_machine"  # stop the job and release the nodes of its machine
+    DRAIN = "drain"  # drain a host within `notice_s`
+    UNCORDON = "uncordon"
 
 
 class UserIntervention(Struct, frozen=True, kw_only=True):
-    """A user's action on the job of one submission. The action has no effect if it happens before
-    the job exists or after the job has ended.
+    """A user's action on the job of one submission, or on the host `node`. The action has no effect
+    if it happens before the job exists or after the job has ended.
     """
 
     action: UserAction
-    job: int  # index of the submission, starting at 0
+    job: int = 0  # index of the submission, starting at 0
     at_s: float
     notice_s: float = 30.0  # the length of the notice, if the action is a drill
+    node: str = ""
 
 
 class CrashMoment(StrEnum):

@@ -49,6 +49,7 @@ from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translating
 from cavvy.store.fence import FENCE, fenced
+from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
 from cavvy.store.node_pools import SqlNodePools
 from cavvy.store.queue import READY, TURN, SqlQueue
@@ -132,7 +133,7 @@ class Store:
         self.retention, self.queue = SqlRetention(*database), SqlQueue(*database)
         self.arrays = SqlArrays(*database)
         self.dependencies = SqlDependencies(self._read)
-        self.node_pools = SqlNodePools(*database)
+        self.node_pools, self.maintenance = SqlNodePools(*database), SqlMaintenance(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:

@@ -34,6 +34,7 @@ from cavvy.store.documents import (
 )
 from cavvy.store.drivers import DatabaseSession
 from cavvy.store.ledger import post_bill
+from cavvy.store.maintenance import list_closed
 from cavvy.store.rows import (
     ALLOCATIONS,
     CHARGES,
@@ -296,7 +297,10 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
         hosts[name] = HOSTS.make(row) if row else None
         rows = session.run(f"{ALLOCATIONS.select} WHERE host = ?", (name,)).fetchall()
         standing[name] = [ALLOCATIONS.make(row) for row in rows]
+    closed = set(list_closed(session)) if allocations else ()
     for allocation in allocations:
+        if allocation.host in closed:
+            raise AllocationConflict(f"host {allocation.host} is cordoned")
         check_allocation(hosts[allocation.host], allocation, standing[allocation.host])
         insert = f"{ALLOCATIONS.insert} {_OR_NOTHING}"
         done = session.run(insert, ALLOCATIONS.values(allocation)).rowcount

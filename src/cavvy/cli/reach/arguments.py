@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from cavvy.client import ApiClient
+    from cavvy.client.maintenance_wire import HostView
     from cavvy.client.pool_wire import PoolView
     from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import JobListing, MachineView
 
-    _Named = JobListing | MachineView | PoolView | ServedView
+    _Named = HostView | JobListing | MachineView | PoolView | ServedView
 
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
@@ -43,6 +44,13 @@ def complete_pools(ctx: click.Context, param: click.Parameter, incomplete: str) 
     from cavvy.client.pool_wire import list_pools
 
     return _complete(ctx, list_pools, incomplete)
+
+
+def complete_hosts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return names of own hosts, or none if no server runs."""
+    from cavvy.client.maintenance_wire import list_hosts
+
+    return _complete(ctx, lambda client, project: list_hosts(client), incomplete)
 
 
 def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

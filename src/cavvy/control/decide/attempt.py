@@ -494,7 +494,7 @@ def _ours(view: AttemptSnapshot) -> str:
         return "a fire drill reclaims the node"
     if project := view.attempt.reclaimed_for:
         return f"project {project} gets its quota back"
-    return (
+    return view.attempt.moved_because or (
         "the job waits for spot capacity"
         if gives_back(view.job)
         else "the work moves to another gang"

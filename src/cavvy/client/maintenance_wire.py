@@ -1,0 +1,94 @@
+"""Request and response types of the routes for maintenance of own hosts, and the client functions
+for them."""
+
+from datetime import datetime
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import query
+from cavvy.client.wire import Answer, Ask
+
+
+class CordonAsk(Ask, frozen=True, kw_only=True):
+    """A host, such as "ssh/box", or only "box" if one provider has it, and why nothing new is to
+    run on it."""
+
+    node: str
+    reason: str = ""
+    user: str = ""
+
+
+class DrainAsk(CordonAsk, frozen=True, kw_only=True):
+    """The same, and the seconds within which its work is to leave."""
+
+    within_s: float
+
+
+class UncordonAsk(Ask, frozen=True, kw_only=True):
+    """A host that takes new work again."""
+
+    node: str
+
+
+class HolderView(Answer, frozen=True, kw_only=True):
+    """What one rank of a job holds of a host: whole `devices`, or `part` of one, CPUs and memory.
+    The names are "" if the job belongs to a project that the caller may not see.
+
+    `until` is when it ends: when its nodes are taken (`until_from` is "notice"), when nodes without
+    work are released ("kept"), or when its time limit ends it ("limit"). None means that it is not
+    known. `lost_s` is the work that the job would repeat if it left now, and `lost_micros` the cost
+    of this work.
+    """
+
+    project: str
+    job: str
+    job_id: str
+    user: str
+    rank: int
+    phase: str
+    devices: list[str]
+    part: float
+    cpus: float
+    memory_mib: int
+    since: datetime
+    until: datetime | None
+    until_from: str
+    lost_s: float
+    lost_micros: int
+
+
+class HostView(Answer, frozen=True, kw_only=True):
+    """An own host of the server. `state` is ready, cordoned, draining, drained or unreachable, and
+    `why` says more. A host that is drained is to be empty at `drain_by`."""
+
+    name: str
+    state: str
+    why: str
+    since: datetime | None
+    drain_by: datetime | None
+    cpus: float
+    memory_mib: int
+    devices: list[str]
+    kinds: list[str]
+    sick: dict[str, str]
+    holders: list[HolderView]
+
+
+def list_hosts(client: ApiClient, project: str | None = None) -> list[HostView]:
+    """Return the server's own hosts, and who holds what on them. With `project`, the names of other
+    projects' jobs are left out."""
+    return client.ask(f"/v1/hosts{query(project=project)}", list[HostView])
+
+
+def cordon_host(client: ApiClient, ask: CordonAsk) -> HostView:
+    """Place no new work on a host. Raises ApiError."""
+    return client.ask("/v1/hosts/cordon", HostView, ask)
+
+
+def drain_host(client: ApiClient, ask: DrainAsk) -> HostView:
+    """Cordon a host, and let its work leave. Raises ApiError."""
+    return client.ask("/v1/hosts/drain", HostView, ask)
+
+
+def uncordon_host(client: ApiClient, ask: UncordonAsk) -> HostView:
+    """Place work on a host again. Raises ApiError."""
+    return client.ask("/v1/hosts/uncordon", HostView, ask)

@@ -1,0 +1,29 @@
+"""Maintenance of the installation's own hosts: what operators have ordered for them."""
+
+from datetime import datetime
+
+from cavvy.domain.values import Struct, field
+
+
+class NodeState(Struct, frozen=True, kw_only=True):
+    """What an operator has ordered for a host. `name` is that of the `Host`.
+
+    No new work is placed on a cordoned host. A host with `drain_by` is drained: its work leaves
+    until this time. `user` and `reason` state who ordered this, and why. `sick` contains the
+    devices on which no new work is placed, with what is wrong with each.
+    """
+
+    name: str
+    cordoned_at: datetime | None = None
+    user: str = ""
+    reason: str = ""
+    drain_by: datetime | None = None
+    sick: dict[str, str] = field(default_factory=dict)
+    version: int = 0
+
+    def describe(self) -> str:
+        """Return why the host accepts no new work, or "" if it does."""
+        if self.cordoned_at is None:
+            return ""
+        what = "cordoned" if self.drain_by is None else "drained"
+        return f"{what} by {self.user or 'an operator'}{self.reason and f' ({self.reason})'}"

@@ -1,0 +1,93 @@
+"""Decides what maintenance of hosts means for their work: which hosts take no new work, and when
+the work of a host that is drained must leave. The module does no I/O.
+
+As in Kubernetes (https://kubernetes.io/docs/tasks/administer-cluster/safely-drain-node/), a host
+is cordoned before its work leaves; as in Slurm (`scontrol update state=drain`), work that would be
+lost may end first.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.allocations import Host
+from cavvy.domain.maintenance import NodeState
+from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct, replace
+from cavvy.scheduler.packing import name_of
+
+
+class NodeWork(Struct, frozen=True, kw_only=True):
+    """A gang on a host that is drained. The gang gets `notice` to end. `saves` means that its work
+    runs and saves checkpoints, and `idle` that the gang is kept without work. A gang that is
+    `leaving` has got its notice."""
+
+    gang: str
+    notice: timedelta
+    saves: bool = False
+    idle: bool = False
+    leaving: bool = False
+
+
+class DrainStep(Struct, frozen=True, kw_only=True):
+    """The gangs that must leave now, each with the time at which its nodes are taken, the idle
+    gangs to release, and when to decide again (None if nothing is left to decide)."""
+
+    leave: Mapping[str, datetime]
+    release: Sequence[str]
+    again_at: datetime | None
+
+
+def decide_drain(work: Sequence[NodeWork], by: datetime, now: datetime) -> DrainStep:
+    """Decide which gangs leave a host that is to be free at the time `by`.
+
+    Work that saves checkpoints leaves at once, because it loses nothing. Other work may end by
+    itself until its notice must begin. Each gang gets its whole notice, so the host may be free
+    later than `by`.
+    """
+    staying = [each for each in work if not each.leaving and not each.idle]
+    latest = {each.gang: now if each.saves else by - each.notice for each in staying}
+    return DrainStep(
+        leave={each.gang: now + each.notice for each in staying if latest[each.gang] <= now},
+        release=[each.gang for each in work if each.idle and not each.leaving],
+        again_at=min((at for at in latest.values() if at > now), default=None),
+    )
+
+
+def close_hosts(hosts: Sequence[Host], states: Mapping[str, NodeState]) -> Sequence[Host]:
+    """Return the hosts as new work may use them: cordoned hosts are not ready, and the sick devices
+    of the others are missing."""
+    return [_close(host, states[host.name]) if host.name in states else host for host in hosts]
+
+
+def _close(host: Host, state: NodeState) -> Host:
+    if problem := state.describe():
+        return replace(host, ready=False, cordoned=True, problem=problem)
+    kept = [at for at, device in enumerate(host.devices) if device not in state.sick]
+    if len(kept) == len(host.devices):
+        return host
+    return replace(
+        host,
+        devices=tuple(host.devices[at] for at in kept),
+        kinds=tuple(host.kinds[at] for at in kept) if host.kinds else (),
+        notes=(*host.notes, *(f"{device}: {why}" for device, why in state.sick.items())),
+    )
+
+
+def close_offers(
+    offers: Sequence[Offer], hosts: Sequence[Host], changed: Collection[str]
+) -> Sequence[Offer]:
+    """Return the offers with the capacity that the hosts leave. `changed` are the hosts that accept
+    less work than their provider states."""
+    ready = {host.name: host.ready for host in hosts}
+    groups = Counter(host.group for host in hosts if host.ready and host.group)
+    touched = {host.group for host in hosts if host.name in changed and host.group}
+    found = []
+    for offer in offers:
+        name, group = name_of(offer), f"{offer.provider}/{offer.region}"
+        if offer.shared and name in changed and not ready[name]:
+            offer = replace(offer, capacity=0)
+        elif offer.shared and name not in ready and group in touched and offer.capacity:
+            offer = replace(offer, capacity=min(offer.capacity, groups[group]))
+        found.append(offer)
+    return found

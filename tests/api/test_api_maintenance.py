@@ -1,0 +1,103 @@
+"""Own hosts as operators see them: cordon, drain, who holds what, and what is refused."""
+
+from typing import Any, cast
+
+from tests.api.api_state import Api, until
+
+from cavvy.control.reconcile import HOSTS
+from cavvy.domain.allocations import Host
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+from cavvy.providers.fake.account import FakeAccount
+
+BOX = Host(name="fake/box", cpus=4, memory_mib=8192)
+OWN = Offer(
+    provider="fake",
+    region="box",
+    instance_type="cpu",
+    vcpus=4,
+    memory_mib=8192,
+    rate=HourlyRate(0),
+    shared=True,
+    owned=True,
+)
+JOB = "{name: held, run: 'true', resources: {cpu: 2, regions: [box]}, limits: {duration: 1h}}"
+
+
+async def add_host(api: Api) -> None:
+    providers = api.app_state.control_plane.pool.providers
+    account = cast(FakeAccount, providers["fake"])  # an account of a cloud has no hosts
+    cloud = providers["fake"] = account._cloud
+    cloud.script = replace(cloud.script, hosts=(BOX,))
+    cloud._offers[OWN.key] = OWN
+    api.app_state.control_plane.pool.expire()
+    api.app_state.control_plane.hint(HOSTS)
+
+
+async def post(api: Api, what: str, **ask: Any) -> tuple[int, Any]:
+    answer = await api.http.post(f"/v1/hosts/{what}", json=ask)
+    return answer.status_code, answer.json()
+
+
+async def test_a_host_is_cordoned_drained_and_used_again(api: Api) -> None:
+    await add_host(api)
+    held = await api.submit(JOB)
+    await api.attempt(held["id"])
+    status, host = await post(api, "cordon", node="box", reason="fan", user="ann")
+    assert (status, host["name"], host["state"]) == (200, "fake/box", "cordoned")
+    assert host["why"] == "cordoned by ann (fan)"
+    (holder,) = host["holders"]
+    assert (holder["job"], holder["cpus"], holder["until_from"]) == ("held", 2, "limit")
+    late = await api.submit(JOB.replace("held", "late"))
+
+    async def is_told() -> bool:
+        job = (await api.http.get(f"/v1/projects/default/jobs/{late['name']}")).json()
+        return "fake/box cannot be used: cordoned by ann (fan)" in str(job["reason"])
+
+    await until(is_told)
+    status, host = await post(api, "drain", node="fake/box", within_s=0)
+    assert (status, host["state"]) == (200, "draining")
+
+    async def is_leaving() -> bool:
+        (shown,) = (await api.http.get("/v1/hosts")).json()
+        return all(each["until_from"] == "notice" for each in shown["holders"])
+
+    await until(is_leaving)
+    for name in ("held", "late"):
+        await api.http.post(f"/v1/projects/default/jobs/{name}/stop", json={})
+
+    async def is_drained() -> bool:
+        (shown,) = (await api.http.get("/v1/hosts")).json()
+        return bool(shown["state"] == "drained")
+
+    await until(is_drained)
+    status, host = await post(api, "uncordon", node="box")
+    assert (status, host["state"], host["why"], host["drain_by"]) == (200, "ready", "", None)
+    await api.attempt((await api.submit(JOB.replace("held", "next")))["id"])
+
+
+async def test_what_maintenance_refuses(api: Api) -> None:
+    status, answer = await post(api, "cordon", node="box")
+    assert (status, answer["code"]) == (404, "node-not-found")
+    await add_host(api)
+    status, answer = await post(api, "drain", node="bix", within_s=60)
+    assert (status, answer["hint"]) == (404, "did you mean box?")
+    for within_s in (-1, 1e12):
+        status, answer = await post(api, "drain", node="box", within_s=within_s)
+        assert status == 422
+        assert "expected 0 to 30 days" in answer["message"]
+    for reason in ("a\nb", "x" * 201):
+        assert (await post(api, "cordon", node="box", reason=reason))[0] == 422
+    assert (await post(api, "cordon", node="box", unknown=1))[0] == 422
+    for node, hint in (("aws/us-east-1", "drill preempt"), ("kubernetes/gpu-1", "kubectl drain")):
+        status, answer = await post(api, "cordon", node=node)
+        assert (status, answer["code"]) == (409, "node-not-own")
+        assert hint in answer["hint"]
+    rented = await api.submit()
+    gang = (await api.attempt(rented["id"])).gang
+    status, answer = await post(api, "drain", node=gang, within_s=60)
+    assert (status, answer["code"]) == (409, "node-not-own")
+    assert f"cavvy stop {rented['name']}" in answer["hint"]
+    (host,) = (await api.http.get("/v1/hosts")).json()
+    assert host["state"] == "ready"

@@ -1,0 +1,108 @@
+"""Hosts that are drained: their work goes on elsewhere, and a server that is killed at any point
+loses and doubles none."""
+
+from datetime import timedelta
+
+import pytest
+from tests.sim.scenario_checks import check_all
+from tests.sim.test_sim_scenarios import FREE, HERE, task
+
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.tasks import CheckpointPolicy
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+from cavvy.providers.fake.script import CloudScript
+from cavvy.sim.harness import START, play
+from cavvy.sim.scenario import (
+    CrashMoment,
+    JobTrace,
+    ScenarioResult,
+    ServerCrash,
+    SimScenario,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
+
+SAVES = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
+HOSTS = (replace(HERE, name="fake/a", cpus=4), replace(HERE, name="fake/b", cpus=4))
+OFFERS = (
+    replace(FREE, region="a", vcpus=4),
+    replace(FREE, region="b", vcpus=4, rate=HourlyRate(3_600_000)),
+)
+DRAINED_S, WITHIN_S = 600, 1800
+JOBS = (
+    task(3600, name="saver", checkpoint=SAVES),
+    task(1200, name="short"),
+    task(5000, name="long"),
+)
+
+
+def drain(*crashes: ServerCrash, uncordon_s: float | None = None) -> ScenarioResult:
+    """Drain the cheaper host, on which three jobs run, and submit a fourth job meanwhile."""
+    acts = [UserIntervention(action=UserAction.DRAIN, node="a", at_s=DRAINED_S, notice_s=WITHIN_S)]
+    if uncordon_s is not None:
+        acts.append(UserIntervention(action=UserAction.UNCORDON, node="a", at_s=uncordon_s))
+    late = SimSubmission(task=task(60, name="late"), at_s=DRAINED_S + 60)
+    scenario = SimScenario(
+        submissions=(*(SimSubmission(task=each) for each in JOBS), late),
+        script=CloudScript(offers=OFFERS, hosts=HOSTS),
+        interventions=tuple(acts),
+        crashes=crashes,
+        longest=timedelta(hours=8),
+    )
+    ending = play(scenario)
+    check_all(ending)
+    assert [trace.job.phase for trace in ending.traces] == [JobPhase.DONE] * 4
+    return ending
+
+
+def places(trace: JobTrace) -> list[str]:
+    return [attempt.offer.region for attempt in trace.attempts]
+
+
+def test_work_of_a_drained_host_leaves_it_in_time() -> None:
+    ending = drain()
+    saver, short, long, late = ending.traces
+    assert places(saver) == ["a", "b"]
+    first, _ = saver.attempts
+    assert first.ended_at is not None
+    assert first.ended_at - START < timedelta(seconds=DRAINED_S + 60), "it loses nothing"
+    assert saver.job.ended_at is not None
+    assert saver.job.ended_at - START < timedelta(seconds=3600 + 300), "and goes on elsewhere"
+    assert places(short) == ["a"], "it ends by itself"
+    assert places(long) == ["a", "b"]
+    left = long.attempts[0].ended_at
+    assert left is not None
+    assert abs(left - START - timedelta(seconds=DRAINED_S + WITHIN_S)) < timedelta(seconds=30)
+    (told,) = (event.text for event in long.events if event.kind == "drained")
+    assert told.startswith("leaves its nodes within 30s, because node fake/a is drained by ")
+    assert "of its work is lost, because it saves no checkpoints" in told
+    assert places(late) == ["b"]
+    assert {trace.job.retries.get("move", 0) for trace in (saver, long)} == {1}
+
+
+def test_an_uncordoned_host_keeps_the_work_that_has_not_left() -> None:
+    saver, short, long, late = drain(uncordon_s=DRAINED_S + 600).traces
+    assert places(saver) == ["a", "b"]
+    assert places(short) == places(long) == ["a"]
+    assert places(late) == ["b"]
+
+
+@pytest.mark.parametrize("when", CrashMoment)
+@pytest.mark.parametrize("call", range(8, 60, 5))
+def test_a_server_that_is_killed_during_a_drain_loses_and_doubles_no_work(
+    call: int, when: CrashMoment
+) -> None:
+    ending = drain(ServerCrash(call=call, when=when, down_s=45))
+    for trace in ending.traces:
+        spans = [(each.running_at, each.finished_at) for each in trace.attempts]
+        assert all(start and end for start, end in spans), "each attempt has worked"
+        assert len(trace.attempts) <= 2
+    gone = max(
+        each.ended_at
+        for trace in ending.traces
+        for each in trace.attempts
+        if each.offer.region == "a" and each.ended_at is not None
+    )
+    assert gone - START < timedelta(seconds=DRAINED_S + WITHIN_S + 120), "the host is empty"
