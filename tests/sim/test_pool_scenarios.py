@@ -2,13 +2,14 @@
 killed loses and doubles none."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.sim.test_sim_scenarios import CHEAP, DEAR, SPOT, run_scenario, task
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.node_pools import NodePool
+from cavvy.domain.node_pools import CLUSTER_NODE_TAG, NodePool, OrderedNode
 from cavvy.domain.tasks import ResourceSpec, StartWindow, TaskSpec, WindowSpan
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
@@ -161,3 +162,39 @@ def test_a_server_that_is_killed_loses_and_doubles_no_node(call: int, when: Cras
     pool = replace(POOL, min_nodes=1, max_nodes=2, idle=timedelta(minutes=2))
     crash = ServerCrash(call=call, when=when, down_s=45)
     play_minimum(pool, timedelta(minutes=40), crash)
+
+
+ORDERED = tuple(OrderedNode(name=f"gpus-{at}", job_id=f"{at:016}") for at in range(2))
+CLUSTER = replace(POOL, join="exec slurmd", members=ORDERED)
+
+
+def play_cluster(pool: NodePool, *crashes: ServerCrash, **more: Any) -> ScenarioResult:
+    script = CloudScript(offers=(CHEAP,), hosts=())
+    scenario = SimScenario(
+        script=script, pools=(pool,), crashes=crashes, longest=timedelta(minutes=30), **more
+    )
+    return play(scenario)
+
+
+@pytest.mark.parametrize("when", CrashMoment)
+@pytest.mark.parametrize("call", range(1, 40, 7))
+def test_a_server_that_is_killed_completes_the_orders_of_another_cluster(
+    call: int, when: CrashMoment
+) -> None:
+    """The pool is stored with two nodes whose jobs do not exist yet. After `join` has ended, a node
+    is not started again."""
+    ending = play_cluster(CLUSTER, ServerCrash(call=call, when=when, down_s=45), submissions=())
+    started = sorted(gang.spec.name.split("-")[2] for gang in ending.cloud.gang_list)
+    assert started == [each.job_id for each in ORDERED]
+
+
+def test_a_node_that_its_cluster_has_released_is_stopped() -> None:
+    """The server was killed between the release and the stop of the job."""
+    job = in_pool(100_000, name="gpus-7", tags={CLUSTER_NODE_TAG: "gpus-7"})
+    ending = play_cluster(replace(CLUSTER, members=()), submissions=(SimSubmission(task=job),))
+    [trace] = ending.traces
+    assert (trace.job.phase, trace.job.reason) == (
+        JobPhase.STOPPED,
+        "the cluster released the node",
+    )
+    assert all(gang.machines[0].ended_at for gang in ending.cloud.gang_list)

@@ -131,6 +131,10 @@ class Cluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
+    def host(self) -> str:
+        return socket.gethostname().split(".")[0]
+
+    @property
     def environ(self) -> dict[str, str]:
         return {**os.environ, "PATH": _path(), "SLURM_CONF": str(self.conf)}
 
@@ -145,7 +149,7 @@ class Cluster:
         ports = {name: free_port() for name in names}
         values = {
             "folder": self.folder,
-            "host": socket.gethostname().split(".")[0],
+            "host": self.host,
             "min_job_age": self.min_job_age,
         }
         values["node"] = (
@@ -168,6 +172,15 @@ class Cluster:
                 == ["idle"] * 4
             )
         )
+
+    def add(self, lines: str) -> None:
+        """Add lines to slurm.conf, which slurmctld reads when it starts again."""
+        (self.folder / "spool/burst-1").mkdir(exist_ok=True)
+        with open(self.conf, "a") as file:
+            file.write(lines)
+        self.kill("slurmctld", signal.SIGTERM)
+        self.start("slurmctld")
+        self.until(lambda: self.run("sinfo", "-h", check=False))
 
     def down(self) -> None:
         for row in self.jobs():

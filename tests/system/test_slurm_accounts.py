@@ -1,14 +1,17 @@
-"""A Slurm cluster with accounting: limits are shown, a QOS holds jobs back, and what slurmctld
-forgot is looked up.
+"""A Slurm cluster with accounting: limits are shown, a QOS holds jobs back, what slurmctld forgot is
+looked up, and a pool of ours gives the cluster nodes.
 """
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
+from tests.system.ports import free_port
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
+from tests.system.trust import user_at, wait_until
 
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, Refused
@@ -93,3 +96,36 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
         await stage.clear()
 
     asyncio.run(scenario())
+
+
+_POOL = """
+name: burst
+max: 1
+resources: {cpu: 1, memory: 512MiB}
+join: exec slurmd -D -N $CLUSTER_NODE -b -f %s
+"""
+
+
+def test_slurm_starts_a_node_of_a_pool_for_a_job_and_gives_it_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """slurmctld calls the programs that `slurm-conf` has written, with nothing but its own
+    environment. The node is a slurmd on this machine."""
+    with user_at(tmp_path / "user") as user:
+        user.variables.update(PATH=cluster.environ["PATH"])
+        user.settings("[providers.local]\nhide_server = false\n")
+        user.cli("pool", "apply", user.task(_POOL % cluster.conf, "pool.yaml"))
+        lines = user.output("pool", "slurm-conf", "burst", "--programs", str(tmp_path / "programs"))
+        place = f"NodeHostname={cluster.host} NodeAddr=127.0.0.1 Port={free_port()}"
+        lines = re.sub("^NodeName=burst-1 ", rf"\g<0>{place} ", lines, flags=re.MULTILINE)
+        lines = lines.replace("ReturnToService=2\n", "")  # the cluster has this line
+        cluster.add(lines.replace("SuspendTime=600", "SuspendTime=3"))
+        job = cluster.run("sbatch", "--parsable", "-p", "burst", "-o", "/dev/null", "--wrap=true")
+        cluster.until(
+            lambda: cluster.run("sacct", "-nXj", job.strip(), "-o", "state").strip() == "COMPLETED"
+        )
+        assert cluster.run("sacct", "-nXPj", job.strip(), "-o", "nodelist").strip() == "burst-1"
+        assert not [each for each in user.json("ps") if each["name"] != "burst-1"]
+        wait_until(lambda: user.job("burst-1").phase == "stopped", lambda: str(user.job("burst-1")))
+        assert user.job("burst-1").reason == "the cluster released the node"
+        user.cli("pool", "rm", "burst", "--yes")

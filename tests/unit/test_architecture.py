@@ -43,7 +43,13 @@ def test_the_cli_holds_one_file_for_each_command_and_modules_that_know_none() ->
     commands = set(COMMANDS)
     assert {path.stem for path in cli.glob("*.py")} - {"__init__", "entry", "main"} == commands
     modules = list(cli.glob("*/**/*.py"))
-    assert {path.parent.name for path in modules} == {"installation", "reach", "task", "view"}
+    assert {path.parent.name for path in modules} == {
+        "clusters",
+        "installation",
+        "reach",
+        "task",
+        "view",
+    }
     known = {f"cavvy.cli.{command}" for command in (*commands, "main")}
     assert {path.name: found for path in modules if (found := _list_imports(path) & known)} == {}
     assert _list_imports(cli / "gc.py") & known == {

@@ -5,13 +5,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.domain.host_lists import expand
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, list_offers
 from cavvy.providers.batch.commands import sort_complaint
 from cavvy.providers.batch.login_session import CommandResult
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure, expand
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
 from cavvy.providers.batch.shapes import PartPrices
 from cavvy.providers.batch.status import judge, judge_forgotten, see
 from cavvy.providers.batch.workspace import AgentExit, BatchGangRecord, BatchIntent, GangStart

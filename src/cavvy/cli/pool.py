@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.clusters import slurm
 from cavvy.cli.reach.arguments import pool_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.task.load import yes_option
@@ -34,8 +35,8 @@ def command() -> None:
 def apply(file: str, project: str, yes: bool) -> None:
     """Create the pool that FILE describes, or change the pool of this name.
 
-    The keys of the file are name, min, max, idle, spot_share, hours, image and resources. Running
-    jobs continue; jobs that wait and idle nodes follow the new file.
+    The keys of the file are name, min, max, idle, spot_share, hours, image, resources, join and
+    secrets. Running jobs continue; jobs that wait and idle nodes follow the new file.
     """
     from cavvy.cli.task.submission import ask_consent
     from cavvy.client.pool_wire import PoolAsk, apply_pool
@@ -55,8 +56,11 @@ def apply(file: str, project: str, yes: bool) -> None:
             ),
             "add --yes to agree; `resources: {max_price: …}` limits the price of a node",
         )
-    click.echo(f"pool {pool.name} has {_say_size(pool)}; idle nodes stay {_say_idle(pool)}")
-    click.echo(f"run a job in it: cavvy run --pool {pool.name} FILE")
+    if pool.join:
+        click.echo(f"pool {pool.name} has {_say_size(pool)}, which another cluster orders")
+    else:
+        click.echo(f"pool {pool.name} has {_say_size(pool)}; idle nodes stay {_say_idle(pool)}")
+        click.echo(f"run a job in it: cavvy run --pool {pool.name} FILE")
     if pool.problem:
         click.echo(f"note: the pool can have no nodes now: {pool.problem}", err=True)
 
@@ -138,6 +142,10 @@ def remove(name: str, project: str, yes: bool) -> None:
             confirm(f"remove pool {name} and its {_say_nodes(pool)}?")
         delete_pool(client, project, name)
     click.echo(f"pool {named(project, name)} is removed")
+
+
+for each in (slurm.conf, slurm.resume, slurm.suspend):
+    command.add_command(each)
 
 
 def _say_size(pool: "PoolView") -> str:

@@ -4,11 +4,13 @@ pool, and handles users' requests about pools.
 The jobs of a pool start its nodes themselves: a job that waits gets a gang, which is kept after the
 job for the pool's next job. Only the nodes of a minimum are started by jobs that do no work. Such
 a job's ID is stored with the pool before the job is submitted, so that a server that was killed in
-between submits it again instead of another one.
+between submits it again instead of another one. The same applies to a pool with `join`, whose nodes
+another cluster orders by name: each of them is a job that runs until the cluster releases the node.
 
 Errors, which are subclasses of JobServiceError:
 
 * PoolInUse: the pool still has unfinished jobs
+* NotOfCluster: the nodes of the pool do not belong to another cluster
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +24,19 @@ from cavvy.autoscaler.node_pools import (
     decide_idle,
 )
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.node_pools import as_pool_gang, as_pool_gangs, make_pool_start, opens_at
+from cavvy.control.decide.node_pools import (
+    as_pool_gang,
+    as_pool_gangs,
+    make_cluster_node,
+    make_pool_start,
+    opens_at,
+)
+from cavvy.control.decide.requests import is_stopping
 from cavvy.control.job_service import JobService, JobServiceError
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
-from cavvy.domain.node_pools import NodePool
+from cavvy.domain.node_pools import CLUSTER_NODE_TAG, NodePool, OrderedNode
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money, format_count
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
@@ -38,11 +48,25 @@ _SOON = timedelta(seconds=5)  # the same while jobs start nodes of the minimum
 _RETRY = timedelta(minutes=5)  # after a job failed that should have started a node
 _AT_ONCE = timedelta(0)
 _NAMED = 4  # jobs that a message names
+_RELEASED = "the cluster released the node"
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
 class PoolInUse(JobServiceError):
     """Raised if the pool still has unfinished jobs."""
+
+
+class NotOfCluster(JobServiceError):
+    """Raised if a node is ordered by name from a pool without `join`."""
+
+
+class ClusterNodeStatus(Struct, frozen=True, kw_only=True):
+    """A node that another cluster has ordered: its job, if it has been submitted, and the newest
+    attempt of the job, which may have ended."""
+
+    node: OrderedNode
+    job: JobRecord | None
+    attempt: Attempt | None
 
 
 class PoolStatus(Struct, frozen=True, kw_only=True):
@@ -131,12 +155,12 @@ class PoolService:
         for _ in range(_TRIES):
             old = await self._nodes.read(pool.project, pool.name)
             if old is not None:
-                pool = replace(pool, ordered=old.ordered, version=old.version)
+                pool = replace(pool, ordered=old.ordered, members=old.members, version=old.version)
             with suppress(StaleVersion):
                 stored = await self._store.node_pools.put(pool)
                 await self._look(stored.project, stored.name)
                 return stored
-            pool = replace(pool, version=0, ordered=())
+            pool = replace(pool, version=0, ordered=(), members=())
         raise StaleVersion(f"pool {pool.name} kept changing during the request; try again")
 
     async def remove(self, project: str, name: str) -> None:
@@ -171,18 +195,109 @@ class PoolService:
 
     async def any(self) -> bool:
         """Return whether a pool has a minimum, which needs a server."""
-        return any(each.min_nodes and not each.stopped for each in await self._all())
+        return any(each.min_nodes and not (each.stopped or each.join) for each in await self._all())
 
     async def unfinished(self) -> Sequence[str]:
         """Return the keys of the pools that need a reconciler."""
         return [pool_key(each.project, each.name) for each in await self._all()]
 
+    # Nodes of another cluster
+
+    async def order_nodes(self, project: str, name: str, nodes: Sequence[str]) -> None:
+        """Start these nodes of the cluster, except those that the cluster has already. A node that
+        has ended is started again. Raises RowNotFound, NotOfCluster.
+        """
+        for _ in range(_TRIES):
+            pool = await self._store.node_pools.get(project, name)
+            if not pool.join:
+                raise NotOfCluster(
+                    f"pool {name} has no `join`, so its nodes cannot be given to another cluster"
+                )
+            jobs = {each.node.name: each for each in await self._list_members(pool)}
+            fresh = [each for each in dict.fromkeys(nodes) if not _is_live(jobs.get(each))]
+            members = [each for each in pool.members if each.name not in fresh]
+            added = [OrderedNode(name=each, job_id=self._jobs.make_id()) for each in fresh]
+            with suppress(StaleVersion):
+                if added:
+                    changed = replace(pool, members=(*members, *added))
+                    pool = await self._store.node_pools.put(changed)
+                for each in added:
+                    await self._join(pool, each)
+                self._hint(pool_key(project, name))
+                return
+        raise StaleVersion(f"pool {name} kept changing during the request; try again")
+
+    async def release_nodes(self, project: str, name: str, nodes: Sequence[str]) -> None:
+        """Give these nodes of the cluster back. Names that the cluster does not have are ignored,
+        because a release may be repeated. Raises RowNotFound.
+        """
+        for _ in range(_TRIES):
+            pool = await self._store.node_pools.get(project, name)
+            gone = [each for each in pool.members if each.name in nodes]
+            with suppress(StaleVersion):
+                if gone:
+                    left = tuple(each for each in pool.members if each not in gone)
+                    await self._store.node_pools.put(replace(pool, members=left))
+                # If the server is killed here, `reconcile` stops the jobs.
+                await self._stop([each.job_id for each in gone], project, _RELEASED)
+                self._hint(pool_key(project, name))
+                return
+        raise StaleVersion(f"pool {name} kept changing during the request; try again")
+
+    async def list_nodes(self, project: str, name: str) -> Sequence[ClusterNodeStatus]:
+        """Return the nodes that the cluster has ordered. Raises RowNotFound."""
+        return await self._list_members(await self._store.node_pools.get(project, name))
+
+    async def _list_members(self, pool: NodePool) -> Sequence[ClusterNodeStatus]:
+        found = []
+        for each in pool.members:
+            job: JobRecord | None = None
+            attempts: Sequence[Attempt] = ()
+            with suppress(RowNotFound):
+                job = await self._store.job(each.job_id)
+                attempts = await self._store.attempts(each.job_id)
+            newest = max(attempts, key=lambda attempt: attempt.number, default=None)
+            found.append(ClusterNodeStatus(node=each, job=job, attempt=newest))
+        return found
+
+    async def _join(self, pool: NodePool, node: OrderedNode) -> JobRecord:
+        """Submit the job of a node, unless it was submitted before."""
+        return await self._submit(pool, make_cluster_node(pool, node.name), node.job_id)
+
+    async def _keep_members(self, pool: NodePool) -> None:
+        """Submit the jobs of ordered nodes, and stop those of released nodes, that a server which
+        was killed has not submitted or stopped."""
+        noted = []
+        for each in pool.members:
+            if each.problem:
+                noted.append(each)
+                continue
+            try:
+                job = await self._store.job(each.job_id)
+            except RowNotFound:
+                job = await self._join(pool, each)
+            problem = job.reason or f"its job {job.name} has ended"
+            noted.append(replace(each, problem=problem) if job.phase in JOB_ENDS else each)
+        if tuple(noted) != pool.members:
+            pool = await self._store.node_pools.put(replace(pool, members=tuple(noted)))
+        members = {each.job_id for each in pool.members}
+        for job_id in await self._store.node_pools.jobs(pool.project, pool.name):
+            job = await self._store.job(job_id)
+            if CLUSTER_NODE_TAG in job.task.tags and job_id not in members:
+                await self._stop([job_id], pool.project, _RELEASED)
+
     # The minimum
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Order nodes for the pool's minimum, or stop orders that are no longer needed."""
+        """Order nodes for the pool's minimum, or stop orders that are no longer needed. If the
+        nodes belong to another cluster, complete the orders of this cluster."""
         project, _, name = key.removeprefix(_PREFIX).partition("/")
         pool = await self._nodes.read(project, name)
+        if pool is not None and (pool.join or pool.members):
+            with suppress(StaleVersion):
+                await self._keep_members(pool)
+                return _LOOK_AGAIN
+            return _AT_ONCE
         if pool is None or not (pool.min_nodes or pool.ordered):
             return None
         with suppress(StaleVersion):
@@ -230,9 +345,13 @@ class PoolService:
 
     async def _order(self, pool: NodePool, job_id: str) -> JobRecord:
         """Submit the job that starts a node, unless it was submitted before."""
+        return await self._submit(pool, make_pool_start(pool), job_id)
+
+    async def _submit(self, pool: NodePool, task: TaskSpec, job_id: str) -> JobRecord:
+        """Submit a job of the pool itself, unless it was submitted before."""
         try:
             return await self._jobs.submit(
-                make_pool_start(pool),
+                task,
                 RunOrigin(),
                 pool.project,
                 user=pool.user,
@@ -291,3 +410,10 @@ class PoolService:
         for each in await self._nodes.list_attempts(project, name):
             if each.phase is AttemptPhase.KEPT:
                 self._hint(each.job_id)
+
+
+def _is_live(node: ClusterNodeStatus | None) -> bool:
+    """Return whether the node exists, or will exist without another order."""
+    if node is None or node.node.problem:
+        return False
+    return node.job is None or not is_stopping(node.job)

@@ -9,6 +9,18 @@ from cavvy.domain.values import Struct
 # --scale-down-unneeded-time of the cluster autoscaler of Kubernetes.
 USUAL_IDLE = timedelta(minutes=10)
 POOL_TAG = "cavvy-pool"  # the tag of the jobs that start the nodes of a pool's minimum
+# The tag of the jobs that are nodes of another cluster, with the name of the node.
+CLUSTER_NODE_TAG = "cavvy-cluster-node"
+
+
+class OrderedNode(Struct, frozen=True, kw_only=True):
+    """A node that another cluster has ordered from a pool, and the job that runs `join` on it.
+    `problem` states why the job has ended; the node stays listed until it is released or ordered
+    again."""
+
+    name: str
+    job_id: str
+    problem: str = ""
 
 
 class NodePool(Struct, frozen=True, kw_only=True):
@@ -19,9 +31,14 @@ class NodePool(Struct, frozen=True, kw_only=True):
     the highest fraction of spot nodes among the nodes that are not reserved. `hours` are the times
     at which the pool is open; None means always.
 
+    If `join` is set, the pool has no jobs of users: its nodes belong to another cluster (Slurm or
+    Kubernetes), which orders and releases them by name. Each node runs `join`, which may use the
+    project's `secrets`, until it is released.
+
     The other fields change while the pool works. `ordered` contains the IDs of jobs that start
-    nodes of the minimum. `problem` states why the last of these jobs failed, and no other one is
-    ordered before `retry_at`. A stopped pool starts nothing until it is applied again.
+    nodes of the minimum, `members` the nodes that the other cluster has ordered. `problem` states
+    why the last of the jobs in `ordered` failed, and no other one is ordered before `retry_at`. A
+    stopped pool starts nothing until it is applied again.
     """
 
     project: str
@@ -34,11 +51,14 @@ class NodePool(Struct, frozen=True, kw_only=True):
     idle: timedelta = USUAL_IDLE
     spot_share: float = 0.0
     hours: StartWindow | None = None
+    join: str = ""
+    secrets: tuple[str, ...] = ()
     user: str = ""
     account: str = ""  # the account that applied the pool; "" for the owner of the server
     consented: bool = False  # the user agreed to pay for the pool's nodes
     text: str = ""  # the pool's file as it was applied
     ordered: tuple[str, ...] = ()
+    members: tuple[OrderedNode, ...] = ()
     problem: str = ""
     retry_at: datetime | None = None
     stopped: bool = False

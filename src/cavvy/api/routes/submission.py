@@ -24,6 +24,7 @@ from cavvy.client import wire
 from cavvy.client.ids import PATTERN, read_time
 from cavvy.control.decide.node_pools import (
     complete_pool_task,
+    make_cluster_node,
     make_pool_start,
     restrict_to_pool,
     wait_for_offers,
@@ -364,6 +365,9 @@ async def _admit_to_pool(
         pool = await app_state.store.node_pools.get(task.project, task.pool or "")
     except RowNotFound as error:
         raise ApiProblem("pool-not-found", str(error)) from error
+    if pool.join:
+        reason = f"the nodes of pool {pool.name} belong to another cluster, which runs its own jobs"
+        raise ApiProblem("pool-unfit", reason)
     if task.nodes > pool.max_nodes:
         most = format_count(pool.max_nodes, "node")
         reason = f"pool {pool.name} has at most {most}, but the task asks for {task.nodes}"
@@ -381,20 +385,30 @@ async def check_pool(app_state: AppState, pool: NodePool, now: datetime, *, cons
     """Return why the pool can have no nodes now, or "". Raises ApiProblem if the user must first
     agree to pay for its nodes.
     """
-    task = make_pool_start(pool)
+    task = make_cluster_node(pool, pool.name) if pool.join else make_pool_start(pool)
+    if pool.join:
+        await check_secrets(app_state, task)
     found, _ = await _look_in_pool(app_state, task, pool, now)
     rates = [each.rate for each in found.offers if each.rate.micros_per_hour]
     if rates and not consented:
         rate, most = format_rate(rates[0]), format_count(pool.max_nodes, "node")
+        until = f"for {format_duration(pool.idle)} after their last work"
+        if pool.join:
+            until = "until their cluster releases them"
         raise ApiProblem(
             "consent-needed",
             f"pool {pool.name} costs {rate} for each node at {found.offers[0].key}, and more at "
-            f"other offers; it has {pool.min_nodes} to {most}, which are billed for "
-            f"{format_duration(pool.idle)} after their last work",
+            f"other offers; it has {pool.min_nodes} to {most}, which are billed {until}",
         )
-    if pool.min_nodes:
+    if pool.min_nodes and not pool.join:
         found = wait_for_offers(_as_job(task, now, consented=True), found)
     return "" if found.offers else found.reason
+
+
+async def list_pool_offers(app_state: AppState, pool: NodePool, now: datetime) -> tuple[Offer, ...]:
+    """Return the offers from which the pool can get its next node, the best one first."""
+    task = make_cluster_node(pool, pool.name) if pool.join else make_pool_start(pool)
+    return (await _look_in_pool(app_state, task, pool, now))[0].offers
 
 
 async def _look_in_pool(

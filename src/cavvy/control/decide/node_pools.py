@@ -2,14 +2,14 @@
 changes when an idle gang makes room (see `autoscaler.node_pools`)."""
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from cavvy.autoscaler.node_pools import MARKETS, PoolGang
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
-from cavvy.domain.node_pools import POOL_TAG, NodePool
+from cavvy.domain.node_pools import CLUSTER_NODE_TAG, POOL_TAG, NodePool
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
@@ -17,6 +17,8 @@ from cavvy.planner.calendar import find_interval
 from cavvy.planner.candidates import Candidates
 
 LOWEST_PRIORITY = -100
+# Variables of the script `join`: the node's name in its cluster, and its provider ID in Kubernetes.
+NODE_VARIABLE, PROVIDER_ID_VARIABLE = "CLUSTER_NODE", "CLUSTER_PROVIDER_ID"
 Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]
 
 
@@ -30,7 +32,10 @@ def complete_pool_task(task: TaskSpec, pool: NodePool) -> TaskSpec:
     if task.image is None and task.image_build is None:
         task = replace(task, image=pool.image, image_login=pool.image_login)
     retry = replace(task.retry, parallel=1)
-    return replace(task, resources=need, keep=pool.idle, retry=retry)
+    keep = (
+        timedelta(0) if pool.join else pool.idle
+    )  # a node that has joined a cluster is not reused
+    return replace(task, resources=need, keep=keep, retry=retry)
 
 
 def _complete_need(need: ResourceSpec, pool: NodePool) -> ResourceSpec:
@@ -60,6 +65,25 @@ def make_pool_start(pool: NodePool) -> TaskSpec:
         tags={POOL_TAG: pool.name},
     )
     return complete_pool_task(task, pool)
+
+
+def make_cluster_node(pool: NodePool, name: str) -> TaskSpec:
+    """Return the task that is a node of another cluster until it is stopped."""
+    task = TaskSpec(
+        name=name,
+        project=pool.project,
+        run=pool.join,
+        env={NODE_VARIABLE: name, PROVIDER_ID_VARIABLE: make_provider_id(pool, name)},
+        secrets=pool.secrets,
+        pool=pool.name,
+        tags={CLUSTER_NODE_TAG: name},
+    )
+    return complete_pool_task(task, pool)
+
+
+def make_provider_id(pool: NodePool, name: str) -> str:
+    """Return the ID by which an autoscaler of Kubernetes recognizes the node."""
+    return f"cavvy://{pool.project}/{pool.name}/{name}"
 
 
 def opens_at(pool: NodePool, now: datetime) -> datetime | None:

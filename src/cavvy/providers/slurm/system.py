@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+from cavvy.domain.host_lists import expand
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext, Refused
@@ -13,7 +14,7 @@ from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueu
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
 from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, expand
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
 from cavvy.providers.slurm import with_containers

@@ -17,7 +17,8 @@ from cavvy.spec.fields.kinds import (
     whole,
 )
 from cavvy.spec.fields.resources import RESOURCES
-from cavvy.spec.fields.task import NAME
+from cavvy.spec.fields.setup import COMMANDS
+from cavvy.spec.fields.task import NAME, SECRETS
 from cavvy.spec.fields.times import length_kind
 from cavvy.spec.fields.windows import WINDOW
 from cavvy.spec.problems import ProblemNotes, shown, slug
@@ -59,7 +60,21 @@ def _build(table: SectionReader) -> NodePool | None:
     if build is not None:
         hint = "push the image to a registry and write its name"
         table.wrong("image", "a pool cannot build an image", suggestion=hint)
+    _check_join(table)
     return table.make(NodePool, name="", project="", image=image, image_login=login)
+
+
+def _check_join(table: SectionReader) -> None:
+    """Check the keys of a pool whose nodes belong to another cluster, which decides how many nodes
+    it needs and which of them it no longer needs."""
+    if table.get("join") is None:
+        if table.get("secrets"):
+            hint = "list them in the task files of the jobs"
+            table.wrong("secrets", "`secrets` has no meaning without `join`", suggestion=hint)
+        return
+    if table.get("idle") is not None:
+        hint = "delete `idle`: the cluster decides when a node is no longer needed"
+        table.wrong("idle", "`idle` has no meaning with `join`", suggestion=hint)
 
 
 def _read_share(node: ScalarNode) -> float:
@@ -87,5 +102,7 @@ POOL = section(
     ),
     hours=WINDOW,
     image=FieldSpec(IMAGE, to=()),
+    join=COMMANDS,
+    secrets=SECRETS,
     resources=FieldSpec(RESOURCES, required=True),
 )

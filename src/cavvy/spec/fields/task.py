@@ -306,7 +306,7 @@ _ENV = named_texts(
     missing="the variable has no value",
     hint="write '' for an empty value, or list the name under `secrets`",
 )
-_SECRETS = ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True)
+SECRETS = ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True)
 
 
 class TaskKeys(TypedDict, total=False):
@@ -329,7 +329,7 @@ class TaskKeys(TypedDict, total=False):
     workdir: Annotated["LocalPath | GitWorkdir", WORKDIR]
     setup: Annotated["str | Setup", FieldSpec(SETUP, to=("setup", "setup_uses"))]
     env: Annotated["Mapping[str, Scalar]", _ENV]
-    secrets: Annotated["str | Sequence[str]", _SECRETS]
+    secrets: Annotated["str | Sequence[str]", SECRETS]
     inputs: Annotated["Sequence[Input]", INPUTS]
     outputs: Annotated["Sequence[Output]", OUTPUTS]
     volumes: Annotated["Sequence[str | VolumeMount]", VOLUMES]

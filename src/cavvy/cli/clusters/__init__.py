@@ -1,0 +1,1 @@
+"""Commands of `cavvy pool` for pools whose nodes belong to another cluster."""

@@ -1,0 +1,38 @@
+"""A pool as the cloud nodes of a Slurm cluster: names of nodes, programs and lines of slurm.conf."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.test_cli_layout import POOL
+
+from cavvy.cli.clusters.slurm import _make_conf, find_pools
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.pool_wire import PoolShapeView
+from cavvy.domain.values import replace
+
+
+def test_a_node_belongs_to_the_pool_in_its_name() -> None:
+    assert find_pools("burst-[1-2,07],gpu-a100-3") == {
+        "burst": ["burst-1", "burst-2", "burst-07"],
+        "gpu-a100": ["gpu-a100-3"],
+    }
+
+
+@pytest.mark.parametrize(
+    "hostlist",
+    ["", "-p", "burst", "burst-[1-", "burst-[a-b]", "$(id)-1", "burst-[1-999999999]", "a b-1"],
+)
+def test_a_wrong_list_of_nodes(hostlist: str) -> None:
+    with pytest.raises(CommandFailure):
+        find_pools(hostlist)
+
+
+def test_the_lines_state_what_the_smallest_node_has() -> None:
+    shape = PoolShapeView(
+        cpus=64, memory_mib=512_000, gpus=8, gpu="A100-80GB", rate_micros_per_hour=1
+    )
+    lines = _make_conf(replace(POOL, name="burst", max=4), shape, Path("/etc/slurm/cavvy"))
+    assert (
+        "NodeName=burst-[1-4] CPUs=64 RealMemory=486400 Gres=gpu:a100-80gb:8 State=CLOUD\n" in lines
+    )
+    assert "ResumeProgram=/etc/slurm/cavvy/resume\n" in lines
