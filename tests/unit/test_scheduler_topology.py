@@ -152,6 +152,39 @@ def test_what_the_labels_can_never_give_is_said() -> None:
     assert object_to_topology(replace(task, topology=PREFER), GROUP, none, none) == ""
 
 
+def with_disk(name: str, nodes: int, gib: int) -> JobRecord:
+    given = gang(name, nodes, None, cpus=1)
+    return replace(
+        given, task=replace(given.task, resources=ResourceSpec(cpus_min=1, disk_gib=gib))
+    )
+
+
+def test_each_rank_gets_a_host_with_enough_disk_beside_what_others_hold() -> None:
+    hosts = [
+        replace(host, disk_gib=gib)
+        for host, gib in zip(make_hosts("----"), (100, 500, 900, 500), strict=True)
+    ]
+    first, second = plan_jobs(
+        [
+            waiting_job(with_disk("a", 2, 400), GROUP),
+            waiting_job(with_disk("b", 2, 400), GROUP),
+        ],
+        QueueCapacity(hosts=hosts),
+    )
+    assert isinstance(first, JobPlacement)
+    assert [each.host for each in first.allocations] == ["hall/1", "hall/2"]
+    assert [each.disk_gib for each in first.allocations] == [400, 400]
+    assert isinstance(second, JobPlacement)
+    assert [each.host for each in second.allocations] == ["hall/2", "hall/3"]
+    taken = QueueCapacity(hosts=hosts, allocations=first.allocations + second.allocations)
+    (third,) = plan_jobs([waiting_job(with_disk("c", 2, 101), GROUP)], taken)
+    assert isinstance(third, JobWait)
+    (small,) = plan_jobs([waiting_job(with_disk("c", 2, 100), GROUP)], taken)
+    assert isinstance(small, JobPlacement)
+    (any_disk,) = plan_jobs([waiting_job(gang("d", 4, None, cpus=1), GROUP)], taken)
+    assert isinstance(any_disk, JobPlacement)  # it requests no disk
+
+
 _NEEDS = st.sampled_from(
     (
         None,

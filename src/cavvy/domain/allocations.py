@@ -24,6 +24,8 @@ class Host(Struct, frozen=True, kw_only=True):
     name: str
     cpus: float
     memory_mib: int
+    # the free space on the disk of the jobs when the host was last looked at; None if unknown
+    disk_gib: int | None = None
     # IDs of the accelerators, such as GPU UUIDs, in the order of their indices
     devices: tuple[str, ...] = ()
     kinds: tuple[
@@ -62,7 +64,7 @@ def object_to_label(label: str, value: str) -> str:
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """The devices, CPUs and memory that one rank holds on a shared host until its attempt has
+    """The devices, CPUs, memory and disk that one rank holds on a shared host until its attempt has
     ended.
 
     `part` is below 1 if the rank holds only this part of its one device. The parts of a device that
@@ -78,6 +80,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     memory_mib: int
     devices: tuple[str, ...] = ()
     part: float = 1.0
+    disk_gib: int = 0
 
 
 class VolumeLocation(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ _SLACK = 1e-3  # in thousandths of a CPU; as in `packing`
 # The amount for a part of a device. It occupies at most one device, but how parts are packed cannot
 # be told from sums: an amount that is not whole is not checked further.
 _SHARED = 1 - 1e-6
+_ENDLESS = 1 << 50  # GiB of a disk whose size is unknown
 _ANY = AllocationOwner(gang="", project="")
 
 Amounts = Mapping[str, float]  # amount of each resource of a host
@@ -99,8 +100,8 @@ def _wish(task: TaskSpec, offer: Offer, host: Host) -> Amounts | None:
 
 
 def _amounts_of(host: Host, allocations: Iterable[Allocation]) -> Amounts:
-    """Return the sums of the allocations on the host: CPUs, memory, and devices of each kind. Each
-    part of a device counts as `_SHARED`.
+    """Return the sums of the allocations on the host: CPUs, memory, disk, and devices of each kind.
+    Each part of a device counts as `_SHARED`.
     """
     kinds = dict(zip(host.devices, host.kinds or [""] * len(host.devices), strict=True))
     sums: defaultdict[str, float] = defaultdict(float)
@@ -109,6 +110,7 @@ def _amounts_of(host: Host, allocations: Iterable[Allocation]) -> Amounts:
         if each.host == host.name:
             cpus += each.cpus
             sums["memory"] += each.memory_mib
+            sums["disk"] += each.disk_gib
             size = 1 if each.part == 1 else _SHARED
             for device in each.devices:
                 if device in kinds:
@@ -126,7 +128,12 @@ def _amounts_by_gang(host: Host, allocations: Iterable[Allocation]) -> list[Amou
 
 def _size_of(host: Host) -> dict[str, int]:
     devices = Counter(f"devices {kind}" for kind in host.kinds or [""] * len(host.devices))
-    return {**devices, "cpus": floor(host.cpus * _MILLI + _SLACK), "memory": host.memory_mib}
+    return {
+        **devices,
+        "cpus": floor(host.cpus * _MILLI + _SLACK),
+        "memory": host.memory_mib,
+        "disk": _ENDLESS if host.disk_gib is None else host.disk_gib,
+    }
 
 
 def _may_delay_on(

@@ -3,7 +3,8 @@ store checks each allocation again before it writes the allocation.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
@@ -79,17 +80,17 @@ def allocate_across(
         return allocate_on(task, offer, one, allocations, owner)
     if task.nodes == 1:
         return None
-    fitting = _find_fitting(task, offer, found, allocations, owner)
+    fitting = _FittingHosts(task, offer, found, allocations, owner)
     chosen = choose_hosts(
         HostLabels(found),
-        tuple(fitting),
+        fitting.at,
         task.nodes,
         task.topology,
-        None if rater is None else lambda at: rater.rate((fitting[at],)),
+        None if rater is None else partial(fitting.rate, rater),
     )
     if chosen is None:
         return None
-    return tuple(replace(fitting[at], rank=rank) for rank, at in enumerate(chosen))
+    return tuple(replace(fitting.allocate(at), rank=rank) for rank, at in enumerate(chosen))
 
 
 def explain_topology(
@@ -104,8 +105,8 @@ def explain_topology(
     if task.topology is None or task.nodes == 1:
         return ""
     found = hosts_of(offer, hosts)
-    fitting = _find_fitting(task, offer, found, allocations, owner)
-    return explain_lack(HostLabels(found), tuple(fitting), task.nodes, task.topology)
+    fitting = _FittingHosts(task, offer, found, allocations, owner)
+    return explain_lack(HostLabels(found), fitting.at, task.nodes, task.topology)
 
 
 def _has_label(host: Host, need: TopologyNeed | None) -> bool:
@@ -113,22 +114,57 @@ def _has_label(host: Host, need: TopologyNeed | None) -> bool:
     return need is None or need.same is None or need.same in dict(host.labels)
 
 
-def _find_fitting(
-    task: TaskSpec,
-    offer: Offer,
-    hosts: Sequence[Host],
-    allocations: Sequence[Allocation],
-    owner: AllocationOwner,
-) -> Mapping[int, Allocation]:
-    """Return an allocation for one rank on each host that has room, by the host's position."""
-    taken: defaultdict[str, list[Allocation]] = defaultdict(list)
-    for each in allocations:
-        taken[each.host].append(each)
-    return {
-        at: allocation
-        for at, host in enumerate(hosts)
-        if (allocation := allocate_one(task, offer, host, taken[host.name], owner, 0)) is not None
-    }
+class _FittingHosts:
+    """The hosts that have room for one rank; `at` are their positions. Idle hosts of the same size
+    are looked at once, because large groups have many of them."""
+
+    def __init__(
+        self,
+        task: TaskSpec,
+        offer: Offer,
+        hosts: Sequence[Host],
+        allocations: Sequence[Allocation],
+        owner: AllocationOwner,
+    ) -> None:
+        self._task, self._offer, self._hosts, self._owner = task, offer, hosts, owner
+        self._taken: dict[str, list[Allocation]] = {}
+        for each in allocations:
+            self._taken.setdefault(each.host, []).append(each)
+        self._found: dict[int, Allocation | None] = {}
+        self._rates: dict[Hashable, float] = {}
+        fits: dict[Hashable, bool] = {}
+        self.at: list[int] = []
+        for at in range(len(hosts)):
+            like = self._like(at)
+            if like not in fits:
+                fits[like] = self._try(at) is not None
+            if fits[like]:
+                self.at.append(at)
+
+    def allocate(self, at: int) -> Allocation:
+        found = self._found[at] if at in self._found else self._try(at)
+        assert found is not None
+        return found
+
+    def rate(self, rater: "HostRater", at: int) -> float:
+        like = self._like(at)
+        if like not in self._rates:
+            self._rates[like] = rater.rate((self.allocate(at),))
+        return self._rates[like]
+
+    def _like(self, at: int) -> Hashable:
+        """Return a key that is equal for idle hosts of the same size."""
+        host = self._hosts[at]
+        if host.name in self._taken:
+            return at
+        return host.cpus, host.memory_mib, host.disk_gib, host.kinds, len(host.devices)
+
+    def _try(self, at: int) -> Allocation | None:
+        host = self._hosts[at]
+        taken = self._taken.get(host.name, ())
+        found = allocate_one(self._task, self._offer, host, taken, self._owner, 0)
+        self._found[at] = found
+        return found
 
 
 def allocate_on(
@@ -183,6 +219,11 @@ def allocate_one(
         return None
     if memory_mib > host.memory_mib - sum(allocation.memory_mib for allocation in allocations):
         return None
+    disk_gib = need.disk_gib or 0
+    # what running jobs have written is already missing, and their requests are counted as well
+    held_gib = sum(allocation.disk_gib for allocation in allocations)
+    if disk_gib and host.disk_gib is not None and disk_gib > host.disk_gib - held_gib:
+        return None
     return Allocation(
         host=host.name,
         gang=owner.gang,
@@ -192,6 +233,7 @@ def allocate_one(
         memory_mib=memory_mib,
         devices=tuple(devices),
         part=offer.accelerator_part,
+        disk_gib=disk_gib,
     )
 
 

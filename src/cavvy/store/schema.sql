@@ -218,6 +218,7 @@ CREATE TABLE allocations (
     memory_mib BIGINT NOT NULL,
     devices TEXT NOT NULL,
     part DOUBLE PRECISION NOT NULL DEFAULT 1,
+    disk_gib BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (gang, rank),
     FOREIGN KEY(host) REFERENCES hosts (name)
 );

@@ -223,6 +223,7 @@ def make_host(name: str, machine: ThisMachine) -> Host:
         name=name,
         cpus=machine.cpus,
         memory_mib=machine.memory_mib,
+        disk_gib=machine.disk_gib,
         devices=tuple(device.id for device in machine.devices),
         kinds=tuple(instance_type(model_of(device)) for device in machine.devices),
         notes=tuple(machine.notes),
@@ -305,8 +306,9 @@ def make_offer(
     capacity: int | None = None,
 ) -> Offer:
     """Return the offer for these machines. `price` is for one accelerator, or for a node without
-    accelerators. The offer states the CPUs and memory of the whole machine, but a job gets only the
-    part that it requests.
+    accelerators. The offer states the CPUs, memory and free disk of the whole machine, but a job
+    gets only the part that it requests. Of several machines, it states the largest disk, because
+    each rank is placed on a machine with enough.
     """
     model, count = shape
     rate = price.times(max(1, count))
@@ -320,7 +322,7 @@ def make_offer(
         accelerator_memory_mib=model.memory_mib if model else 0,
         vcpus=min(machine.cpus for machine in machines),
         memory_mib=min(machine.memory_mib for machine in machines),
-        disk_gib=min(machine.disk_gib for machine in machines),
+        disk_gib=max(machine.disk_gib for machine in machines),
         rate=rate.divide(model.part) if model else rate,
         capacity=capacity,
         shared=True,
