@@ -8,7 +8,7 @@ a gang that only prefers a domain is spread over as few domains as possible. Sli
 evenly over as few domains as possible, like Kueue's balanced placement.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from math import ceil
 
@@ -23,41 +23,48 @@ class HostLabels:
     """The labels of the hosts that a gang may get. Hosts are named by their positions."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        self._values = [dict(host.labels) for host in hosts]
-        self._known: dict[str, dict[str, int]] = {}
-        for each in self._values:
-            for label, value in each.items():
-                known = self._known.setdefault(label, {})
-                known.setdefault(value, len(known))
+        self._hosts = hosts
 
-    def group(self, at: Sequence[int], label: str) -> Mapping[str, Sequence[int]]:
+    def group(self, at: Iterable[int], label: str) -> Mapping[str, Sequence[int]]:
         """Return the hosts of each domain. Hosts without the label are in no domain."""
         found: dict[str, list[int]] = {}
         for each in at:
-            if (value := self._values[each].get(label)) is not None:
-                found.setdefault(value, []).append(each)
+            for name, value in self._hosts[each].labels:
+                if name == label:
+                    found.setdefault(value, []).append(each)
         return found
 
-    def make_key(self, main: str | None) -> Callable[[int], tuple[int, ...]]:
-        """Return a key by which hosts are sorted so that those of one domain of the label `main`
-        are neighbours, and within and around it those of other domains."""
-        around = {label for label in self._known if main and self._contains(label, main)}
+    def order(self, parts: Iterable[Sequence[int]], main: str | None) -> Sequence[int]:
+        """Return the hosts of all parts. Hosts of one domain of the label `main` are neighbours,
+        and within and around it those of one domain of other labels."""
+        at = sorted(each for part in parts for each in part)
+        labels = {each: dict(self._hosts[each].labels) for each in at}
+        known: dict[str, dict[str | None, int]] = {}  # the values of each label, numbered
+        for mine in labels.values():
+            for label, value in mine.items():
+                values = known.setdefault(label, {None: -1})
+                values.setdefault(value, len(values))
+
+        def contains_main(label: str) -> bool:
+            pairs = {(each.get(main or ""), each.get(label)) for each in labels.values()}
+            return len({inner for inner, _ in pairs}) == len(pairs)
+
         # labels with few values come first: a block contains racks, and a rack NVLink domains
-        order = sorted(
-            self._known.items(),
-            key=lambda item: (item[0] not in around, item[0] != main, len(item[1]), item[0]),
+        names = sorted(
+            known,
+            key=lambda each: (
+                not (main in known and contains_main(each)),
+                each != main,
+                len(known[each]),
+                each,
+            ),
         )
-
-        def key(at: int) -> tuple[int, ...]:
-            mine = self._values[at]
-            return (*(known.get(mine.get(label, ""), -1) for label, known in order), at)
-
-        return key
-
-    def _contains(self, outer: str, inner: str) -> bool:
-        """Return whether the hosts of each domain of `inner` are in one domain of `outer`."""
-        pairs = {(each.get(inner), each.get(outer)) for each in self._values if inner in each}
-        return outer != inner and len(pairs) == len(self._known.get(inner, ()))
+        if main in names:  # what contains it comes before it, although it also contains itself
+            names.remove(main)
+            names.insert(sum(contains_main(each) for each in names), main)
+        return sorted(
+            at, key=lambda each: [known[label][labels[each].get(label)] for label in names]
+        )
 
 
 def choose_hosts(
@@ -72,7 +79,9 @@ def choose_hosts(
     """
     chooser = _Chooser(labels, nodes, need or _ANYWHERE, rate)
     parts = chooser.choose(free)
-    return None if parts is None else chooser.order(parts)
+    if parts is None:
+        return None
+    return labels.order(parts, None if need is None else need.same or need.prefer)
 
 
 def explain_lack(
@@ -157,13 +166,6 @@ class _Chooser:
         if self._rate is None or count == len(free):
             return list(free[:count])
         return nsmallest(count, free, key=self._rate)
-
-    def order(self, parts: Parts) -> Sequence[int]:
-        """Return the hosts in the order of ranks: neighbours in rank are in one domain."""
-        key = self._labels.make_key(self._need.same or self._need.prefer)
-        found = [sorted(part, key=key) for part in parts]
-        found.sort(key=lambda part: key(part[0]))
-        return [at for part in found for at in part]
 
 
 def spread_slices(free: Sequence[int], size: int, slices: int) -> Sequence[int] | None:
