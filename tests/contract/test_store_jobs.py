@@ -322,6 +322,28 @@ async def test_nodes_are_read_as_written(store: Store) -> None:
             await store.commit(AtomicWrite(nodes=[stale]))
 
 
+async def test_the_rows_of_a_job_are_read_in_one_step(store: Store) -> None:
+    ended = await begin(store, await submit(store, "j1"), phase=AttemptPhase.ENDED)
+    await store.commit(AtomicWrite(nodes=[make_node(ended)]))
+    attempt = await begin(store, await store.job("j1"), number=2)
+    await store.commit(AtomicWrite(nodes=[make_node(attempt, 1), make_node(attempt)]))
+    job, nodes = await store.job("j1"), await store.nodes(attempt.id)
+    found = await store.read_job("j1")
+    assert (found.job, found.attempts) == (job, await store.attempts("j1"))
+    assert found.nodes == {attempt.id: nodes}
+    found = await store.read_gang(attempt.gang)
+    assert (found.job, found.attempts) == (job, [attempt])
+    assert found.nodes == {attempt.id: nodes}
+    assert (await store.read_gang(attempt.gang, 1)).nodes == {attempt.id: nodes[1:]}
+    for missing in (
+        store.read_job("x"),
+        store.read_gang("x"),
+        store.read_gang(attempt.gang, 2),
+    ):
+        with pytest.raises(RowNotFound):
+            await missing
+
+
 async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
     job = await submit(store, "j1")
     attempt = await begin(store, job, reason="a\x00b\ud800")

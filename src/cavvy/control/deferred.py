@@ -22,6 +22,7 @@ from cavvy.domain.values import replace
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
+    JobReading,
     StaleVersion,
     StoreError,
     StoreFull,
@@ -209,6 +210,24 @@ class Deferred:
 
     def _changed_jobs(self) -> set[str]:
         return {*self._jobs, *(each.job_id for each in self._attempts.values())}
+
+    async def read_job(self, job_id: str) -> JobReading:
+        return self._overlay(await self._store.read_job(job_id))
+
+    async def read_gang(self, gang: str, rank: int | None = None) -> JobReading:
+        return self._overlay(await self._store.read_gang(gang, rank))
+
+    def _overlay(self, found: JobReading) -> JobReading:
+        if not self._kept:
+            return found
+        return JobReading(
+            job=self._job(found.job),
+            attempts=[*map(self._attempt, found.attempts)],
+            nodes={
+                attempt_id: [self._nodes.get((attempt_id, each.rank), each) for each in nodes]
+                for attempt_id, nodes in found.nodes.items()
+            },
+        )
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         return [self._attempt(each) for each in await self._store.attempts(job_id)]

@@ -94,19 +94,21 @@ class GangOperator:
         delay = self._visibility_delay(attempt)
         return is_look_due(attempt, self._look(attempt), delay, self._clock.now())
 
-    async def observe(self, attempt: Attempt) -> None:
-        """Poll the gang if a poll is due."""
-        if self.is_look_due(attempt):
-            look, at = self._look(attempt), self._clock.now()
-            # Set these before the poll, so that a signal during the poll leads to another poll.
-            self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
-            seen: Seen = GangAbsence.UNKNOWN
-            trouble = ""
-            try:
-                seen = await self._out.pool.look(attempt.offer.account, attempt.gang)
-            except (TryAgain, Refused) as error:
-                trouble = str(error)
-            self._looks[attempt.gang] = after_look(self._look(attempt), seen, at, trouble)
+    async def observe(self, attempt: Attempt) -> bool:
+        """Poll the gang if a poll is due. Return whether it was polled."""
+        if not self.is_look_due(attempt):
+            return False
+        look, at = self._look(attempt), self._clock.now()
+        # Set these before the poll, so that a signal during the poll leads to another poll.
+        self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
+        seen: Seen = GangAbsence.UNKNOWN
+        trouble = ""
+        try:
+            seen = await self._out.pool.look(attempt.offer.account, attempt.gang)
+        except (TryAgain, Refused) as error:
+            trouble = str(error)
+        self._looks[attempt.gang] = after_look(self._look(attempt), seen, at, trouble)
+        return True
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
         """Return the charges that must be written now. For a warm gang, the result also contains

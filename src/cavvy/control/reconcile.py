@@ -95,22 +95,24 @@ class JobReconciler:
             return None
 
     async def _pass(self, job_id: str) -> timedelta | None:
-        job = await self._store.job(job_id)
+        found = await self._store.read_job(job_id)
+        job, attempts = found.job, found.attempts
         if job.after and await self._step_dependent(job):
             return _AT_ONCE
         if job.held_until is not None and job.phase is JobPhase.QUEUED:
             return min(await self._out.schedules.step(job), _LONGEST)
-        attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
             # The queue has placed the job between the two reads, so read again to get the new
             # attempt.
             return _AT_ONCE
-        # Poll the providers first and read the nodes afterwards. If a provider reports an end, any
-        # report that the agent sent before the end is then read too.
+        # If a provider is polled, read the nodes afterwards. If it reports an end, any report that
+        # the agent sent before the end is then read too.
         opened = [attempt for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
-        for attempt in opened:
-            await self._operator.observe(attempt)
-        nodes = [await self._store.nodes(attempt.id) for attempt in opened]
+        polled = [await self._operator.observe(attempt) for attempt in opened]
+        nodes = [
+            await self._store.nodes(attempt.id) if stale else found.nodes[attempt.id]
+            for attempt, stale in zip(opened, polled, strict=True)
+        ]
         uow = UnitOfWork(job, attempts, nodes)
         after = None
         for _ in range(_STEPS):

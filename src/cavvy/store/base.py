@@ -16,7 +16,7 @@ Errors:
                         must act
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.allocations import Allocation
@@ -133,6 +133,14 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     release: Sequence[str] = ()
     observations: Sequence[Observation] = ()
     machines: Sequence[NamedMachine] = ()
+
+
+class JobReading(Struct, frozen=True, kw_only=True):
+    """A job with its attempts, and the nodes of each attempt that was read with its nodes."""
+
+    job: JobRecord
+    attempts: Sequence[Attempt]
+    nodes: Mapping[str, Sequence[Node]]  # by the attempt's ID, sorted by rank
 
 
 class JobSummary(Struct, frozen=True, kw_only=True):

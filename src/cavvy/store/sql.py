@@ -17,7 +17,7 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.ledger import LedgerLine, LedgerSum, MonthDiscounts
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
@@ -33,6 +33,7 @@ from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
+    JobReading,
     LedgerFilter,
     ProjectFilter,
     RowNotFound,
@@ -89,6 +90,7 @@ _ON_MACHINES, _IN_POOLS = (
     f" ORDER BY {TURN}, j.id"
     for line in ("machine", "pool")
 )
+_BY_NUMBER = "WHERE job_id = ? ORDER BY number"
 # not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE})",
@@ -266,6 +268,40 @@ class Store:
     async def job(self, job_id: str) -> JobRecord:
         return await self._one(f"no job {job_id}", self._documents.jobs, "AND j.id = ?", job_id)
 
+    async def read_job(self, job_id: str) -> JobReading:
+        """Return the job, its attempts sorted by number, and the nodes of those that have not
+        ended, read in this order in one step. Raises RowNotFound.
+        """
+
+        def read(session: DatabaseSession) -> JobReading:
+            job = _first(session, self._documents.jobs, f"no job {job_id}", "AND j.id = ?", job_id)
+            found = session.run(f"{ATTEMPTS.select} {_BY_NUMBER}", (job_id,)).fetchall()
+            attempts = [ATTEMPTS.make(row) for row in found]
+            nodes = {
+                each.id: _read_nodes(session, each.id)
+                for each in attempts
+                if each.phase is not AttemptPhase.ENDED
+            }
+            return JobReading(job=job, attempts=attempts, nodes=nodes)
+
+        return await self._read(read)
+
+    async def read_gang(self, gang: str, rank: int | None = None) -> JobReading:
+        """Return the attempt with this gang, its nodes or only the one with this rank, and its job,
+        read in this order in one step. Raises RowNotFound.
+        """
+
+        def read(session: DatabaseSession) -> JobReading:
+            missing = f"no attempt has the gang {gang}"
+            attempt = _first(session, ATTEMPTS, missing, "WHERE gang = ?", gang)
+            job_id, nodes = attempt.job_id, _read_nodes(session, attempt.id, rank)
+            if rank is not None and not nodes:
+                raise RowNotFound(f"attempt {attempt.id} has no rank {rank}")
+            job = _first(session, self._documents.jobs, f"no job {job_id}", "AND j.id = ?", job_id)
+            return JobReading(job=job, attempts=[attempt], nodes={attempt.id: nodes})
+
+        return await self._read(read)
+
     async def find_jobs(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that exist, in this order."""
         marks = ", ".join("?" * len(job_ids))
@@ -364,7 +400,7 @@ class Store:
     # Attempts, nodes and their events
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        return await self._all(ATTEMPTS, "WHERE job_id = ? ORDER BY number", job_id)
+        return await self._all(ATTEMPTS, _BY_NUMBER, job_id)
 
     async def attempt_of_gang(self, gang: str) -> Attempt:
         """Return the attempt with this gang. Raises RowNotFound."""
@@ -734,7 +770,7 @@ class Store:
         return await self._write(lambda session: session.run(sql, values).rowcount) > 0
 
 
-def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
+def _if_given(column: str, value: str | int | None) -> tuple[str, tuple[str | int, ...]]:
     """Return the SQL condition that `column` has this value, and its parameters. If `value` is
     None, the condition is always true.
     """
@@ -766,3 +802,24 @@ def _listing(
         return one, tuple(every)
     parts = " UNION ALL ".join(f"SELECT * FROM ({one}) AS p{i}" for i in range(len(wanted)))
     return f"{parts} ORDER BY id DESC LIMIT ?", (*every, limit)
+
+
+def _first(
+    session: DatabaseSession,
+    of: RowReader[_T],
+    missing: str,
+    then: str,
+    *values: object,
+) -> _T:
+    row = session.run(f"{of.select} {then}", values).fetchone()
+    if row is None:
+        raise RowNotFound(missing)
+    return of.make(row)
+
+
+def _read_nodes(
+    session: DatabaseSession, attempt_id: str, rank: int | None = None
+) -> Sequence[Node]:
+    where, values = _if_given("rank", rank)
+    sql = f"{NODES.select} WHERE attempt_id = ? AND {where} ORDER BY rank"
+    return [NODES.make(row) for row in session.run(sql, (attempt_id, *values)).fetchall()]

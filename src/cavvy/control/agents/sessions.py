@@ -209,8 +209,7 @@ class AgentSessions:
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
         """Return the current order for this rank if the order is newer than `after`. Raises
         RowNotFound."""
-        attempt = await self._store.attempt_of_gang(gang)
-        node = await self._store.node(attempt.id, rank)
+        attempt, _, [node] = await self._read(gang, rank)
         self.memory.hear(attempt.id, rank, self._clock.now())
         return node.order if node.order is not None and node.order.seq > after else None
 
@@ -250,8 +249,8 @@ class AgentSessions:
         """Return how long this gang's agents may continue to work without a response from the
         server. Raises RowNotFound.
         """
-        attempt = await self._store.attempt_of_gang(gang)
-        return self._lease(await self._store.job(attempt.job_id), attempt)
+        attempt, job, _ = await self._read(gang, 0)  # every gang has this rank
+        return self._lease(job, attempt)
 
     def heard(self, attempt_id: str, rank: int) -> datetime | None:
         """Return when a message was last received from this rank, or None if the time is not
@@ -288,18 +287,25 @@ class AgentSessions:
             each.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
 
+    async def _read(
+        self, gang: str, rank: int | None = None
+    ) -> tuple[Attempt, JobRecord, list[Node]]:
+        """Return the gang's attempt, its job, and all nodes or the node with this rank. Raises
+        RowNotFound."""
+        found = await self._store.read_gang(gang, rank)
+        [attempt] = found.attempts
+        return attempt, found.job, [*found.nodes[attempt.id]]
+
     async def _claim(
         self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         now = self._clock.now()
-        attempt = await self._store.attempt_of_gang(gang)
+        attempt, job, nodes = await self._read(gang)
         if attempt.phase in GOING:
             return ClaimRefused(reason=f"attempt {attempt.number} is over: {attempt.reason}")
-        nodes = list(await self._store.nodes(attempt.id))
         if not 0 <= rank < len(nodes):
             return ClaimRefused(reason=f"gang {gang} has no rank {rank}")
         node = nodes[rank]
-        job = await self._store.job(attempt.job_id)
         if node.claim is not None and node.claim != nonce:
             return self._claim_next(job, attempt, node, protocol)
         if node.claim is None:
@@ -464,13 +470,11 @@ class AgentSessions:
         heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
         now = heard_at or self._clock.now()
-        attempt = await self._store.attempt_of_gang(gang)
-        node = await self._store.node(attempt.id, rank)
+        attempt, job, [node] = await self._read(gang, rank)
         if objection := find_objection(attempt, node, nonce):
             return objection
         if heard_at is None:
             self.memory.hear(attempt.id, rank, now)
-        job = await self._store.job(attempt.job_id)
         report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
             await self._repace(report)
