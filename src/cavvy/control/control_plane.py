@@ -53,7 +53,7 @@ from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import QUEUE
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
-from cavvy.domain.jobs import JobRecord
+from cavvy.domain.jobs import AttemptPhase, JobRecord
 from cavvy.domain.retention import RetentionDays
 from cavvy.domain.shares import HALF_LIFE, MIN_RUN
 from cavvy.domain.tasks import Delivery, TaskSpec
@@ -601,6 +601,8 @@ class ControlPlane:
             # No job polls an unknown gang, but its provider may make progress only when it is
             # polled.
             self.hint(SWEEP)
+            return
+        if attempt.phase is AttemptPhase.ENDED:
             return
         self._operator.look_now(gang)
         if self._share is not None and not self._share.owns(attempt.job_id):

@@ -6,6 +6,7 @@ placement is written, the job's own reconciler launches the gang. While the firs
 later jobs are read only occasionally, to find jobs that fit on other offers.
 """
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -132,9 +133,11 @@ class QueueReconciler:
         self._snapshot: MarketSnapshot | None = None
         self._scheduler: JobScheduler | None = None  # of the last pass
         self._arrivals = Arrivals()
-        # of the present pass: the limits of projects and users, and the needs that they refuse
+        # of the present pass: the limits of projects and users, the needs that they refuse, and
+        # the writes of the jobs that start
         self._limits = ShareLimits(ShareBook())
         self._refused: dict[tuple[object, ...], str] = {}
+        self._starting: list[asyncio.Task[None]] = []
 
     def delay_of_arrival(self) -> timedelta:
         """Return how long the first placement of a newly arrived job may wait. The method must be
@@ -177,7 +180,12 @@ class QueueReconciler:
         self._scheduler = scheduler = (
             JobScheduler(capacity) if known is None else known.renew(capacity)
         )
-        stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
+        try:
+            stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
+        finally:
+            errors = await self._finish_starts()
+        if errors:
+            raise errors[0]
         stays, limited = await self._reclaim(stays, limited, book, snapshot, now)
         held_back = {each.wait.job.id for each in limited}
         head = [job for job in head if job.id not in held_back]
@@ -244,6 +252,12 @@ class QueueReconciler:
             full = _is_full(stays, snapshot, scheduler)
             await self._clock.rest()
         return stays, lines.values(), limited
+
+    async def _finish_starts(self) -> Sequence[BaseException]:
+        """Wait until the starts of this pass are written, and return the errors."""
+        starting, self._starting = self._starting, []
+        results = await asyncio.gather(*starting, return_exceptions=True)
+        return [each for each in results if each is not None]
 
     async def _bar_jobs(self, head: Sequence[JobRecord], now: datetime) -> Collection[str]:
         """Hold the jobs that have not started yet and whose account may start no work. Return their
@@ -375,7 +389,16 @@ class QueueReconciler:
                 changes = replace(changes, machine=machine)
             case AdvanceJob():
                 changes = advance_job(job, decision, now)
-        await self._commit(job, changes)
+        for attempt in changes.attempts:
+            share = share_of(attempt.offer, attempt.nodes, size_of_task(job.task))
+            self._limits.start_gang(job.project, job.user, share)
+        write = self._commit(job, changes)
+        if _line_of(job) is None and len(changes.attempts) < 2:
+            # Nothing that this pass reads later depends on this start, so the starts of a pass are
+            # written together.
+            self._starting.append(asyncio.create_task(write))
+        else:
+            await write
         return None
 
     def _admit(
@@ -430,8 +453,6 @@ class QueueReconciler:
         await self._store.commit(make_write(changes))
         for attempt in changes.attempts:
             self._pool.place(attempt.gang, attempt.offer, attempt.nodes)
-            share = share_of(attempt.offer, attempt.nodes, size_of_task(job.task))
-            self._limits.start_gang(job.project, job.user, share)
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():
             self._notify(job.id, what)
