@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import pytest
 from tests.api.api_state import Api, until
 from tests.api.team import make_team
 from tests.api.test_api_agents import claim, report
@@ -43,6 +44,11 @@ async def test_shares_and_use_of_projects(api: Api) -> None:
     }
     assert sum(row["waiting_jobs"] for row in rows.values()) == 2
     assert (rows["a"]["quota_gpus"], rows["b"]["quota_gpus"]) == (2, None)
+    debts = [row["debt_gpu_hours"] for row in rows.values()]
+    assert sum(debts) == pytest.approx(0)
+    # within the quota of 2 GPUs, two jobs without GPUs hold an eighth each
+    assert sum(loan["gpus"] for loan in rows["a"]["lent"]) == rows["b"]["gpus"]
+    assert [loan["project"] for loan in rows["b"]["borrowed"]] == ["a"] * (rows["b"]["gpus"] > 0)
     assert [*await shares(api, "?project=b")] == ["b"]
 
 

@@ -170,6 +170,13 @@ SHARES = share_wire.ShareReport(
             waiting_jobs=1_000_000,
             quota_gpus=1024,
             max_gpus=16384,
+            debt_gpu_hours=-123456.7,
+            micros_per_hour=12_345_678_900,
+            quota_accelerators={"RTX-PRO-6000": 1024, "H100": 8},
+            max_micros_per_hour=12_345_678_000_000,
+            lent=[
+                share_wire.LoanView(project="b" * 63, accelerator="H100", gpus=8, micros_per_hour=0)
+            ],
         )
     ],
 )

@@ -14,7 +14,7 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, QueueRow
 from cavvy.domain.values import replace
 from cavvy.scheduler.queue import QueueCapacity, WaitingJob
-from cavvy.scheduler.reclaim import Borrower, choose_borrowers, find_return
+from cavvy.scheduler.reclaim import Borrower, choose_borrowers, find_return, list_loans
 from cavvy.scheduler.shares import ShareBook, ShareRule
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -201,6 +201,43 @@ def _count(name: str, shares: list[GangShare]) -> float:
     if name == "$":
         return sum(each.micros_per_hour for each in shares)
     return sum(each.gpus for each in shares if name in ("", each.accelerator))
+
+
+def test_loans_of_quotas() -> None:
+    """`c` has no quota, and `b` holds more than its own: both have borrowed of `p`."""
+    state = ShareBook(
+        rules={
+            "p": ShareRule(quota=10, quotas={"H100": 4, "$": 90}),
+            "b": ShareRule(quota=2),
+        },
+        held=[HeldShare("p", "u", 1, 1), HeldShare("b", "u", 5, 1), HeldShare("c", "u", 4, 1)],
+        gangs=[HeldGang("c", "u", GangShare("H100-NVL", 4, 80))],
+    )
+    found = {(each.borrower, each.name): each.amount for each in list_loans(state)}
+    assert found == {("b", ""): 3, ("c", ""): 4, ("c", "H100"): 4, ("c", "$"): 80}
+    assert {each.lender for each in list_loans(state)} == {"p"}
+
+
+BALANCES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9).map(float), max_size=6)
+
+
+@given(BALANCES, BALANCES)
+def test_no_more_is_lent_than_is_left_or_borrowed(
+    quotas: dict[str, float], held: dict[str, float]
+) -> None:
+    loans = list_loans(
+        ShareBook(
+            rules={name: ShareRule(quota=quota) for name, quota in quotas.items()},
+            held=[HeldShare(name, "u", gpus, 1) for name, gpus in held.items()],
+        )
+    )
+    left = {name: max(0, quota - held.get(name, 0)) for name, quota in quotas.items()}
+    beyond = {name: max(0, gpus - quotas.get(name, 0)) for name, gpus in held.items()}
+    for side, most in (("lender", left), ("borrower", beyond)):
+        for name in "abcdef":
+            assert sum(e.amount for e in loans if getattr(e, side) == name) <= most.get(name, 0)
+    if quotas:
+        assert sum(e.amount for e in loans) == min(sum(left.values()), sum(beyond.values()))
 
 
 def test_a_waiting_job_says_who_has_borrowed_its_quota_and_until_when() -> None:

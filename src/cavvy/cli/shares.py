@@ -1,5 +1,8 @@
 """`cavvy shares`: shows the queue by project."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import click
 
 from cavvy.cli.reach.session import session
@@ -14,17 +17,49 @@ def _number(number: float | None) -> str:
     return "" if number is None else f"{number:g}"
 
 
+def _amounts(total: float | None, by_accelerator: Mapping[str, float], micros: int | None) -> str:
+    """Return a quota or a limit in one cell."""
+    from cavvy.domain.policies import say_amount
+
+    parts = [f"{number:g} {name}" for name, number in by_accelerator.items()]
+    parts = [*([] if total is None else [f"{total:g}"]), *parts]
+    return ", ".join([*parts, *([] if micros is None else [say_amount("$", micros)])])
+
+
+def _loans(loans: Sequence[Mapping[str, Any]], direction: str) -> str:
+    """Return loans in one cell, such as `4 H100 to vision`."""
+    from cavvy.domain.policies import say_amount
+
+    parts = []
+    for each in loans:
+        in_dollars = each["micros_per_hour"] or not each["gpus"]
+        name, amount = ("$", each["micros_per_hour"]) if in_dollars else ("", each["gpus"])
+        said = say_amount(each["accelerator"] or name, amount)
+        parts.append(f"{said} {direction} {each['project']}")
+    return ", ".join(parts)
+
+
+# JSON and CSV have these fields, and tables the columns
+_FIELDS = (
+    *("project", "parent", "weight", "part", "used_part", "used_gpu_hours", "debt_gpu_hours"),
+    *("gpus", "jobs", "micros_per_hour", "quota_gpus", "quota_accelerators"),
+    *("quota_micros_per_hour", "max_gpus", "max_accelerators", "max_micros_per_hour"),
+    *("waiting_gpus", "waiting_jobs", "lent", "borrowed"),
+)
 _COLUMNS = (
     TableColumn("project"),
-    TableColumn("parent", hidden=True),
     TableColumn("weight", show=_number, drop=2),
     TableColumn("part", "SHARE", show=_percent),
     TableColumn("used_part", "USED", show=_percent),
     TableColumn("used_gpu_hours", "GPU-HOURS", show=lambda hours: f"{hours:,.1f}", drop=3),
+    TableColumn("debt_gpu_hours", "DEBT", show=lambda hours: f"{hours:+,.1f}", drop=6),
     TableColumn("gpus", "GPUS", show=_number),
     TableColumn("jobs", drop=4),
-    TableColumn("quota_gpus", "QUOTA", show=_number),
-    TableColumn("max_gpus", "LIMIT", show=_number, drop=1),
+    TableColumn("micros_per_hour", "$/H", show=lambda micros: f"{micros / 1e6:,.2f}", drop=7),
+    TableColumn("quota"),
+    TableColumn("limit", drop=1),
+    TableColumn("lent", show=lambda loans: _loans(loans, "to"), drop=8),
+    TableColumn("borrowed", show=lambda loans: _loans(loans, "of"), drop=9),
     TableColumn("waiting_gpus", "WAITING", show=_number),
     TableColumn("waiting_jobs", "JOBS WAITING", drop=5),
 )
@@ -39,11 +74,21 @@ def command(project: str | None, output: str) -> None:
     SHARE is the part of all use that a project should have by its weight, USED the part that it
     has. The project that has used least for its weight has the next turn. Past use decays by half
     in the time that `queue.half_life_days` sets. `cavvy policy set --share 2` changes a weight.
+    DEBT are the GPU-hours that it has used beyond its share; below 0, other projects have. LENT is
+    what others hold of its quota, and BORROWED what it holds of theirs.
     """
+    from msgspec import to_builtins
+
     from cavvy.client.share_wire import read_shares
 
     with session() as client:
         report = read_shares(client, project)
-    rows_out(_COLUMNS, report.projects, output, empty="no project uses or wants anything")
+    rows = [to_builtins(each) for each in report.projects]
+    for row, each in zip(rows, report.projects, strict=True):
+        quota = each.quota_gpus, each.quota_accelerators, each.quota_micros_per_hour
+        limit = each.max_gpus, each.max_accelerators, each.max_micros_per_hour
+        row |= {"quota": _amounts(*quota), "limit": _amounts(*limit)}
+    columns = _COLUMNS if output == "table" else _FIELDS
+    rows_out(columns, rows, output, empty="no project uses or wants anything")
     if output == "table" and any(each.waiting_jobs for each in report.projects):
         text_out("`cavvy status JOB` shows a job's position in the queue")

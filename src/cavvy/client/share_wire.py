@@ -2,8 +2,22 @@
 
 from urllib.parse import urlencode
 
+from msgspec import field
+
 from cavvy.client.client import ApiClient
 from cavvy.client.wire import Answer
+
+
+class LoanView(Answer, frozen=True, kw_only=True):
+    """What one project holds of another project's quota, which this one does not use now. `project`
+    is the other one. `accelerator` is the name that the quota counts; if it counts all GPUs, it is
+    null. A loan of a quota in dollars has no GPUs.
+    """
+
+    project: str
+    accelerator: str | None
+    gpus: float
+    micros_per_hour: int
 
 
 class ShareView(Answer, frozen=True, kw_only=True):
@@ -11,9 +25,11 @@ class ShareView(Answer, frozen=True, kw_only=True):
 
     `weight` is its share among the projects with the same parent. `part` is the fraction of all use
     that the project should have by its weight, and `used_part` the fraction that it has.
-    `used_gpu_hours` is its past use, which decays by half in `half_life_days`. `gpus` and `jobs`
-    are in use now, `waiting_gpus` and `waiting_jobs` wait. `quota_gpus` and `max_gpus` are those of
-    its policy.
+    `used_gpu_hours` is its past use, which decays by half in `half_life_days`, and `debt_gpu_hours`
+    what it has used beyond its part, or less than 0 if other projects have. `gpus` and `jobs`
+    are in use now, `waiting_gpus` and `waiting_jobs` wait. `micros_per_hour` is the price of its
+    nodes. The quotas and limits are those of its policy. `lent` is what others hold of its quota,
+    and `borrowed` what it holds of the quotas of others.
     """
 
     project: str
@@ -28,6 +44,14 @@ class ShareView(Answer, frozen=True, kw_only=True):
     waiting_jobs: int
     quota_gpus: float | None
     max_gpus: float | None
+    debt_gpu_hours: float = 0.0
+    micros_per_hour: int = 0
+    quota_accelerators: dict[str, float] = field(default_factory=dict)
+    max_accelerators: dict[str, float] = field(default_factory=dict)
+    quota_micros_per_hour: int | None = None
+    max_micros_per_hour: int | None = None
+    lent: list[LoanView] = field(default_factory=list)
+    borrowed: list[LoanView] = field(default_factory=list)
 
 
 class ShareReport(Answer, frozen=True, kw_only=True):

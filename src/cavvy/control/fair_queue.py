@@ -170,6 +170,8 @@ class FairQueue:
     async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
         """Return where each project stands, and what this was computed from."""
         book, _ = await self._read_book(now)
+        if not book.gangs:
+            book = replace(book, gangs=await self._store.queue.held_gangs())
         return list_standings(await self._store.queue.rows(now), book), book
 
     async def _name_accelerators(

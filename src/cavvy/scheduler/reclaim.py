@@ -92,6 +92,35 @@ def find_return(
     return QuotaReturn(borrowers=chosen, since=begins[least])
 
 
+class QuotaLoan(Struct, frozen=True, kw_only=True):
+    """What a project holds of another project's quota: `amount` of what the quota counts."""
+
+    lender: str
+    borrower: str
+    name: str
+    amount: float
+
+
+def list_loans(book: ShareBook) -> Sequence[QuotaLoan]:
+    """Return who has borrowed what projects do not use of their quotas. What a project holds above
+    its own quota, or without a quota, is borrowed, the most from the project that uses least of its
+    quota.
+    """
+    quotas = ShareQuotas(book)
+    loans = []
+    for name in quotas.names:
+        lenders, borrowers = quotas.balance(name)
+        while lenders and borrowers:
+            lender, left = lenders.pop()
+            borrower, wanted = borrowers.pop()
+            amount = min(left, wanted)
+            loan = QuotaLoan(lender=lender, borrower=borrower, name=name, amount=amount)
+            loans.append(loan)
+            lenders += [(lender, left - amount)] if left - amount > SLACK else []
+            borrowers += [(borrower, wanted - amount)] if wanted - amount > SLACK else []
+    return loans
+
+
 def _list_usable(
     row: QueueRow,
     running: Sequence[Borrower],
@@ -135,12 +164,13 @@ class ShareQuotas:
             for owner, rule in book.rules.items()
             for name, quota in rule.all_quotas.items()
         }
-        self._names = sorted({name for _, name in self._quotas})
+        self.names = sorted({name for _, name in self._quotas})
         self._counted: dict[tuple[str, GangShare, float], Mapping[tuple[str, str], float]] = {}
         self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._unowned: defaultdict[tuple[str, str], float] = defaultdict(float)  # without a quota
         for each in book.held:
             self._add(each.project, {GPUS: each.gpus + each.idle})
-        on_offers = [name for name in self._names if name != GPUS]
+        on_offers = [name for name in self.names if name != GPUS]
         for gang in book.gangs:
             self._add(gang.project, list_amounts(on_offers, gang.share))
 
@@ -150,7 +180,7 @@ class ShareQuotas:
         """Return the quotas that count a gang of the project, and what they count of it."""
         gang = project, share, size
         if gang not in self._counted:
-            amounts = list_amounts(self._names, share, size)
+            amounts = list_amounts(self.names, share, size)
             self._counted[gang] = self._find_counting(project, amounts)
         return self._counted[gang]
 
@@ -190,9 +220,25 @@ class ShareQuotas:
             found.append(each)
         return found
 
+    def balance(self, name: str) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+        """Return the projects that do not use all of their quotas that count this, and those that
+        hold more than theirs, each with the amount, which ascends."""
+        quotas = [(owner, quota) for (owner, what), quota in self._quotas.items() if what == name]
+        beyond = [(owner, self._held[owner, name] - quota) for owner, quota in quotas]
+        lenders = [(owner, -amount) for owner, amount in beyond if amount < -SLACK]
+        borrowers = [each for each in beyond if each[1] > SLACK]
+        borrowers += [
+            (owner, left) for (owner, what), left in self._unowned.items() if what == name
+        ]
+        return sorted(lenders, key=_by_amount), sorted(borrowers, key=_by_amount)
+
     def _add(self, project: str, amounts: Amounts) -> None:
-        for key, amount in self._find_counting(project, amounts).items():
+        counted = self._find_counting(project, amounts)
+        for key, amount in counted.items():
             self._held[key] += amount
+        for name in amounts.keys() - {name for _, name in counted}:
+            if amounts[name]:
+                self._unowned[project, name] += amounts[name]
 
     def _find_counting(self, project: str, amounts: Amounts) -> Mapping[tuple[str, str], float]:
         line = list_line(project, self._book.parents)
@@ -202,3 +248,7 @@ class ShareQuotas:
             if amount
             and (owner := next((each for each in line if (each, name) in self._quotas), None))
         }
+
+
+def _by_amount(part: tuple[str, float]) -> tuple[float, str]:
+    return part[1], part[0]

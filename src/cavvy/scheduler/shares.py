@@ -128,7 +128,7 @@ class ProjectStanding(Struct, frozen=True, kw_only=True):
 
     `part` is what the project should have of the use of all projects, by its weight and those of
     the projects above it, among the projects that use or want something now. `used_part` is what
-    it has.
+    it has, and `debt_h` what it has used beyond it, or less than 0 if the others have.
     """
 
     project: str
@@ -136,6 +136,8 @@ class ProjectStanding(Struct, frozen=True, kw_only=True):
     part: float
     used_h: float
     used_part: float
+    debt_h: float
+    micros_per_hour: float  # of all nodes that it holds
     held: float
     jobs: int
     waiting: float
@@ -186,6 +188,8 @@ def list_standings(rows: Iterable[QueueRow], book: ShareBook) -> Sequence[Projec
         add(row.project, waiting=row.size, waiting_jobs=1)
     for each in book.held:
         add(each.project, held=each.gpus + each.idle, jobs=each.jobs)
+    for gang in book.gangs:
+        add(gang.project, micros_per_hour=gang.share.micros_per_hour)
     for project, used_h in book.used_h.items():
         add(project, used_h=used_h)
     active = {
@@ -200,6 +204,8 @@ def list_standings(rows: Iterable[QueueRow], book: ShareBook) -> Sequence[Projec
             part=parts[name],
             used_h=sums[name]["used_h"],
             used_part=sums[name]["used_h"] / everything if everything else 0.0,
+            debt_h=sums[name]["used_h"] - parts[name] * everything,
+            micros_per_hour=sums[name]["micros_per_hour"],
             held=sums[name]["held"],
             jobs=int(sums[name]["jobs"]),
             waiting=sums[name]["waiting"],

@@ -38,6 +38,8 @@ def decide_return(
     attempts = [attempt for attempt, _ in running]
     has_limits = any(rule.bounds for rule in book.rules.values())
 
+    scheduler = JobScheduler(capacity)
+
     def suffices(freed: Collection[str]) -> bool:
         gone = leaving.union(freed)
         limits = ShareLimits(book)
@@ -48,7 +50,8 @@ def decide_return(
         if limits.find(row):
             return False
         left = [each for each in capacity.allocations if each.gang not in gone]
-        scheduler = JobScheduler(replace(capacity, used={}, allocations=left))
+        nonlocal scheduler
+        scheduler = scheduler.renew(replace(capacity, used={}, allocations=left))
         units = _count_units(attempt for attempt in attempts if attempt.gang in gone)
         return any(
             scheduler.can_start(_free(_admit(line, row, limits), capacity, units)) for line in lines
