@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from cavvy.api.app import add_routes
+from cavvy.api.app import list_routes
 from cavvy.api.openapi import describe
 
 _INTRODUCTION = """\
@@ -62,7 +62,7 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
 def reference() -> str:
     """Return the text of docs/reference/api.md."""
     app = FastAPI(title="Cavvy")
-    add_routes(app)
+    app.router.routes.extend(route for route, _ in list_routes())
     rows = [
         f"| {method.upper()} | `{path}` | {_permission(operation)} | {operation['summary']} |"
         for path, operations in describe(app)["paths"].items()

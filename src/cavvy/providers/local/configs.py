@@ -72,16 +72,17 @@ def _create_missing(environ: Mapping[str, str]) -> None:
     paths = [each for each in environ.get("PATH", "").split(":") if each.startswith("/")]
     if not environ.get("CAVVY_CONFIG") and (base := environ.get("XDG_CONFIG_HOME", "")):
         paths.append(os.path.join(base, "cavvy"))
-    for path in map(os.path.normpath, paths):
-        if path.startswith("/") and not _is_safe(path):
+    homes = protect.list_homes()
+    for path in map(os.path.normpath, dict.fromkeys(paths)):
+        if path.startswith("/") and not _is_safe(path, homes):
             with suppress(OSError):  # where this server may create no folder, jobs may not
                 os.makedirs(path, mode=0o700, exist_ok=True)
 
 
-def _is_safe(path: str) -> bool:
+def _is_safe(path: str, homes: Sequence[str]) -> bool:
     """Return whether jobs can create nothing at `path`: it is in a folder of the system, or in an
     entry of a home folder that is missing or protected."""
-    homes = [each for each in protect.list_homes() if mounts.contains(each, path) and each != path]
+    homes = [each for each in homes if mounts.contains(each, path) and each != path]
     if homes:
         name = os.path.relpath(path, homes[-1])
         entry = os.path.join(homes[-1], name.partition("/")[0])

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import mkdtemp
 from threading import Lock
 
 from cavvy.agent.documents import AgentConfigFile
@@ -553,7 +552,7 @@ class LocalGangStore(Struct):
         self.has_trash = True
         for folder in (self.home / "gangs" / gang, self._folder(gang)):
             with suppress(FileNotFoundError):
-                os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
+                os.rename(folder, trash / f"{folder.name}-{os.urandom(8).hex()}")
 
     def _discard_work(self, gang: LivingGang) -> None:
         """Let `empty_trash` delete the working folders of a gang whose end cannot be recorded,
@@ -605,11 +604,11 @@ class LocalGangStore(Struct):
 
     def _folder(self, gang: str) -> Path:
         """Return the folder of a gang's records, which the work does not see."""
-        return self.home / "agents" / gang
+        return Path(f"{self.home}/agents/{gang}")
 
     def _home(self, gang: str, number: int) -> Path:
         """Return the home folder of a rank, in which the work can change everything."""
-        return self.home / "gangs" / gang / str(number)
+        return Path(f"{self.home}/gangs/{gang}/{number}")
 
     def _agent_files(self, gang: str, number: int) -> Path:
         """Return the folder in which the agent of a rank keeps its records."""
