@@ -22,8 +22,10 @@ from cavvy.scheduler.shares import ShareBook, ShareRule, decay, give_turns
 
 _CYCLE = timedelta(seconds=60)
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-_CPUS = Offer(
-    provider="hall", region="b0", instance_type="cpu", vcpus=96, rate=HourlyRate(0), shared=True
+_CPUS = (
+    Offer(
+        provider="hall", region="b0", instance_type="cpu", vcpus=96, rate=HourlyRate(0), shared=True
+    ),
 )
 # Kueue's classes: name, workloads per queue, one every s, runs s, priority, CPUs
 BASELINE = (
@@ -77,18 +79,20 @@ class Racks:
             for node in range(64)
         ]
         self._held: dict[str, Sequence[Allocation]] = {}
-        self._pass: JobScheduler | None = None  # the present one
+        self._pass = JobScheduler(QueueCapacity(hosts=self.hosts))
+        self._freed = False  # whether gangs have ended since the pass began
         self.used_s = 0.0  # of this process's CPU, by placements
 
     def place(self, gang: str, task: TaskSpec) -> bool:
         began = time.process_time()
-        if self._pass is None:
+        if self._freed:
             held = [each for mine in self._held.values() for each in mine]
-            self._pass = JobScheduler(QueueCapacity(hosts=self.hosts, allocations=held))
+            self._pass = self._pass.renew(QueueCapacity(hosts=self.hosts, allocations=held))
+            self._freed = False
         job = JobRecord(
             id=gang, project="p", name=gang, task=task, submitted_at=_EPOCH, since=_EPOCH
         )
-        placed = self._pass.decide(WaitingJob(job=job, gang=gang, offers=(_CPUS,)))
+        placed = self._pass.decide(WaitingJob(job=job, gang=gang, offers=_CPUS))
         self.used_s += time.process_time() - began
         if not isinstance(placed, JobPlacement):
             return False
@@ -98,7 +102,7 @@ class Racks:
 
     def end(self, gang: str) -> None:
         del self._held[gang]
-        self._pass = None
+        self._freed = True
 
 
 def make_gang(kind: str, number: int, cpus: int) -> TaskSpec:

@@ -40,7 +40,7 @@ def make_hosts(racks: str, blocks: str = "") -> tuple[Host, ...]:
 def choose(hosts: Sequence[Host], nodes: int, need: TopologyNeed | None, free: str = "") -> str:
     """Return the racks of the chosen hosts in the order of ranks, or what the racks lack. In
     `free`, a dot marks a host that is not free."""
-    labels = HostLabels(hosts)
+    labels = HostLabels([host.labels for host in hosts])
     at = [n for n in range(len(hosts)) if free[n : n + 1] != "."]
     found = choose_hosts(labels, at, nodes, need)
     if found is None:
@@ -210,7 +210,7 @@ def test_a_feasible_domain_is_found_and_never_left(
 ) -> None:
     hosts = make_hosts(racks, blocks)
     free = [at for at in range(len(hosts)) if at not in taken]
-    found = choose_hosts(HostLabels(hosts), free, nodes, need)
+    found = choose_hosts(HostLabels([host.labels for host in hosts]), free, nodes, need)
     same = None if need is None else need.same
     size = nodes if need is None or need.slice is None else need.slice
     names = [dict(hosts[at].labels).get(same or "") for at in free]
@@ -218,7 +218,9 @@ def test_a_feasible_domain_is_found_and_never_left(
     feasible = sum(room) * size >= nodes if same and size < nodes else max(room, default=0) >= 1
     assert (found is not None) == (feasible if same else len(free) >= nodes)
     if found is None:
-        assert bool(explain_lack(HostLabels(hosts), free, nodes, need)) == (same is not None)
+        assert bool(
+            explain_lack(HostLabels([host.labels for host in hosts]), free, nodes, need)
+        ) == (same is not None)
         return
     assert len(set(found)) == nodes
     assert set(found) <= set(free)

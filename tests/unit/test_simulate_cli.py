@@ -234,6 +234,46 @@ def test_a_cluster_is_filled_by_each_policy(tmp_path: Path) -> None:
     assert page.read_text().count("<svg") == 1
 
 
+def write_racks(tmp_path: Path, *gangs: str) -> tuple[str, ...]:
+    """Two racks with three and five nodes of one GPU, and these gangs of whole GPUs."""
+    nodes = [f"9000,9,1,T4,{rack}" for rack in ("r1",) * 3 + ("r2",) * 5]
+    (tmp_path / "nodes.csv").write_text("\n".join((f"{NODES},rack", *nodes)))
+    rows = [f"1000,1,1,1000,{gang}" for gang in gangs]
+    columns = "cpu_milli,memory_mib,num_gpu,gpu_milli,nodes,same,prefer,slice"
+    (tmp_path / "gangs.csv").write_text("\n".join((columns, *rows)))
+    return ("--pods", str(tmp_path / "gangs.csv"), "--nodes", str(tmp_path / "nodes.csv"))
+
+
+@pytest.mark.parametrize(
+    ("gangs", "percent"),
+    [
+        (["3,rack,,", "5,rack,,"], 100),  # each takes the smallest rack that holds it
+        (["6,rack,,"], 0),  # no rack holds it
+        (["6,rack,,2"], 75),  # one slice in the rack of three, and two in the other
+        (["8,,rack,"], 100),
+    ],
+)
+def test_gangs_are_packed_by_racks(tmp_path: Path, gangs: list[str], percent: float) -> None:
+    options = write_racks(tmp_path, *gangs)
+    runs = run("fleet", *options, "--runs", "1", "--processes", "1", "-o", "json").stdout
+    assert {each["allocated_percent"] for each in json.loads(runs)} == {percent}
+
+
+@pytest.mark.parametrize(
+    ("gang", "words"),
+    [
+        ("4,rak,,", "gangs: no node has the label rak; the labels are rack"),
+        ("4,rack,,3", "gangs.csv:2: 4 nodes cannot be divided into slices of 3"),
+        ("1,rack,,", "gangs.csv:2: `topology` has no meaning for a task of one node"),
+        ("x,rack,,", "gangs.csv:2: nodes: expected a whole number from 1"),
+    ],
+)
+def test_gangs_that_no_rack_can_hold_are_told(tmp_path: Path, gang: str, words: str) -> None:
+    done = run("fleet", *write_racks(tmp_path, gang))
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
 @pytest.mark.parametrize(
     ("pod", "node", "words"),
     [

@@ -296,13 +296,15 @@ def spot(**given: Any) -> None:
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     help="CSV with the columns cpu_milli, memory_mib, num_gpu, gpu_milli and, optionally, "
-    "gpu_spec, one row per job, or a folder of such files; repeatable.",
+    "gpu_spec, one row per job, or a folder of such files; repeatable. Jobs of several nodes have "
+    "nodes and, as in a task's `topology`, same, prefer and slice.",
 )
 @click.option(
     "--nodes",
     metavar="FILE",
     type=_INPUT,
-    help="CSV with the columns cpu_milli, memory_mib, gpu and model, one row per node.",
+    help="CSV with the columns cpu_milli, memory_mib, gpu and model, one row per node. Other "
+    "columns, such as rack, are labels.",
 )
 @click.option(
     "--published",
@@ -411,6 +413,7 @@ def _run_packing(
     from cavvy.sim.traces.packing import (
         find_lists,
         pack_lists,
+        read_labels,
         read_nodes,
         read_pods,
         read_published,
@@ -421,7 +424,8 @@ def _run_packing(
     published = read_published(options.published) if options.published is not None else {}
     lists = {path.stem: read_pods(path) for path in find_lists(options.pods)}
     processes = options.processes or _count_cores()
-    return pack_lists(lists, read_nodes(options.nodes), range(options.runs), processes), published
+    nodes, labels = read_nodes(options.nodes), read_labels(options.nodes)
+    return pack_lists(lists, nodes, range(options.runs), processes, labels), published
 
 
 def _run_sharing(

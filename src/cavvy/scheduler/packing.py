@@ -82,7 +82,7 @@ def allocate_across(
         return None
     fitting = _FittingHosts(task, offer, found, allocations, owner)
     chosen = choose_hosts(
-        HostLabels(found),
+        HostLabels([host.labels for host in found]),
         fitting.at,
         task.nodes,
         task.topology,
@@ -106,7 +106,9 @@ def explain_topology(
         return ""
     found = hosts_of(offer, hosts)
     fitting = _FittingHosts(task, offer, found, allocations, owner)
-    return explain_lack(HostLabels(found), fitting.at, task.nodes, task.topology)
+    return explain_lack(
+        HostLabels([host.labels for host in found]), fitting.at, task.nodes, task.topology
+    )
 
 
 def _has_label(host: Host, need: TopologyNeed | None) -> bool:

@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from math import ceil
 
-from cavvy.domain.allocations import Host
 from cavvy.domain.tasks import TopologyNeed
 from cavvy.domain.units import format_count
 
 _ANYWHERE = TopologyNeed()
+Labels = Sequence[tuple[str, str]]  # of one host, such as (("block", "b1"), ("rack", "r1"))
 
 
 class HostLabels:
     """The labels of the hosts that a gang may get. Hosts are named by their positions."""
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
-        self._hosts = hosts
+    def __init__(self, labels: Sequence[Labels]) -> None:
+        self._labels = labels
 
     def group(self, at: Iterable[int], label: str) -> Mapping[str, Sequence[int]]:
         """Return the hosts of each domain. Hosts without the label are in no domain."""
         found: dict[str, list[int]] = {}
         for each in at:
-            for name, value in self._hosts[each].labels:
+            for name, value in self._labels[each]:
                 if name == label:
                     found.setdefault(value, []).append(each)
         return found
@@ -38,7 +38,7 @@ class HostLabels:
         """Return the hosts of all parts. Hosts of one domain of the label `main` are neighbours,
         and within and around it those of one domain of other labels."""
         at = sorted(each for part in parts for each in part)
-        labels = {each: dict(self._hosts[each].labels) for each in at}
+        labels = {each: dict(self._labels[each]) for each in at}
         known: dict[str, dict[str | None, int]] = {}  # the values of each label, numbered
         for mine in labels.values():
             for label, value in mine.items():

@@ -1,6 +1,6 @@
 """Fills a recorded cluster with recorded jobs, one after another, and measures how many of its
-accelerators the jobs get. Production rates placements by the same code
-(`scheduler.fragmentation`).
+accelerators the jobs get. Production rates placements and chooses racks by the same code
+(`scheduler.fragmentation` and `scheduler.topology`).
 
 The experiment is that of Weng et al. (USENIX ATC 2023), section 6: jobs are drawn from a list until
 they request more accelerators than the cluster has, and none of them ends.
@@ -16,8 +16,9 @@ from math import exp
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
+from cavvy.domain.tasks import TopologyNeed
 from cavvy.domain.values import Struct
 from cavvy.scheduler.fragmentation import (
     WHOLE,
@@ -29,13 +30,16 @@ from cavvy.scheduler.fragmentation import (
     list_placements,
     measure_free,
 )
+from cavvy.scheduler.topology import HostLabels, Labels, choose_hosts
 from cavvy.sim.traces.readers import TraceError
+from cavvy.spec.fields.topology import object_to_topology
 
 DEMAND = 1.3  # requested accelerators, as a multiple of those of the cluster
 _POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 _NODE_COLUMNS = ("cpu_milli", "memory_mib", "gpu", "model")
 _MOST = 10**12  # larger numbers are rejected
 _MOST_DEVICES = 1000
+_MOST_NODES = 10_000
 _SCORES = 100  # the scheduler of the paper rounds scores to whole numbers up to this
 
 _POINTS = 200  # of one run that are kept for the plot
@@ -45,6 +49,19 @@ _T = TypeVar("_T")
 _Points = Sequence[tuple[float, float]]
 # Chooses one of the placements on a node, and rates it; lower is better.
 Choose = Callable[[FreeNode, Sequence[FreeNode]], tuple[float, FreeNode]]
+
+
+class FleetPod(NamedTuple):
+    """One job of a list: what it needs on each of its nodes, and how close these must be."""
+
+    demand: NodeDemand
+    nodes: int = 1
+    topology: TopologyNeed | None = None
+
+    @property
+    def size(self) -> int:
+        """The thousandths of accelerators that the job requests."""
+        return self.nodes * self.demand.devices * self.demand.part
 
 
 class PackedList(Struct, frozen=True, kw_only=True):
@@ -61,16 +78,28 @@ class PackedList(Struct, frozen=True, kw_only=True):
         return sum(self.percents) / len(self.percents)
 
 
-def read_pods(path: Path) -> Sequence[NodeDemand]:
+def read_pods(path: Path) -> Sequence[FleetPod]:
     """Read jobs from a CSV file with the columns cpu_milli, memory_mib, num_gpu, gpu_milli and,
-    optionally, gpu_spec: the allowed models, separated by |."""
+    optionally, gpu_spec: the allowed models, separated by |. Optional columns for jobs of several
+    nodes are nodes, same, prefer and slice, as in a task's `topology`."""
     pods = _read(path, _POD_COLUMNS, _pod)
-    if not any(each.devices for each in pods):
+    if not any(each.demand.devices for each in pods):
         raise TraceError(f"{path}: no job has num_gpu above 0; expected at least one")
     return pods
 
 
-def _pod(row: Mapping[str, str]) -> NodeDemand:
+def _pod(row: Mapping[str, str]) -> FleetPod:
+    nodes = _whole(row, "nodes", least=1, most=_MOST_NODES) if row.get("nodes") else 1
+    same, prefer = row.get("same") or None, row.get("prefer") or None
+    size = _whole(row, "slice", least=1, most=_MOST_NODES) if row.get("slice") else None
+    named = same or prefer or size
+    topology = TopologyNeed(same=same, prefer=prefer, slice=size) if named else None
+    if wrong := object_to_topology(topology, nodes):
+        raise ValueError(wrong)
+    return FleetPod(_demand(row), nodes, topology)
+
+
+def _demand(row: Mapping[str, str]) -> NodeDemand:
     devices = _whole(row, "num_gpu", most=_MOST_DEVICES)
     return NodeDemand(
         cpus=_whole(row, "cpu_milli"),
@@ -89,6 +118,28 @@ def read_nodes(path: Path) -> Sequence[FreeNode]:
     return nodes
 
 
+def read_labels(path: Path) -> Sequence[Labels]:
+    """Return the labels of each node: all other columns of the file of the nodes, such as rack."""
+    known = {"sn", *_NODE_COLUMNS}
+    return [
+        tuple((name, value) for name, value in row.items() if name and value and name not in known)
+        for row in _rows(path, _NODE_COLUMNS)
+    ]
+
+
+def check_labels(lists: Mapping[str, Sequence[FleetPod]], labels: Sequence[Labels]) -> None:
+    """Raise TraceError if a job names a label that no node has."""
+    known = sorted({name for each in labels for name, _ in each})
+    for name, pods in lists.items():
+        for need in {pod.topology for pod in pods} - {None}:
+            for label in (need.same, need.prefer) if need is not None else ():
+                if label is not None and label not in known:
+                    named = (
+                        f"the labels are {', '.join(known)}" if known else "nodes have no labels"
+                    )
+                    raise TraceError(f"{name}: no node has the label {label}; {named}")
+
+
 def _node(row: Mapping[str, str]) -> FreeNode:
     return FreeNode(
         cpus=_whole(row, "cpu_milli"),
@@ -98,18 +149,17 @@ def _node(row: Mapping[str, str]) -> FreeNode:
     )
 
 
-def draw_jobs(pods: Sequence[NodeDemand], requested: int, random: Random) -> Sequence[NodeDemand]:
+def draw_jobs(pods: Sequence[FleetPod], requested: int, random: Random) -> Sequence[FleetPod]:
     """Return all jobs in random order, followed by jobs drawn from them at random, up to
     `requested` thousandths of accelerators."""
     jobs = list(pods)
     random.shuffle(jobs)
-    total = sum(job.devices * job.part for job in jobs)
+    total = sum(job.size for job in jobs)
     while total < requested:
         jobs.append(random.choice(pods))
-        total += jobs[-1].devices * jobs[-1].part
+        total += jobs[-1].size
     while total > requested:
-        last = jobs.pop()
-        total -= last.devices * last.part
+        total -= jobs.pop().size
     return jobs
 
 
@@ -117,8 +167,9 @@ class PackingTrial(Struct, frozen=True, kw_only=True):
     """One run of one policy on one list of jobs."""
 
     name: str
-    pods: Sequence[NodeDemand]
+    pods: Sequence[FleetPod]
     nodes: Sequence[FreeNode]
+    labels: Sequence[Labels]
     policy: str
     seed: int
 
@@ -138,14 +189,18 @@ def find_lists(paths: Iterable[Path]) -> Sequence[Path]:
 
 
 def pack_lists(
-    lists: Mapping[str, Sequence[NodeDemand]],
+    lists: Mapping[str, Sequence[FleetPod]],
     nodes: Sequence[FreeNode],
     seeds: Sequence[int],
     processes: int = 1,
+    labels: Sequence[Labels] = (),
 ) -> Sequence[PackedList]:
-    """Fill the nodes with the jobs of each list, once for each policy and seed."""
+    """Fill the nodes with the jobs of each list, once for each policy and seed. `labels` are those
+    of each node."""
+    labels = labels or [()] * len(nodes)
+    check_labels(lists, labels)
     trials = [
-        PackingTrial(name=name, pods=pods, nodes=nodes, policy=policy, seed=seed)
+        PackingTrial(name=name, pods=pods, nodes=nodes, labels=labels, policy=policy, seed=seed)
         for name, pods in lists.items()
         for policy in POLICIES
         for seed in seeds
@@ -177,7 +232,9 @@ def run_trial(trial: PackingTrial) -> _Points:
     total = sum(sum(node.devices) for node in trial.nodes)
     random = Random(trial.seed)
     jobs = draw_jobs(trial.pods, int(DEMAND * total), random)
-    place = POLICIES[trial.policy](trial.pods, trial.nodes, random)
+    typical = [pod.demand for pod in trial.pods for _ in range(pod.nodes)]
+    place = POLICIES[trial.policy](typical, trial.nodes, random)
+    place.labels = HostLabels(trial.labels)
     points = [(100 * asked / total, 100 * given / total) for asked, given in _fill(jobs, place)]
     return [*points[:: max(1, len(points) // _POINTS)], points[-1]]
 
@@ -196,16 +253,32 @@ def read_published(path: Path) -> Mapping[str, Mapping[str, float]]:
     }
 
 
-def _fill(
-    jobs: Sequence[NodeDemand], place: Callable[[NodeDemand], bool]
-) -> Iterator[tuple[int, int]]:
+def _fill(jobs: Sequence[FleetPod], place: "_Placer") -> Iterator[tuple[int, int]]:
     """Place the jobs that fit, and yield what was requested and allocated so far."""
     asked = given = 0
     for job in jobs:
-        size = job.devices * job.part
-        asked += size
-        given += size if place(job) else 0
+        asked += job.size
+        placed = place.place(job.demand) if job.nodes == 1 else place.place_gang(job)
+        given += job.size if placed else 0
         yield asked, given
+
+
+class _Placer(Protocol):
+    """A policy. It keeps what is free on the nodes."""
+
+    labels: HostLabels
+
+    def place(self, job: NodeDemand) -> bool: ...
+    def place_gang(self, gang: FleetPod) -> bool: ...
+
+
+def _choose_nodes(
+    gang: FleetPod, labels: HostLabels, fitting: Mapping[int, float]
+) -> Sequence[int]:
+    """Return the nodes of a gang, or () if it does not fit. `fitting` are the rates of all nodes
+    that have room."""
+    found = choose_hosts(labels, tuple(fitting), gang.nodes, gang.topology, fitting.__getitem__)
+    return found or ()
 
 
 class _BestNode:
@@ -218,8 +291,21 @@ class _BestNode:
         self._changed = list(range(len(nodes)))
         self._read: Counter[NodeDemand] = Counter()
         self._heaps: dict[NodeDemand, list[tuple[float, int, FreeNode, FreeNode]]] = {}
+        self.labels = HostLabels(())
 
-    def __call__(self, job: NodeDemand) -> bool:
+    def place_gang(self, gang: FleetPod) -> bool:
+        after = {
+            at: self._choose(node, found)
+            for at, node in enumerate(self._nodes)
+            if (found := list_placements(node, gang.demand))
+        }
+        rates = {at: rate for at, (rate, _) in after.items()}
+        for at in (chosen := _choose_nodes(gang, self.labels, rates)):
+            self._nodes[at] = after[at][1]
+            self._changed.append(at)
+        return bool(chosen)
+
+    def place(self, job: NodeDemand) -> bool:
         heap = self._heaps.setdefault(job, [])
         for index in set(self._changed[self._read[job] :]):
             before = self._nodes[index]
@@ -242,8 +328,20 @@ class _RandomNode:
     def __init__(self, nodes: Sequence[FreeNode], random: Random) -> None:
         self._nodes, self._random = list(nodes), random
         self._fitting: dict[NodeDemand, list[int]] = {}
+        self.labels = HostLabels(())
 
-    def __call__(self, job: NodeDemand) -> bool:
+    def place_gang(self, gang: FleetPod) -> bool:
+        after = {
+            at: self._random.choice(found)
+            for at, node in enumerate(self._nodes)
+            if (found := list_placements(node, gang.demand))
+        }
+        rates = {at: self._random.random() for at in after}
+        for at in (chosen := _choose_nodes(gang, self.labels, rates)):
+            self._nodes[at] = after[at]
+        return bool(chosen)
+
+    def place(self, job: NodeDemand) -> bool:
         left = self._fitting.setdefault(job, list(range(len(self._nodes))))
         while left:
             at = self._random.randrange(len(left))
@@ -296,7 +394,7 @@ def _make_cavvy(pods: Sequence[NodeDemand], nodes: Sequence[FreeNode], random: R
     return _BestNode(nodes, choose)
 
 
-POLICIES: Mapping[str, Callable[..., Callable[[NodeDemand], bool]]] = {
+POLICIES: Mapping[str, Callable[..., _Placer]] = {
     "random": _make_random,
     "best fit": _make_best_fit,
     "FGD": _make_fgd,
