@@ -339,14 +339,21 @@ class SectionReader:
         self.node = node
         self.notes = notes
         self._fields = {each.name: each for each in section.fields}
+        self._nodes = {key.text: value for key, value in node.entries}
+        self._values: dict[str, Any] = {}  # of the fields that were read
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a field, or `default` if the field is absent or invalid."""
-        wanted, node = self._fields[name], self.node.get(name)
-        if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
-            return default
-        value = wanted.kind.read(node, self.notes)
+        if name not in self._values:
+            self._values[name] = self._read(name)
+        value = self._values[name]
         return default if value is None else value
+
+    def _read(self, name: str) -> Any:
+        wanted, node = self._fields[name], self._nodes.get(name)
+        if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
+            return None
+        return wanted.kind.read(node, self.notes)
 
     def values(self) -> dict[str, Any]:
         """Return a dictionary that maps each attribute to the value from the field that sets the
@@ -369,7 +376,7 @@ class SectionReader:
         return kind(**{**others, **values}) if all(name in values for name in required) else None
 
     def has(self, name: str) -> bool:
-        node = self.node.get(name)
+        node = self._nodes.get(name)
         return node is not None and not (isinstance(node, ScalarNode) and node.value is None)
 
     def has_all(self, *names: str) -> bool:
