@@ -1,16 +1,18 @@
 """Arrays of jobs in every kind of store."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.contract.store_suite import NOW, make_attempt, make_event, make_job, submit
+from tests.contract.store_suite import NOW, after, make_attempt, make_event, make_job, submit
 
 from cavvy.domain.arrays import StoredArray
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import IndexRange, SweptParam, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.queue import PlacedRow, sort_rows
 from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +154,37 @@ async def test_the_queue_reads_some_members_of_each_array_beside_other_jobs(stor
     assert await store.queue.running() == {"a0": 1}
     assert await store.arrays.holds_nodes("a0")
     assert not await store.arrays.holds_nodes("b0")
+
+
+async def test_the_queue_reads_the_first_jobs_of_each_line(store: Store) -> None:
+    """A line is an array, or the jobs of a project beside arrays."""
+    await Spec(parallel=2).submit(store)
+    waiting: Mapping[str, Any] = {
+        "j0": {"not_before": after(60)},
+        "j1": {"stop_reason": "asked"},
+        "j2": {"user": "ann"},
+        "j3": {"user": "ann", "priority": -1},
+        "j4": {"user": "bob", "priority": -2},
+        "j5": {"task": TaskSpec(name="m", run="x", machine="m")},
+    }
+    for name, more in waiting.items():
+        await submit(store, name, name=name, **more)
+    await submit(store, "j6", project="q")
+    await submit(store, "j7", project="r", not_before=after(60))
+
+    def list_ids(found: Sequence[PlacedRow]) -> list[str]:
+        return [row.id for row in sort_rows(found)]
+
+    queue = store.queue
+    assert list_ids(await queue.firsts(NOW)) == ["a0-00000", "j2", "j6"]
+    assert list_ids(await queue.firsts(after(60))) == ["a0-00000", "j0", "j6", "j7"]
+    assert [row.parallel for _, row in await queue.firsts(NOW) if row.array] == [2]
+    assert list_ids(await queue.more(NOW, 2, arrays=["a0"])) == ["a0-00000", "a0-00001"]
+    assert list_ids(await queue.more(NOW, 2, projects=["p"])) == ["j2", "j3"]
+    assert list_ids(await queue.more(NOW, 1, users_of=["p", "q"])) == ["j2", "j6", "j4"]
+    assert await queue.more(NOW, 9) == []
+    everything = await queue.more(NOW, 9, arrays=["a0"], projects=["p", "q", "r"])
+    assert sort_rows(everything) == await queue.rows(NOW) == await queue.heads(NOW, 9)
 
 
 async def test_the_members_of_an_array_have_what_they_reported(store: Store) -> None:

@@ -408,6 +408,8 @@ async def test_listings_walk_an_index(store: Store, monkeypatch: pytest.MonkeyPa
         await store.open_attempts(project)
     await store.waiting(NOW, [job.id])
     await store.queue.heads(NOW, 5)
+    await store.queue.firsts(NOW)
+    await store.queue.more(NOW, 5, arrays=["a"], projects=["p"], users_of=["p"])
     await store.queue.rows(NOW)
     await store.queue.held()
     await store.next_waiting(NOW)

@@ -357,3 +357,25 @@ def test_each_shared_host_is_a_candidate_however_many_there_are() -> None:
     found = look(replace(make_job_record("j"), consented=True), market).offers
     assert [each.region for each in found if each.shared] == names
     assert len(found) == 30
+
+
+def test_each_kind_of_host_is_checked_and_equal_hosts_once() -> None:
+    """Hosts that differ in what a job needs are not taken for equal."""
+    fits = Host(name="p/a", cpus=4, memory_mib=4096, disk_gib=100)
+    others = {"cpus": 1, "memory_mib": 1, "disk_gib": 1}
+    hosts = [fits, replace(fits, name="p/b")]
+    hosts += [replace(fits, name=f"p/{name}", **{name: much}) for name, much in others.items()]
+    offers = [replace(FREE, provider="p", region=host.name[2:]) for host in hosts]
+    need = ResourceSpec(cpus_min=2, memory_min_mib=2048, disk_gib=50)
+    task = TaskSpec(name="n", run="x", resources=need)
+    market = OfferedMarket(offers=offers, hosts=hosts)
+    job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW)
+    found = find_candidates(
+        job,
+        market,
+        match(job, market),
+        lambda task, account: [],
+        situation=PlanningContext(),
+        now=NOW,
+    )
+    assert [offer.region for offer in found.offers] == ["a", "b"]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import log
 from random import Random
@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.control.fair_queue import FRESH, FairQueue, QueuePlace, advance, find_changes
+from cavvy.control.fair_queue import (
+    FRESH,
+    FairQueue,
+    QueuePlace,
+    advance,
+    find_changes,
+    take_turns,
+)
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, ProjectUse, QueueRow
 from cavvy.scheduler.shares import (
     QueueTurn,
@@ -22,7 +29,7 @@ from cavvy.scheduler.shares import (
     give_turns,
 )
 from cavvy.store.memory import MemoryStore
-from cavvy.store.queue import SqlQueue
+from cavvy.store.queue import PlacedRow, SqlQueue
 
 HOUR = timedelta(hours=1)
 
@@ -244,6 +251,88 @@ def test_all_jobs_have_a_turn_and_no_limit_is_exceeded(
                 assert sum(row.size for row in mine) <= rule.user_limit
             if rule.user_jobs is not None:
                 assert len(mine) <= rule.user_jobs
+
+
+class PlacedLine(LongLine):
+    """Reads the next jobs as the database does."""
+
+    def _first(self, mine: Callable[[QueueRow], object], limit: int) -> list[PlacedRow]:
+        found = [row for row in self.waiting if mine(row)][:limit]
+        return [((0, row.id), row) for row in found]
+
+    async def firsts(self, now: datetime) -> Sequence[PlacedRow]:
+        arrays = {row.array for row in self.waiting if row.array}
+        projects = {row.project for row in self.waiting if not row.array}
+        return await self.more(now, 1, arrays=arrays, projects=projects)
+
+    async def more(
+        self,
+        now: datetime,
+        limit: int,
+        *,
+        arrays: Collection[str] = (),
+        projects: Collection[str] = (),
+        users_of: Collection[str] = (),
+    ) -> Sequence[PlacedRow]:
+        self.reads += 1
+        users = {(row.project, row.user) for row in self.waiting if row.project in users_of}
+        lines = [
+            *(lambda row, name=name: row.array == name for name in arrays),
+            *(lambda row, name=name: not row.array and row.project == name for name in projects),
+            *(lambda row, of=of: not row.array and (row.project, row.user) == of for of in users),
+        ]
+        return [each for mine in lines for each in self._first(mine, limit)]
+
+    async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
+        counts = Counter[object]()
+        found = []
+        for row in self.waiting:
+            key = row.array or (row.project, row.user)
+            counts[key] += 1
+            found += [row] if counts[key] <= limit else []
+        return found
+
+
+A_ROW = st.tuples(
+    st.sampled_from("abcdef"),
+    st.sampled_from("xxxy"),
+    st.integers(1, 4),
+    st.sampled_from(["", "", "", "1", "2"]),
+)
+
+
+@given(
+    st.lists(A_ROW, max_size=40),
+    TREES,
+    st.dictionaries(st.sampled_from(["", *"abcdef"]), RULES),
+    st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([0.0, 1.0, 9.0])),
+    st.integers(1, 5),
+)
+def test_the_next_turns_need_only_the_first_jobs_of_each_line(
+    waiting: list[tuple[str, str, int, str]],
+    parents: Mapping[str, str | None],
+    rules: Mapping[str, ShareRule],
+    used_h: Mapping[str, float],
+    limit: int,
+) -> None:
+    """The turns are the same as with all jobs that could have them."""
+    store = MemoryStore()
+    store.queue = line = PlacedLine(
+        [
+            QueueRow(
+                f"{place:03}", project, user, size, array and project + array, 1 if array else None
+            )
+            if array
+            else QueueRow(f"{place:03}", project, user, size)
+            for place, (project, user, size, array) in enumerate(waiting)
+        ]
+    )
+    held = [HeldShare("a", "x", 2, 1), HeldShare("b", "y", 1, 1)]
+    book = ShareBook(parents=parents, rules=rules, used_h=used_h, held=held, running={"c2": 1})
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    turns = asyncio.run(FairQueue(store, HOUR)._read_turns(book, limit, now))
+    everything = asyncio.run(line.heads(now, limit))
+    assert turns == take_turns(everything, book, limit)[0]
 
 
 OFFERS = st.sampled_from(

@@ -8,6 +8,7 @@ it can be computed for any later time. It is stored again when the held GPUs cha
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.shares import DOLLARS, MIN_RUN, ProjectUse, QueueRow, accelerators_of_task
@@ -23,12 +24,14 @@ from cavvy.scheduler.shares import (
     give_turns,
     list_standings,
 )
+from cavvy.store.queue import PlacedRow, sort_rows
 from cavvy.store.sql import Store
 
 # How long the order of each thousand waiting jobs is used again, as all users may ask at once.
 FRESH = timedelta(milliseconds=50)
 _MOST_KNOWN = 100_000  # waiting jobs whose accelerators are kept
 _AT_ONCE = 1000  # jobs that are read at once
+_FEW = 64  # jobs that a pass may start which reads only the first jobs of each project
 _CLOCKS = timedelta(minutes=1)  # by which the clocks of several servers may differ
 
 
@@ -94,6 +97,74 @@ class QueuePlace(Struct, frozen=True):
     ahead: Mapping[str, int]
 
 
+def take_turns(
+    rows: Sequence[QueueRow], book: ShareBook, limit: int
+) -> tuple[Sequence[QueueTurn], Sequence[str]]:
+    """Return the next turns: at most `limit` jobs that may start, and as many that wait for a
+    limit. Also return the IDs of the jobs that had a turn before the last of them."""
+    turns: list[QueueTurn] = []
+    taken: list[str] = []
+    free = limited = 0
+    for turn in give_turns(rows, book):
+        if not turn.limit or limited < limit:
+            turns.append(turn)
+        free += not turn.limit
+        limited += bool(turn.limit)
+        if free == limit:
+            return turns, taken
+        taken.append(turn.row.id)
+    return turns, taken
+
+
+# An array, or the jobs of a project beside arrays.
+_LineKey = tuple[str | None, str]
+
+
+class _Lines:
+    """The first waiting jobs of each line. The next jobs of a line are needed only if all of its
+    jobs that are known have their turns.
+
+    Of a project, first its next jobs are read, and then those of each user, because all next jobs
+    may wait for a limit of one user.
+    """
+
+    def __init__(self, firsts: Sequence[PlacedRow]) -> None:
+        self._lines = {_key_of(row): [(place, row)] for place, row in firsts}
+        self._reads = dict.fromkeys(self._lines, 1)  # of each line that may have more jobs
+        self._short: Sequence[_LineKey] = ()
+
+    def sort(self) -> Sequence[QueueRow]:
+        return sort_rows(chain.from_iterable(self._lines.values()))
+
+    def find_short(self, taken: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """Return the lines of which more jobs are needed if these have their turns: arrays,
+        projects, and the projects whose users are to be read."""
+        had = set(taken)
+        self._short = [key for key in self._reads if self._lines[key][-1][1].id in had]
+        arrays = [array for array, _ in self._short if array is not None]
+        projects, users_of = (
+            [key[1] for key in self._short if key[0] is None and self._reads[key] == reads]
+            for reads in (1, 2)
+        )
+        return arrays, projects, users_of
+
+    def extend(self, more: Sequence[PlacedRow], limit: int) -> None:
+        """Replace the lines that `find_short` has returned by the jobs that were read of them."""
+        read: defaultdict[_LineKey, list[PlacedRow]] = defaultdict(list)
+        for place, row in more:
+            read[_key_of(row)].append((place, row))
+        for key in self._short:
+            self._lines[key] = sorted(read[key], key=lambda each: each[0]) or self._lines[key]
+            if key[0] is None and self._reads[key] == 1 and len(read[key]) == limit:
+                self._reads[key] = 2
+            else:
+                del self._reads[key]  # it has no more jobs, or no more that count
+
+
+def _key_of(row: QueueRow) -> _LineKey:
+    return row.array, "" if row.array is not None else row.project
+
+
 class FairQueue:
     """The order of the waiting jobs of all projects."""
 
@@ -113,21 +184,27 @@ class FairQueue:
         `limit` of the jobs may start, and at most `limit` wait for a limit if the jobs before them
         start. Also store the use of projects whose held GPUs have changed.
         """
-        rows = await self._store.queue.heads(now, limit)
         book, uses = await self._read_book(now)
         if changes := find_changes(uses, book, now):
             await self._store.queue.put_used(changes)
-        turns: list[QueueTurn] = []
-        free = limited = 0
-        for turn in give_turns(await self._name_accelerators(rows, book), book):
-            if free == limit:
-                break
-            if turn.limit and limited == limit:
-                continue
-            turns.append(turn)
-            free += not turn.limit
-            limited += bool(turn.limit)
-        return turns, book
+        return await self._read_turns(book, limit, now), book
+
+    async def _read_turns(self, book: ShareBook, limit: int, now: datetime) -> Sequence[QueueTurn]:
+        """Read the waiting jobs that have the next turns."""
+        if limit > _FEW:
+            rows = await self._store.queue.heads(now, limit)
+            return take_turns(await self._name_accelerators(rows, book), book, limit)[0]
+        lines = _Lines(await self._store.queue.firsts(now))
+        while True:
+            rows = await self._name_accelerators(lines.sort(), book)
+            turns, taken = take_turns(rows, book, limit)
+            arrays, projects, users_of = lines.find_short(taken)
+            if not (arrays or projects or users_of):
+                return turns
+            more = await self._store.queue.more(
+                now, limit, arrays=arrays, projects=projects, users_of=users_of
+            )
+            lines.extend(more, limit)
 
     async def find_places(
         self, job_ids: Collection[str], now: datetime

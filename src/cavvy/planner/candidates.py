@@ -196,7 +196,7 @@ def _able(
     # Most checks give the same result for offers that differ only in their places. Own machines
     # have thousands of such offers.
     located = any(bound.policy.regions for bound in policies)
-    passed: set[tuple[Offer, object]] = set()
+    passed: set[tuple[Offer, tuple[Host, ...]]] = set()
     for offer in smallest_shares(task, offers, market.hosts):
         verdict = verdicts.get(offer.provider)
         if verdict is None:
@@ -248,9 +248,10 @@ def _refuse(task: TaskSpec, offer: Offer, policies: Sequence[BoundPolicy]) -> Ob
     )
 
 
-def _shape_of(host: Host) -> tuple[object, ...]:
-    """Return what determines which jobs fit on the host while it is empty."""
-    return host.cpus, host.memory_mib, len(host.devices), host.kinds, host.group
+def _shape_of(host: Host) -> Host:
+    """Return what determines which jobs fit on the host while it is empty, for jobs that need no
+    topology."""
+    return replace(host, name="", devices=("",) * len(host.devices), labels=(), notes=())
 
 
 def _too_many(task: TaskSpec, offer: Offer) -> str:

@@ -1,7 +1,8 @@
 """The waiting jobs as rows without their tasks, and the use of the projects (`Store.queue`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 
 from msgspec.json import Decoder
 
@@ -33,13 +34,32 @@ _SINGLES = (
     f"ROW_NUMBER() OVER (PARTITION BY project, user_name ORDER BY {TURN}, id) AS place "
     f"FROM jobs WHERE {_FREE} AND array_id IS NULL) AS p1 WHERE place <= ?"
 )
+_OF_PROJECT = (
+    f"SELECT {_ROW} FROM jobs WHERE project = ? AND {_FREE} AND array_id IS NULL "
+    f"ORDER BY {TURN}, id LIMIT ?"
+)
+_OF_USERS = _SINGLES.replace("AND array_id", "AND project = ? AND array_id")
 # An array may have 10,000 members, so only its first ones are read, from an index in their order.
-_NEXT_ARRAY = (
-    "SELECT array_id FROM jobs WHERE phase = 'queued' AND array_id > ? ORDER BY array_id LIMIT 1"
-)
-_FIRST_OF_ARRAY = (
-    f"SELECT {_ROW} FROM jobs WHERE array_id = ? AND {_FREE} ORDER BY {TURN}, id LIMIT ?"
-)
+_OF_ARRAY = f"SELECT {_ROW} FROM jobs WHERE array_id = ? AND {_FREE} ORDER BY {TURN}, id LIMIT ?"
+
+
+def _select_firsts(column: str, beside: str) -> str:
+    """Return a query for the first job with each value of the column. It reads only these jobs: it
+    finds each value in an index behind the value before."""
+    waits = f"phase = 'queued' AND {beside} AND {column}"
+    return (
+        f"WITH RECURSIVE p1(line) AS (SELECT (SELECT {column} FROM jobs WHERE {waits} > '' "
+        f"ORDER BY {column} LIMIT 1) UNION ALL SELECT (SELECT {column} FROM jobs WHERE "
+        f"{waits} > p1.line ORDER BY {column} LIMIT 1) FROM p1 WHERE line IS NOT NULL), "
+        f"p2(first) AS (SELECT (SELECT id FROM jobs WHERE {column} = line AND {_FREE} AND "
+        f"{beside} ORDER BY {TURN}, id LIMIT 1) FROM p1 WHERE line IS NOT NULL) "
+        f"SELECT {_ROW} FROM p2 JOIN jobs ON id = first"
+    )
+
+
+_BESIDE_ARRAYS = "machine IS NULL AND pool IS NULL AND array_id IS NULL"
+_FIRST_OF_PROJECTS = _select_firsts("project", _BESIDE_ARRAYS)
+_FIRST_OF_ARRAYS = _select_firsts("array_id", "array_id IS NOT NULL")
 _ALL = f"SELECT {_COLUMNS}, {_PARALLEL} FROM jobs WHERE {_FREE} ORDER BY {TURN}, id"
 _KEPT = "CASE a.phase WHEN 'kept' THEN"
 _HELD = (
@@ -77,6 +97,10 @@ _PUT = (
 )
 
 
+# A job with its place in the order of priority and age.
+PlacedRow = tuple[tuple[int, str], QueueRow]
+
+
 class _HeldOffer(Struct, frozen=True, kw_only=True):
     """The part of an attempt's document that says what its gang holds."""
 
@@ -109,23 +133,55 @@ class SqlQueue:
         self._read = read
         self._write = write
 
-    async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
-        """Return the jobs without a machine or pool that may start now, sorted by priority and age.
-        At most `limit` jobs of each array, and of each user in each project beside arrays, are
-        returned.
+    async def firsts(self, now: datetime) -> Sequence[PlacedRow]:
+        """Return those jobs without a machine or pool that may start now which are the first of
+        their array or, beside arrays, of their project.
         """
         at = to_micros(now)
 
         def read(session: DatabaseSession) -> list[Row]:
-            found = session.run(_SINGLES, (at, limit)).fetchall()
-            last = ""
-            while (row := session.run(_NEXT_ARRAY, (last,)).fetchone()) is not None:
-                last = row[0]
-                found += session.run(_FIRST_OF_ARRAY, (last, at, limit)).fetchall()
-            return found
+            found = session.run(_FIRST_OF_PROJECTS, (at,)).fetchall()
+            return found + session.run(_FIRST_OF_ARRAYS, (at,)).fetchall()
 
-        found = sorted(await self._read(read), key=lambda row: (row[6], row[0]))
-        return [QueueRow(*row[:6]) for row in found]
+        return _place(await self._read(read))
+
+    async def more(
+        self,
+        now: datetime,
+        limit: int,
+        *,
+        arrays: Collection[str] = (),
+        projects: Collection[str] = (),
+        users_of: Collection[str] = (),
+    ) -> Sequence[PlacedRow]:
+        """Return more such jobs: at most `limit` jobs of each of these arrays, of each of these
+        projects, and of each user in each project of `users_of`.
+        """
+        at = to_micros(now)
+
+        def read(session: DatabaseSession) -> list[Row]:
+            found = [
+                session.run(sql, (name, at, limit)).fetchall()
+                for sql, names in ((_OF_ARRAY, arrays), (_OF_PROJECT, projects))
+                for name in names
+            ]
+            found += [session.run(_OF_USERS, (at, name, limit)).fetchall() for name in users_of]
+            return [*chain.from_iterable(found)]
+
+        return _place(await self._read(read))
+
+    async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
+        """Return at most `limit` such jobs of each array, and of each user in each project beside
+        arrays. They are sorted by priority and age."""
+        at = to_micros(now)
+
+        def read(session: DatabaseSession) -> list[Row]:
+            arrays = [row[4] for row in session.run(_FIRST_OF_ARRAYS, (at,)).fetchall()]
+            found = [session.run(_OF_ARRAY, (name, at, limit)).fetchall() for name in arrays]
+            found.append(session.run(_SINGLES, (at, limit)).fetchall())
+            return [*chain.from_iterable(found)]
+
+        return sort_rows(_place(await self._read(read)))
 
     async def rows(self, now: datetime) -> Sequence[QueueRow]:
         """Return all jobs without a machine or pool that may start now, sorted as by `heads`."""
@@ -195,6 +251,15 @@ class SqlQueue:
     async def _rows(self, sql: str, *values: object) -> Sequence[QueueRow]:
         found = await self._read(lambda session: session.run(sql, values).fetchall())
         return [QueueRow(*row) for row in found]
+
+
+def sort_rows(found: Iterable[PlacedRow]) -> Sequence[QueueRow]:
+    """Return the rows by their places."""
+    return [row for _, row in sorted(found, key=lambda each: each[0])]
+
+
+def _place(found: Iterable[Row]) -> Sequence[PlacedRow]:
+    return [((row[6], row[0]), QueueRow(*row[:6])) for row in found]
 
 
 def _read_use(hours: float, held: float, at: int) -> ProjectUse | None:

@@ -53,6 +53,11 @@ CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued
 CREATE INDEX jobs_turns ON jobs
     (phase, project, user_name, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued';
+CREATE INDEX jobs_project_turns ON jobs
+    (phase, project, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND machine IS NULL AND pool IS NULL AND array_id IS NULL;
+CREATE INDEX jobs_later ON jobs (phase, not_before)
+    WHERE phase = 'queued' AND not_before IS NOT NULL;
 CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine_turns ON jobs
