@@ -409,6 +409,53 @@ async def test_a_graph_is_stored_in_one_step_or_not_at_all(api: Api) -> None:
     await until(lambda: _phase(api, f"{base}/c", "stopped"))
 
 
+async def test_a_group_starts_together_and_others_join_it(api: Api) -> None:
+    async def post(*texts: str) -> tuple[int, Any]:
+        ask = {"tasks": [{"text": each} for each in texts], "keys": [make_key() for _ in texts]}
+        answer = await api.http.post("/v1/projects/default/job-graphs", json=ask)
+        return answer.status_code, answer.json()
+
+    late = "{name: late, group: rl, run: 'true'}"
+    answer = await api.post_job(late)
+    assert answer.status_code == 422
+    assert "project default has no group rl that a job could join" in answer.json()["message"]
+    await api.submit("{name: prepare, run: 'true', schedule: 2099-01-01T00:00Z}")
+    for wrong, told in (
+        ("{name: a, run: 'true', group: {name: rl, helper: true}}", "all tasks of the group rl"),
+        ("{name: rl, run: 'true', group: rl}", "rl is the name of"),
+        ("{name: a, run: 'true', group: rl, after: b}", "a waits for b, but starts together"),
+    ):
+        status, found = await post("{name: b, run: 'true', group: {name: rl, helper: true}}", wrong)
+        assert status == 422
+        assert told in found["message"]
+    texts = (
+        "{name: trainer, run: 'true', group: rl, after: prepare}",
+        "{name: reward, run: 'true', group: {name: rl, helper: true}}",
+    )
+    assert (await post(*texts))[0] == 201
+    assert (await post(*texts))[0] == 201  # a second group
+    assert (await api.submit(late))["name"] == "late"
+    base = "/v1/projects/default"
+    detail = (await api.http.get(f"{base}/arrays/rl")).json()
+    assert detail["group"] is True
+    assert {each["name"] for each in detail["jobs"]} == {"trainer", "reward", "late"}
+    other = (await api.http.get(f"{base}/arrays/rl-2")).json()
+    assert {each["name"] for each in other["jobs"]} == {"trainer-2", "reward-2"}
+    for name, reason in (
+        ("reward", "waits for trainer of its group"),
+        ("late", "waits until its group has started"),
+    ):
+        await until(lambda name=name, reason=reason: _reason(api, f"{base}/jobs/{name}", reason))
+    assert (await api.http.post(f"{base}/arrays/rl/stop", json={})).is_success
+    await until(lambda: _phase(api, f"{base}/jobs/late", "stopped"))
+    answer = await api.post_job("{name: later, group: rl, run: 'true'}")
+    assert answer.json()["message"] == "group: all jobs of the group rl have ended"
+    answer = await api.http.post(f"{base}/jobs/trainer/retry")
+    assert answer.status_code == 409
+    assert answer.json()["hint"] == "`cavvy retry rl` retries all jobs of its group"
+    assert (await api.http.get(f"{base}/jobs/prepare")).json()["phase"] == "queued"
+
+
 async def test_a_job_that_is_stopped_before_its_launch_needs_no_second_poll(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.jobs import JOB_ENDS, AttemptOutcome, AttemptPhase, JobPhase
+from cavvy.domain.jobs import JOB_ENDS, AttemptOutcome, AttemptPhase, JobPhase, StopCause
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.fake.cloud import NodeLife
 from cavvy.sim.scenario import JobTrace, ScenarioResult
@@ -209,7 +209,7 @@ def check_end(trace: JobTrace) -> None:
     assert [key for key, count in reported.items() if count > 1] == []
     if not {"stopping", "stopped", "standby", "takeover"} & {event.kind for event in trace.events}:
         assert AttemptOutcome.STOPPED not in outcomes, "nobody wanted a stop"
-    if job.phase is JobPhase.DONE:
+    if job.phase is JobPhase.DONE and job.stop_cause is not StopCause.HELPED:
         assert outcomes[-1] is AttemptOutcome.SUCCEEDED
         assert job.exit_code == 0
     if job.phase is JobPhase.STOPPED:

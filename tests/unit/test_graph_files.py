@@ -1,10 +1,11 @@
 """Files with several tasks: what is read, what is submitted for each task, and what is refused."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from cavvy.domain.tasks import JobDependency, StartCondition
+from cavvy.domain.tasks import JobDependency, JobGroup, StartCondition
 from cavvy.importers import ReadOptions, load_file, load_task, load_tasks
 from cavvy.spec import SpecError
 
@@ -135,7 +136,96 @@ def test_a_pipeline_of_skypilot_runs_its_tasks_one_after_another(tmp_path: Path)
         assert load_task(file, options=options).task == each.task
 
 
-def test_a_job_group_of_skypilot_is_refused(tmp_path: Path) -> None:
-    text = "name: g\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: x\n"
-    with pytest.raises(SpecError, match="2 tasks that start together are not supported yet"):
-        load_tasks(write(tmp_path, text))
+GROUP = """\
+name: trainer
+group: rl
+run: train $CAVVY_HOSTS_REWARD
+---
+name: reward
+group: {name: rl, helper: true, linger: 30s}
+run: serve
+"""
+JOB_GROUP = """\
+name: RL_run
+execution: parallel
+primary_tasks: [trainer]
+termination_delay: {default: 30s, buffer: 1m}
+---
+name: trainer
+setup: ping reward_server-1.$SKYPILOT_JOBGROUP_NAME
+run: train http://reward_server-0.${SKYPILOT_JOBGROUP_NAME}:80 buffer-0.${SKYPILOT_JOBGROUP_NAMES}
+---
+name: reward_server
+num_nodes: 2
+run: serve
+---
+name: buffer
+resources: {image_id: "docker:python:3"}
+run: keep
+"""
+
+
+def test_the_tasks_of_a_group_are_read(tmp_path: Path) -> None:
+    loaded = load_tasks(write(tmp_path, GROUP))
+    assert [each.task.group for each in loaded] == [
+        JobGroup(name="rl"),
+        JobGroup(name="rl", helper=True, linger=timedelta(seconds=30)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("helper: true, ", "", r"6:19: only a helper is stopped .* `linger` has no effect"),
+        ("group: rl", "group: {name: rl, helper: true}", "2:1: all tasks of the group rl are help"),
+        ("group: rl", "group: reward", "reward is the name of a group and of a task"),
+        ("run: serve", "after: trainer\nrun: serve", "7:1: reward waits for trainer, but starts"),
+        ("run: serve", "array: 0-3\nrun: serve", "7:1: `array` has no meaning with `group`"),
+        ("run: serve", "schedule: 0 3 * * *\nrun: serve", "`schedule` has no meaning with `group`"),
+        ("name: rl, ", "", "`group.name` is missing"),
+        ("group: rl", "group: RL", "'RL' cannot be a name"),
+        ("group: rl", "group: {name: rl, primary: true}", "write `helper: true`"),
+    ],
+)
+def test_a_group_that_cannot_start_is_refused(
+    tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    with pytest.raises(SpecError, match=told):
+        load_tasks(write(tmp_path, GROUP.replace(old, new, 1)))
+
+
+def test_groups_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
+    tasks = ("{name: a, group: x, after: d, run: a}", "{name: b, group: x, run: b}")
+    tasks += ("{name: c, group: y, after: b, run: c}", "{name: d, group: y, run: d}")
+    with pytest.raises(SpecError, match="the tasks wait for each other: "):
+        load_tasks(write(tmp_path, "\n---\n".join(tasks)))
+
+
+def test_a_job_group_of_skypilot_is_a_group(tmp_path: Path) -> None:
+    file = write(tmp_path, JOB_GROUP)
+    loaded = load_tasks(file)
+    assert [each.task.name for each in loaded] == ["trainer", "reward-server", "buffer"]
+    assert [each.task.group for each in loaded] == [
+        JobGroup(name="rl-run"),
+        JobGroup(name="rl-run", helper=True, linger=timedelta(seconds=30)),
+        JobGroup(name="rl-run", helper=True, linger=timedelta(minutes=1)),
+    ]
+    trainer, _, buffer = (each.task for each in loaded)
+    address = '$(printf %s "$CAVVY_HOSTS_REWARD_SERVER" | cut -d, -f{})'
+    assert f"train http://{address.format(1)}:80 buffer-0.${{SKYPILOT_JOBGROUP_NAMES}}" in (
+        trainer.run
+    )
+    assert f"ping {address.format(2)}" in (trainer.setup or "")
+    assert "/etc/hosts" not in trainer.run
+    assert "/etc/hosts" in buffer.run
+    for each in loaded:
+        options = ReadOptions(overrides=each.overrides, dialect=each.source.kind, text=each.text)
+        assert load_task(file, options=options).task == each.task
+
+
+def test_a_job_group_without_primary_tasks_has_no_helpers(tmp_path: Path) -> None:
+    text = "name: a\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: x\n"
+    assert [each.task.group for each in load_tasks(write(tmp_path, text))] == [
+        JobGroup(name="a-group"),
+        JobGroup(name="a-group"),
+    ]

@@ -401,6 +401,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "webhooks": {"url": "https://example.org"},
     "checkpoint": {"path": "p"},
     "topology: slice": {"same": "rack"},
+    "group": {"name": "g", "helper": True},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
     "setup": {"run": "make"},

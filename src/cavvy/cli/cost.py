@@ -170,7 +170,8 @@ def _array_out(found: "ArrayDetail", output: str) -> None:
         TableColumn("attempt", "TRIES"),
         TableColumn("spent_micros", "SPENT", show),
     ]
-    rows_out(columns, found.jobs, output, title=f"array {found.array.name}")
+    what = "group" if found.group else "array"
+    rows_out(columns, found.jobs, output, title=f"{what} {found.array.name}")
     if output == "table":
         click.echo(f"total {show(found.array.spent_micros)}")
 

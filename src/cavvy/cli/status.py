@@ -54,8 +54,9 @@ def _show_array(found: "ArrayDetail", output: str) -> None:
     if output == "json":
         json_out(decode(encode(found)))
         return
+    what = "group" if found.group else "array"
     facts: list[tuple[str, object]] = [
-        ("array", f"{array.name} ({array.id}) in project {array.project}"),
+        (what, f"{array.name} ({array.id}) in project {array.project}"),
         ("jobs", f"{len(found.jobs)}: {array.reason}"),
         ("submitted", f"{formatting.show_time(array.submitted_at)} by {array.user or 'unknown'}"),
         ("spent", formatting.show_money(array.spent_micros)),

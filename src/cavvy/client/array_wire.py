@@ -30,11 +30,13 @@ class ArrayMemberView(Answer, frozen=True, kw_only=True):
 
 
 class ArrayDetail(Answer, frozen=True, kw_only=True):
-    """An array with its jobs, sorted by index. At most `parallel` of them run at once."""
+    """An array with its jobs, sorted by index. At most `parallel` of them run at once. If `group`
+    is set, it is a group, whose jobs have tasks of their own and start together."""
 
     array: JobListing
     parallel: int | None
     jobs: list[ArrayMemberView]
+    group: bool = False
 
 
 def read_array(client: ApiClient, project: str, name: str) -> ArrayDetail:

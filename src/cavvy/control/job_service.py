@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.dependencies import advise_retry, find_missed, say_missed
+from cavvy.control.decide.groups import object_to_lone_retry
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,
@@ -119,6 +120,7 @@ class TaskSubmission(Struct, frozen=True, kw_only=True):
     consented: bool = False
     ceiling: Money | None = None
     note: str = ""
+    group: str | None = None  # the ID of the group that the job joins
 
 
 class JobService:
@@ -206,7 +208,13 @@ class JobService:
         """Queue jobs and arrays for several tasks, in one write. Otherwise like `submit`. A task
         that waits for others of them, by their IDs, comes after these.
         """
-        jobs = [self._make(each, project) for each in asks]
+        groups = {each.task.group.name: self.make_id() for each in asks if each.task.group}
+        new, jobs = set(groups), list[NewJob]()
+        for ask in asks:
+            group = ask.task.group.name if ask.task.group else ""
+            made = self._make(replace(ask, group=groups.get(group)), project)
+            jobs.append(replace(made, group=group if group in new else ""))
+            new.discard(group)
         await self._store.submit_all(jobs)
         for each in jobs:
             self._announce(each)
@@ -217,7 +225,7 @@ class JobService:
             id=ask.id,
             project=project,
             name=task.name,
-            array_id=ask.id if is_array(task) else None,
+            array_id=ask.id if is_array(task) else ask.group,
             user=ask.user,
             account=ask.account,
             task=task,
@@ -258,11 +266,15 @@ class JobService:
         return await self._store.arrays.get(array.id)
 
     async def retry_array(self, project: str, name: str, account: str = "") -> StoredArray:
-        """Queue all failed and stopped members again. Raises RowNotFound."""
+        """Queue all failed and stopped members again. If all jobs of a group have ended, those that
+        are queued again start together. Raises RowNotFound.
+        """
         array = await self._store.arrays.find(project, name)
         ended = (JobPhase.FAILED, JobPhase.STOPPED)
         members = await self._store.arrays.members(array.id)
         wanted = [each.job.id for each in members if each.job.phase in ended]
+        if array.started and JOB_ENDS.issuperset(each.job.phase for each in members):
+            await self._store.arrays.restart(array.id)
         now = self._clock.now()
 
         def retry(job: JobRecord) -> RowChanges | None:
@@ -434,12 +446,24 @@ class JobService:
                 if missed := find_missed(job.after, phases):
                     text = f"job {job.name} cannot be retried: {say_missed(missed, phases)}"
                     raise TooLate(text, advise_retry(missed, phases))
-            changes = retry_job(job, self._clock.now(), account)
+            now = self._clock.now()
+            await self._check_group(job, now)
+            changes = retry_job(job, now, account)
             written = await self._write(self._store.commit, job, changes)
             self._arrived()
             return written
 
         return await self._on_job(project, name, retry)
+
+    async def _check_group(self, job: JobRecord, now: datetime) -> None:
+        """Raise TooLate if the job can only be retried together with others of its group."""
+        if job.task.group is None or job.array_id is None:
+            return
+        group = await self._store.find_jobs(await self._store.arrays.jobs(job.array_id))
+        if why := object_to_lone_retry(job, group, now):
+            name = (await self._store.arrays.get(job.array_id)).name
+            text = f"job {job.name} cannot be retried alone: {why}"
+            raise TooLate(text, f"`cavvy retry {name}` retries all jobs of its group")
 
     async def remove(
         self, project: str, name: str, remove_files: RemoveFiles | None = None

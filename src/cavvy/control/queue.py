@@ -9,13 +9,14 @@ later jobs are read only occasionally, to find jobs that fit on other offers.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
 from cavvy.autoscaler.node_pools import GrowPool, WaitForPool, decide_growth, explain_closed
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.groups import UNSTARTED, explain_unready, is_founding, is_ready
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
 from cavvy.control.decide.node_pools import (
@@ -40,8 +41,10 @@ from cavvy.control.decide.placement import (
 from cavvy.control.decide.queue import (
     EXPLAINED,
     Arrivals,
+    GroupTurn,
     QueueWait,
     Start,
+    decide_group,
     decide_turn,
     explain_waits,
     is_blocked,
@@ -60,10 +63,10 @@ from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reconcile import HOSTS
-from cavvy.control.unit_of_work import make_write
+from cavvy.control.unit_of_work import join_writes, make_write
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
-from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
+from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.shares import QueueRow, share_of, size_of_task
@@ -229,9 +232,19 @@ class QueueReconciler:
         limits = self._limits = ShareLimits(book)
         self._refused = {}
         barred = await self._bar_jobs(head, now)
+        grouped: dict[str, bool] = {}  # whether each group has started
         for job in head:
             if job.id in barred:
                 continue
+            if (group := job.array_id) is not None and job.task.group is not None:
+                if group not in grouped:
+                    grouped[group] = bool((await self._store.arrays.get(group)).started)
+                    if not grouped[group]:
+                        waits = await self._give_group(group, limits, scheduler, snapshot, now)
+                        for each in waits:
+                            (limited if each.limited else stays).append(each)
+                if not grouped[group]:
+                    continue
             row = _make_row(job)
             if reason := limits.find(row):
                 wait = JobWait(job=job, reason=reason, behind=())
@@ -258,6 +271,80 @@ class QueueReconciler:
         starting, self._starting = self._starting, []
         results = await asyncio.gather(*starting, return_exceptions=True)
         return [each for each in results if each is not None]
+
+    async def _give_group(
+        self,
+        group_id: str,
+        limits: ShareLimits,
+        scheduler: JobScheduler,
+        snapshot: MarketSnapshot,
+        now: datetime,
+    ) -> Sequence[QueueWait]:
+        """Start all waiting jobs of a group that has not started, or none of them. Return why they
+        wait. Jobs that have joined the group wait until it has started.
+        """
+        group = await self._store.find_jobs(await self._store.arrays.jobs(group_id))
+        waiting = [job for job in group if is_ready(job, now)]
+        waits = [_wait_for_group(job, UNSTARTED, now) for job in waiting if not is_founding(job)]
+        jobs = sorted(
+            filter(is_founding, waiting), key=lambda job: (-size_of_task(job.task), job.id)
+        )
+        if not jobs:
+            return waits
+        row = _make_group_row(group_id, jobs)
+        if reason := explain_unready(group, await self._read_owns(group), now):
+            return [*waits, *(_wait_for_group(job, reason, now) for job in jobs)]
+        if reason := limits.find(row):
+            return [*waits, *(_wait_for_limit(job, reason, now) for job in jobs)]
+        turns = []
+        for job in jobs:
+            found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
+            ranked = self._admit(job, await self._rank(job, found))
+            if ranked is None:
+                reason = self._refused[_needs_of(job)]
+                return [*waits, *(_wait_for_limit(each, reason, now) for each in jobs)]
+            turns.append(GroupTurn(job=job, found=found, ranked=ranked))
+        decision = decide_group(turns, scheduler, self._name_gang, now)
+        if isinstance(decision, tuple):
+            job, failed = decision
+            await self._commit(job, advance_job(job, failed, now))
+            return waits
+        starts = [each for each in decision if isinstance(each, Start)]
+        if not starts:
+            return [*waits, *(each for each in decision if isinstance(each, QueueWait))]
+        if reason := await self._find_group_block(starts, limits):
+            scheduler.give_back([each.place for each in starts])
+            return [*waits, *(_wait_for_limit(job, reason, now) for job in jobs)]
+        changes = [
+            place_job(each.place, each.candidates, snapshot, self._name_gang, now)
+            for each in starts
+        ]
+        await self._store.commit(join_writes(changes))
+        for job, each in zip(jobs, changes, strict=True):
+            self._announce(job, each)
+        limits.start(row)
+        return waits
+
+    async def _find_group_block(self, starts: Sequence[Start], limits: ShareLimits) -> str:
+        """Return why the jobs of a group may not start on their offers because of a budget or a
+        limit, or count what they hold there and return ""."""
+        places = [each.place for each in starts]
+        for place in places:
+            if blocked := await self._find_block(place.job, place):
+                return blocked.wait.reason
+        return limits.start_gangs(
+            [(_make_row(each.job), share_on(each.job, each.offer)) for each in places]
+        )
+
+    async def _read_owns(self, group: Sequence[JobRecord]) -> Mapping[str, Attempt]:
+        """Return the current attempts of those jobs of a group that do not wait, by job."""
+        going = [job for job in group if job.phase not in (*JOB_ENDS, JobPhase.QUEUED)]
+        return {
+            job.id: each
+            for job in going
+            for each in await self._store.attempts(job.id)
+            if each.number == job.attempt
+        }
 
     async def _bar_jobs(self, head: Sequence[JobRecord], now: datetime) -> Collection[str]:
         """Hold the jobs that have not started yet and whose account may start no work. Return their
@@ -451,6 +538,9 @@ class QueueReconciler:
 
     async def _commit(self, job: JobRecord, changes: RowChanges) -> None:
         await self._store.commit(make_write(changes))
+        self._announce(job, changes)
+
+    def _announce(self, job: JobRecord, changes: RowChanges) -> None:
         for attempt in changes.attempts:
             self._pool.place(attempt.gang, attempt.offer, attempt.nodes)
         self._hint(job.id)
@@ -524,6 +614,8 @@ class QueueReconciler:
         of these jobs say who has borrowed the quota, and when it comes back.
         """
         looked = [each for each in stays[:EXPLAINED] if each.wait.behind] + [*limited[:EXPLAINED]]
+        # What one job gets back may not suffice for its group.
+        looked = [each for each in looked if each.wait.job.task.group is None]
         if not looked or not any(each.all_quotas for each in book.rules.values()):
             return stays, limited
         attempts = await self._store.open_attempts()
@@ -592,6 +684,12 @@ def _needs_of(job: JobRecord) -> tuple[object, ...]:
     return job.project, job.user, job.consented, task.resources, task.nodes, task.retry.parallel
 
 
+def _make_group_row(group_id: str, jobs: Sequence[JobRecord]) -> QueueRow:
+    """Return the row of the jobs of a group, which start together."""
+    size, first = sum(size_of_task(job.task) for job in jobs), jobs[0]
+    return QueueRow(group_id, first.project, first.user, size, group_id, jobs=len(jobs))
+
+
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
     """Return whether to skip the remaining jobs. They are skipped if each offer already has a
     waiting job, and if the reasons of enough waiting jobs were computed for users.
@@ -615,6 +713,11 @@ def _wait_for_warm(job: JobRecord, soon: Attempt, now: datetime) -> QueueWait:
 def _wait_for_limit(job: JobRecord, reason: str, now: datetime) -> QueueWait:
     wait = JobWait(job=job, reason=reason, behind=())
     return QueueWait(wait=wait, again_at=now + _LOOK_AGAIN, limited=True)
+
+
+def _wait_for_group(job: JobRecord, reason: str, now: datetime) -> QueueWait:
+    wait = JobWait(job=job, reason=reason, behind=())
+    return QueueWait(wait=wait, again_at=now + _LOOK_AGAIN)
 
 
 def _wait_in_line(job: JobRecord, reason: str, again_at: datetime) -> QueueWait:

@@ -21,6 +21,7 @@ from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.dependencies import decide_dependent
 from cavvy.control.decide.deposits import is_gone, list_unreported
+from cavvy.control.decide.groups import AT_WORK, decide_end, decide_return
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -114,13 +115,15 @@ class JobReconciler:
             for attempt, stale in zip(opened, polled, strict=True)
         ]
         uow = UnitOfWork(job, attempts, nodes)
-        after = None
+        after, soonest = None, await self._step_in_group(uow)
         for _ in range(_STEPS):
             after = await self._step(uow)
             if after is not None:
+                after = min(after, soonest)
                 break
         await self._flush(uow)
         await self._hint_dependents(uow.job)
+        await self._hint_group(uow.job)
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step_dependent(self, job: JobRecord) -> bool:
@@ -136,6 +139,24 @@ class JobReconciler:
         await self._flush(uow)
         return True
 
+    async def _step_in_group(self, uow: UnitOfWork) -> timedelta:
+        """Apply what the other jobs of its group mean for the job. Return when to check this
+        again.
+        """
+        group_id = uow.job.array_id
+        if group_id is None or uow.job.task.group is None or uow.job.phase in JOB_ENDS:
+            return NEVER
+        group = await self._store.find_jobs(await self._store.arrays.jobs(group_id))
+        now = self._clock.now()
+        step = decide_end(uow.job, group, now)
+        if step.changes is None and not (await self._store.arrays.get(group_id)).started:
+            back = decide_return(uow.job, uow.rows.own, group, now)
+            step = replace(back, after=min(step.after or NEVER, back.after or NEVER))
+        if step.changes is not None:
+            uow.apply(step.changes)
+            return NEVER
+        return step.after or NEVER
+
     async def _hint_dependents(self, job: JobRecord) -> None:
         """If the job has ended or was retried, let the jobs after it be checked. A server that
         starts checks all jobs that wait, so a crash loses no hint for them.
@@ -144,6 +165,17 @@ class JobReconciler:
         if job.phase in JOB_ENDS or retried:
             for each in await self._store.dependencies.concerned(job):
                 self._out.hint(each)
+
+    async def _hint_group(self, job: JobRecord) -> None:
+        """Let the jobs of its group be checked for which it matters that the job has ended, or
+        that it waits. A server that starts checks all jobs that have not ended.
+        """
+        if job.task.group is None or job.array_id is None or job.phase in AT_WORK:
+            return
+        for each in await self._store.arrays.members(job.array_id):
+            phase = each.job.phase
+            if phase in AT_WORK or (phase is JobPhase.QUEUED and job.phase in JOB_ENDS):
+                self._out.hint(each.job.id)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
         """Execute the next steps of the job and its attempts. Returns the time until the next pass,

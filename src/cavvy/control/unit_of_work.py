@@ -85,6 +85,15 @@ class UnitOfWork:
         return replace(changes, job=last.job, attempts=last.attempts, nodes=last.nodes)
 
 
+def join_writes(changes: Iterable[RowChanges]) -> AtomicWrite:
+    """Convert the changes of several jobs to one write of the store."""
+    writes = [make_write(each) for each in changes]
+    names = AtomicWrite.__struct_fields__
+    return AtomicWrite(
+        **{name: [row for each in writes for row in getattr(each, name)] for name in names}
+    )
+
+
 def make_write(changes: RowChanges) -> AtomicWrite:
     """Convert the changes to one write of the store."""
     return AtomicWrite(

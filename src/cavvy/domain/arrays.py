@@ -19,7 +19,7 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{\s*params\.([A-Za-z_][A-Za-z0-9_-]*)\s
 
 
 class StoredArray(Struct, frozen=True, kw_only=True):
-    """An array as it is stored, with the number of its members in each phase."""
+    """An array or a group as it is stored, with the number of its members in each phase."""
 
     id: str
     project: str
@@ -32,6 +32,8 @@ class StoredArray(Struct, frozen=True, kw_only=True):
     since: datetime  # when the phase of a member last changed
     spent_micros: int
     tags: dict[str, str]
+    # for a group of jobs: whether its jobs have started together
+    started: bool | None = None
 
 
 def name_member(array: str, index: int) -> str:

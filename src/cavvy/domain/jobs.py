@@ -58,6 +58,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
         JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
         JobPhase.STOPPED: "the user stopped the job before it was placed, or a job before it did "
         "not end as required",
+        JobPhase.DONE: "the job helped other jobs, which have succeeded",
     },
     JobPhase.STARTING: {
         JobPhase.RUNNING: "every node reported that its work is running",
@@ -78,7 +79,8 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.STOPPING: {
         JobPhase.STOPPED: "the work was stopped by the user",
         JobPhase.FAILED: "a limit stopped the work, or the work failed before the stop reached it",
-        JobPhase.DONE: "the work succeeded before the stop reached it",
+        JobPhase.DONE: "the work succeeded before the stop reached it, or the job helped other "
+        "jobs, which have succeeded",
     },
     JobPhase.DONE: {},
     JobPhase.FAILED: {JobPhase.QUEUED: "the user asked for a retry"},
@@ -182,6 +184,11 @@ class StopCause(StrEnum):
     DURATION = "duration"
     DEADLINE = "deadline"
     DEPENDENCY = "dependency"  # a job that had to end first did not end as required
+    GROUP = "group"  # another job of its group failed, or the jobs that it helped were stopped
+    HELPED = "helped"  # a helper is no longer needed: the jobs that it helped have succeeded
+
+
+_ORDERED = frozenset({StopCause.USER, StopCause.GROUP, StopCause.HELPED})
 
 
 class WaitKind(StrEnum):
@@ -280,7 +287,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
         """
         if self.stop_cause is None:
             return None
-        return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT
+        return AttemptOutcome.STOPPED if self.stop_cause in _ORDERED else AttemptOutcome.LIMIT
 
     @property
     def last_number(self) -> int:

@@ -24,6 +24,7 @@ class QueueRow(Struct, frozen=True):
     """A waiting job in the queue of its project, with its size in GPUs. `array` is the array that
     it is a member of, of which at most `parallel` members run at once. `accelerators` are the names
     of the accelerators that it accepts, as its task has them; if it accepts any, there are none.
+    The row of a group stands for several `jobs`, which start together.
     """
 
     id: str
@@ -33,6 +34,7 @@ class QueueRow(Struct, frozen=True):
     array: str | None = None
     parallel: int | None = None
     accelerators: tuple[str, ...] = ()
+    jobs: int = 1
 
 
 class HeldShare(Struct, frozen=True):

@@ -403,6 +403,20 @@ class JobDependency(Struct, frozen=True):
     id: str = ""
 
 
+class JobGroup(Struct, frozen=True, kw_only=True):
+    """The group to which a job belongs: jobs that start together and know each other's addresses.
+
+    A helper, such as a server for the other jobs, ends `linger` after the last job that is not a
+    helper.
+    """
+
+    name: str
+    helper: bool = False
+    linger: timedelta = timedelta(0)
+    # whether the job was added to a group that existed already; no other job waits for its nodes
+    joins: bool = False
+
+
 class Objection(Struct, frozen=True):
     """The reason why a provider or an offer cannot run a task, no matter how much capacity is
     free.
@@ -454,6 +468,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     sweep: tuple[SweptParam, ...] = ()
     parallel: int | None = None  # how many jobs of the array run at once
     after: tuple[JobDependency, ...] = ()  # the jobs that end before the task starts
+    group: JobGroup | None = None  # the jobs that start together with the task
     resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
     topology: TopologyNeed | None = None  # None if the nodes may be anywhere in one location

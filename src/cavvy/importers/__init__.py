@@ -73,7 +73,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 _AS_SUBMITTED = ReadOptions()
-_GRAPHS = ("graph", "pipeline")  # files whose tasks are submitted together
+_GRAPHS = ("graph", "pipeline", "job group")  # files whose tasks are submitted together
 
 
 class LoadedTask(Struct, frozen=True, kw_only=True):
@@ -519,7 +519,7 @@ def _parse_other(
     found = translate(dialect, documents, notes, read_variables(overrides))
     notes.check()
     stem = slug(Path(notes.file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
-    if found.what in _GRAPHS:
+    if found.what == "pipeline":
         from cavvy.importers.graph import chain
 
         tasks = tuple(chain(found.tasks, stem))

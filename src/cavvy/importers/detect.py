@@ -31,7 +31,7 @@ def _words(text: str) -> frozenset[str]:
 # Keys that only Cavvy's files have.
 _OURS = _words(
     "nodes env params image limits retry checkpoint tags project work webhooks grace schedule "
-    "window priority keep machine session encrypt array sweep parallel after "
+    "window priority keep machine session encrypt array sweep parallel after group "
     "topology"
 )
 _OUR_NEEDS = _words(

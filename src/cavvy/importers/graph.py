@@ -11,7 +11,7 @@ from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # keys that are about one task; the command line cannot set them for several tasks
-_OF_ONE = ("name", "run", "after", "array", "sweep", "parallel", "session", "machine")
+_OF_ONE = ("name", "run", "after", "group", "array", "sweep", "parallel", "session", "machine")
 
 
 def list_filled(documents: Sequence[Node]) -> Sequence[Node]:
@@ -96,9 +96,15 @@ def split_text(text: str) -> Iterator[tuple[str, str]]:
 
 
 def add_overrides(overrides: str, task: TaskSpec) -> str:
-    """Return the overrides, with the name of a task and the jobs that it waits for."""
+    """Return the overrides, with the name of a task, the jobs that it waits for, and its group."""
     import yaml
 
     table = yaml.safe_load(overrides) if overrides else {}
     after = [f"{each.job}:{each.on}" for each in task.after]
-    return json.dumps({**table, "name": task.name, **({"after": after} if after else {})})
+    more: dict[str, object] = {"name": task.name} | ({"after": after} if after else {})
+    if task.group is not None:
+        linger = (
+            {"linger": f"{task.group.linger.total_seconds():.0f}s"} if task.group.linger else {}
+        )
+        more["group"] = {"name": task.group.name, "helper": task.group.helper, **linger}
+    return json.dumps({**table, **more})

@@ -15,6 +15,7 @@ from shlex import quote
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.importers.led_nodes import HOLD_COMMANDS, KEEPER, STARTS_PROCESSES, run_commands
+from cavvy.spec.problems import slug
 
 # The variables of each tool. The values are shell words.
 _LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""
@@ -85,6 +86,18 @@ if [ -f ~/.bashrc ] && [ -n "${BASH_VERSION:-}" ]; then
 fi
 """,
 }
+# The name of a node in a job group, as shell commands write it.
+_GROUP_NODE = re.compile(r"([\w-]+)-(\d+)\.\$(\{SKYPILOT_JOBGROUP_NAME\}|SKYPILOT_JOBGROUP_NAME\b)")
+# In a container, programs can also use these names.
+_GROUP_HOSTS = r"""
+for _task in $(env | sed -n 's/^CAVVY_HOSTS_\([A-Z0-9_]*\)=.*/\1/p'); do
+  _rank=0
+  for _address in $(printenv "CAVVY_HOSTS_$_task" | tr ',' ' '); do
+    echo "$_address $(echo "$_task" | tr 'A-Z_' 'a-z-')-$_rank.$CAVVY_GROUP"
+    _rank=$((_rank + 1))
+  done
+done >> /etc/hosts || echo "the names of the group's nodes cannot be written to /etc/hosts" >&2
+"""
 # Commands that start MPI: the nodes of the other tools have SSH, over which it starts processes.
 _MPI = re.compile(r"(?<![\w$/-])mpi(run|exec)(?![\w-])")
 # The commands for a file without commands: the job waits until it is stopped.
@@ -110,6 +123,10 @@ def add_translation_header(
     for name, words in VARIABLES[kind].items():
         lines.append(f"{name}={words.replace('@GPUS@', quoted).replace('@COUNT@', counted)}")
     lines.append(f"export {' '.join(VARIABLES[kind])}")
+    if task.group is not None:
+        lines.append('export SKYPILOT_JOBGROUP_NAME="$CAVVY_GROUP"')
+        lines += [_GROUP_HOSTS.strip()] if task.image is not None else []
+        task = _name_group_nodes(task)
     text = "\n".join(lines) + "\n" + (_HOSTFILE if kind == "dstack" else "") + before
     setup = text
     if kind == "SkyPilot":
@@ -131,6 +148,17 @@ def add_translation_header(
         run=run,
         setup=setup + note + task.setup if task.setup is not None else None,
     )
+
+
+def _name_group_nodes(task: TaskSpec) -> TaskSpec:
+    """Return the task with the addresses of the nodes of its job group in place of their names."""
+
+    def name(found: "re.Match[str]") -> str:
+        variable = slug(found[1]).upper().replace("-", "_")
+        return f'$(printf %s "$CAVVY_HOSTS_{variable}" | cut -d, -f{int(found[2]) + 1})'
+
+    setup = None if task.setup is None else _GROUP_NODE.sub(name, task.setup)
+    return replace(task, run=_GROUP_NODE.sub(name, task.run), setup=setup)
 
 
 def _move_setup(task: TaskSpec) -> TaskSpec:

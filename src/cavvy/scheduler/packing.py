@@ -350,6 +350,12 @@ class HostRater:
             self._held.setdefault(each.host, []).append(each)
             self._change(each.host)
 
+    def remove(self, allocations: Iterable[Allocation]) -> None:
+        """Count the allocations as not held from now on."""
+        for each in allocations:
+            self._held[each.host].remove(each)
+            self._change(each.host)
+
     def _change(self, name: str) -> None:
         self._free.pop(name, None)
         self._idle.pop(name, None)

@@ -130,16 +130,43 @@ class JobScheduler:
         in order.
         """
         choices = (waiting_job, *others)
+        placed = self._find(choices)
+        if placed is None:
+            return self._wait(choices)
+        self._take(placed)
+        return placed
+
+    def decide_all(self, jobs: Sequence[Sequence[WaitingJob]]) -> Sequence[JobPlacement | JobWait]:
+        """Decide whether and where jobs start that start together or not at all. Each of `jobs` has
+        its alternatives, as in `decide`. If one of the jobs cannot start, all of them wait.
+        """
+        found: list[JobPlacement] = []
+        for choices in jobs:
+            placed = self._find(choices)
+            if placed is None:
+                self.give_back(found)
+                return [self._wait(each) for each in jobs]
+            self._take(placed)
+            found.append(placed)
+        return found
+
+    def give_back(self, placed: Sequence[JobPlacement]) -> None:
+        """Count jobs as not placed, because they do not start after all."""
+        for each in reversed(placed):
+            self._rater.remove(each.allocations)
+            take(self._used, each.offer, -each.job.task.nodes)
+
+    def _find(self, choices: Sequence[WaitingJob]) -> JobPlacement | None:
         checks = self._grant_checks()
         placed = next(
             (found for each in choices if (found := self._place(each, checks)) is not None), None
         )
         self._jobs_left -= checks.used
-        if placed is None:
-            return self._wait(choices)
-        self._rater.add(placed.allocations)
-        take(self._used, placed.offer, waiting_job.job.task.nodes)
         return placed
+
+    def _take(self, placed: JobPlacement) -> None:
+        self._rater.add(placed.allocations)
+        take(self._used, placed.offer, placed.job.task.nodes)
 
     def _explain_topology(self, choices: Iterable[WaitingJob]) -> str:
         """Return what the racks, or other domains, of the first group of hosts lack for the job."""

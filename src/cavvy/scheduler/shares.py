@@ -419,6 +419,19 @@ class ShareLimits:
         if self._on_offers:
             self._add(project, user, list_amounts(self._on_offers, share))
 
+    def start_gangs(self, gangs: Sequence[tuple[QueueRow, GangShare]]) -> str:
+        """Count what gangs that start together hold on their offers. If a limit does not allow all
+        of them, count none and return the reason."""
+        before = dict(self._held)
+        for row, share in gangs:
+            amounts = list_amounts(self._on_offers, share)
+            if reason := self._compare(row, amounts, hold=False):
+                self._held.clear()
+                self._held.update(before)
+                return reason
+            self._add(row.project, row.user, amounts)
+        return ""
+
     def end_gang(self, project: str, user: str, size: float, share: GangShare) -> None:
         """Count a gang of a job as ended."""
         amounts = {GPUS: size, JOBS: 1.0, **list_amounts(self._on_offers, share)}
@@ -459,7 +472,7 @@ class ShareLimits:
             yield f"{name or 'GPUs'} {owner} {whose}", amount, most - self._held[key]
 
     def _certain(self, row: QueueRow) -> dict[str, float]:
-        return {GPUS: row.size, JOBS: 1.0, **list_certain(self._on_offers, row)}
+        return {GPUS: row.size, JOBS: float(row.jobs), **list_certain(self._on_offers, row)}
 
     def _list_counted(
         self, row: QueueRow, amounts: Amounts

@@ -115,15 +115,20 @@ class _Harness:
     async def _submit(self, index: int, item: SimSubmission) -> None:
         await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
         control_plane = await self._server()
-        if is_array(item.task):
+        if item.others:
+            await self._submit_group(control_plane, index, item)
+            return
+        if is_array(item.task) or item.task.group is not None:
             ask = TaskSubmission(
                 task=item.task,
                 origin=RunOrigin(),
                 id=control_plane.jobs.make_id(),
                 consented=item.consented,
+                group=next(iter(self._arrays.values())) if item.task.group else None,
             )
             array = await control_plane.jobs.enqueue(ask, item.task.project)
-            self._arrays[index] = array.id
+            if item.task.group is None:
+                self._arrays[index] = array.id
             return
         job = await control_plane.jobs.submit(
             item.task,
@@ -133,6 +138,21 @@ class _Harness:
             ceiling=item.ceiling,
         )
         self._ids[index] = job.id
+
+    async def _submit_group(
+        self, control_plane: ControlPlane, index: int, item: SimSubmission
+    ) -> None:
+        asks = [
+            TaskSubmission(
+                task=task,
+                origin=RunOrigin(),
+                id=control_plane.jobs.make_id(),
+                consented=item.consented,
+            )
+            for task in (item.task, *item.others)
+        ]
+        await control_plane.jobs.submit_all(asks, item.task.project)
+        self._arrays[index] = str((await self._memory.job(asks[0].id)).array_id)
 
     async def _intervene(self, item: UserIntervention) -> None:
         await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
@@ -177,6 +197,11 @@ class _Harness:
                 async with asyncio.timeout(60):
                     if item.action is UserAction.STOP:
                         await control_plane.jobs.stop_array(project, array_id)
+                    elif item.action is UserAction.DRILL:
+                        first = await self._memory.job(
+                            (await self._memory.arrays.jobs(array_id))[0]
+                        )
+                        await _wish(control_plane, first, item)
                     else:
                         await control_plane.jobs.retry_array(project, array_id)
                     return

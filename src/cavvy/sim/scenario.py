@@ -21,9 +21,12 @@ from cavvy.providers.fake.script import CloudScript
 
 
 class SimSubmission(Struct, frozen=True, kw_only=True):
-    """A task, and the time of its submission in seconds from the start of the scenario."""
+    """A task, and the time of its submission in seconds from the start of the scenario. `others`
+    are submitted together with the task, and belong to its group. A task in a group without others
+    joins the group."""
 
     task: TaskSpec
+    others: tuple[TaskSpec, ...] = ()
     at_s: float = 0.0
     consented: bool = True
     ceiling: Money | None = None

@@ -66,6 +66,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("checkpoint", _checkpoint(task)),
         ("takes", _takes(task)),
         ("after", _after(task)),
+        ("group", _group(task)),
         ("starts", _start(task)),
         ("stops", _limits(task)),
         ("tries again", _retry(task)),
@@ -302,6 +303,15 @@ def _start(task: TaskSpec) -> str:
 def _after(task: TaskSpec) -> str:
     ends = (each.job if each.on == "success" else f"{each.job} ({each.on})" for each in task.after)
     return listed(ends, "and") if task.after else ""
+
+
+def _group(task: TaskSpec) -> str:
+    if task.group is None:
+        return ""
+    if not task.group.helper:
+        return task.group.name
+    linger = f", for {_length(task.group.linger)} after the others" if task.group.linger else ""
+    return f"{task.group.name}, as a helper{linger}"
 
 
 def _limits(task: TaskSpec) -> str:

@@ -164,6 +164,14 @@ class Topology(TypedDict, total=False):
     slice: Whole
 
 
+class Group(TypedDict):
+    """The group of jobs with which a job starts together."""
+
+    name: str
+    helper: NotRequired[Switch]
+    linger: NotRequired[Length]
+
+
 class Checkpoint(TypedDict):
     """A folder whose files are passed from one attempt to the next."""
 

@@ -69,6 +69,7 @@ def object_to_service(task: TaskSpec) -> Objection | None:
     assert spec is not None
     for key, given in (
         ("after", task.after or None),
+        ("group", task.group),
         ("machine", task.machine),
         ("pool", task.pool),
         ("schedule", task.schedule),

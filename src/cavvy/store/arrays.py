@@ -1,10 +1,12 @@
-"""Arrays of jobs: `Store.arrays`. The members of an array are rows of `jobs`, which share one task.
+"""Arrays and groups of jobs: `Store.arrays`. The members of an array are rows of `jobs`, which
+share one task. A group is stored like an array, but its jobs have tasks of their own and no index.
 
 An array has no phase of its own: what it shows is counted from its members. Its row is deleted with
 its last member.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 from cavvy.domain.arrays import StoredArray, name_member
 from cavvy.domain.events import Event
@@ -12,7 +14,13 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.values import Struct, field, replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.archive import check_open
-from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.base import (
+    DependencyMissing,
+    JobSummary,
+    ProjectFilter,
+    RowNotFound,
+    StaleVersion,
+)
 from cavvy.store.dependencies import insert_dependencies, look_up
 from cavvy.store.documents import (
     check_readable,
@@ -21,6 +29,7 @@ from cavvy.store.documents import (
     decode_tags,
     storable_event,
     storable_job,
+    to_micros,
     to_time,
 )
 from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
@@ -34,6 +43,7 @@ from cavvy.store.rows import (
 
 _AT_ONCE = 1000  # members in one statement
 _COLUMNS = ("id", "project", "name", "parallel", "task", "origin", "snapshot")
+_INSERT_GROUP = insert_into("job_arrays", (*_COLUMNS, "started"), "ON CONFLICT DO NOTHING")
 _INSERT = insert_into("job_arrays", _COLUMNS, "ON CONFLICT DO NOTHING")
 _INSERT_JOB = insert_into("jobs", JOB_COLUMNS, "ON CONFLICT DO NOTHING")
 _NEXT_NUMBER = (
@@ -61,10 +71,10 @@ _TAKEN = (
 _LIST = (
     "SELECT a.id, a.project, a.name, a.parallel, j.phase, CAST(COUNT(*) AS BIGINT), MAX(j.since), "
     "CAST(SUM(j.spent) AS BIGINT), MIN(j.submitted_at), MIN(j.user_name), MIN(j.priority), "
-    "MIN(j.tags) FROM job_arrays a JOIN jobs j ON j.array_id = a.id WHERE {} "
+    "MIN(j.tags), a.started FROM job_arrays a JOIN jobs j ON j.array_id = a.id WHERE {} "
     "GROUP BY a.id, j.phase ORDER BY a.id DESC"
 )
-_MEMBERS = f"{SUMMARIES.select} WHERE array_id = ? ORDER BY member"
+_MEMBERS = f"{SUMMARIES.select} WHERE array_id = ? ORDER BY member, id"
 _INDICES = "SELECT id, member FROM jobs WHERE array_id = ?"
 _PROGRESS = (
     "SELECT j.id, n.document FROM jobs j JOIN attempts a ON a.job_id = j.id AND "
@@ -86,12 +96,14 @@ class ArrayMember(Struct, frozen=True, kw_only=True):
 
 class NewJob(Struct, frozen=True, kw_only=True):
     """A new job with its first event or, if it has `members`, an array of jobs, see
-    `SqlArrays.submit`."""
+    `SqlArrays.submit`. If `group` is set, the job is the first of a new group of this name, whose
+    ID is its `array_id`."""
 
     job: JobRecord
     event: Event
     members: Mapping[str, int] = field(default_factory=dict)
     parallel: int | None = None
+    group: str = ""
 
 
 class SqlArrays:
@@ -124,6 +136,24 @@ class SqlArrays:
             return found
         raise RowNotFound(f"no array {array_id}")
 
+    async def jobs(self, array_id: str) -> Sequence[str]:
+        """Return the IDs of the members, in the order of their submission."""
+        sql = "SELECT id FROM jobs WHERE array_id = ? ORDER BY id"
+        rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
+        return [row[0] for row in rows]
+
+    async def start(self, group_id: str, now: datetime) -> None:
+        """Record that the jobs of a group have started together."""
+        await self._mark(group_id, to_micros(now), "started = 0")
+
+    async def restart(self, group_id: str) -> None:
+        """Record that the jobs of a group, which have all ended, will start together again."""
+        await self._mark(group_id, 0, "started > 0")
+
+    async def _mark(self, group_id: str, started: int | None, where: str) -> None:
+        sql = f"UPDATE job_arrays SET started = ? WHERE id = ? AND {where}"
+        await self._write(lambda session: session.run(sql, (started, group_id)).rowcount)
+
     async def list(
         self, projects: ProjectFilter = None, before: str | None = None, limit: int = 50
     ) -> Sequence[StoredArray]:
@@ -147,7 +177,11 @@ class SqlArrays:
 
         def read(session: DatabaseSession) -> Sequence[ArrayMember]:
             found = [SUMMARIES.make(row) for row in session.run(_MEMBERS, (array_id,)).fetchall()]
-            indices: dict[str, int] = dict(session.run(_INDICES, (array_id,)).fetchall())
+            stored: dict[str, int | None] = dict(session.run(_INDICES, (array_id,)).fetchall())
+            indices = {
+                job.id: place if (index := stored[job.id]) is None else index
+                for place, job in enumerate(found)
+            }
             reported = {
                 job_id: decode_node(document).progress
                 for job_id, document in session.run(_PROGRESS, (array_id,)).fetchall()
@@ -200,6 +234,7 @@ def _add_up(rows: Sequence[Row]) -> Iterator[StoredArray]:
             user=first[1],
             priority=first[2],
             tags=decode_tags(first[3]),
+            started=None if first[4] is None else first[4] > 0,
         )
         if found is not None and found.id != each.id:
             yield found
@@ -216,6 +251,28 @@ def _merge(one: StoredArray, other: StoredArray) -> StoredArray:
         since=max(one.since, other.since),
         spent_micros=one.spent_micros + other.spent_micros,
     )
+
+
+def insert_group(session: DatabaseSession, job: JobRecord, name: str) -> None:
+    """Insert the group of a new job, without the job. If the name is in use, the group gets the
+    first free one of NAME-2, NAME-3 and so on."""
+    texts, free = check_readable(job), name
+    while session.run(_TAKEN, (job.project, free, job.project, free)).fetchone() or not (
+        session.run(
+            _INSERT_GROUP, (job.array_id, job.project, free, None, *texts, None, 0)
+        ).rowcount
+    ):
+        number = session.run(_NEXT_NUMBER, (job.project, name)).fetchone()
+        assert number is not None
+        free = f"{name}-{number[0]}"
+
+
+def check_group(session: DatabaseSession, job: JobRecord) -> None:
+    """Raise DependencyMissing if the group of a new job does not exist."""
+    sql = "SELECT 1 FROM job_arrays WHERE id = ?"
+    if job.array_id is not None and not session.run(sql, (job.array_id,)).fetchone():
+        name = job.task.group.name if job.task.group is not None else job.array_id
+        raise DependencyMissing(f"group: project {job.project} has no group {name}")
 
 
 def insert_array(
@@ -239,7 +296,7 @@ def insert_array(
     first = next(iter(members))
     session.run(EVENTS.insert, EVENTS.values(storable_event(replace(event, job_id=first))))
     session.run(_COPY_EVENT, (job.array_id, first, first))
-    insert_dependencies(session, job)
+    insert_dependencies(session, job, array=True)
 
 
 def _insert_as(

@@ -93,9 +93,9 @@ def look_up(session: DatabaseSession, job: JobRecord) -> JobRecord:
     return job if after == job.after else replace(job, after=after)
 
 
-def insert_dependencies(session: DatabaseSession, job: JobRecord) -> None:
+def insert_dependencies(session: DatabaseSession, job: JobRecord, *, array: bool = False) -> None:
     """Store which jobs the new job, or each new job of its array, waits for."""
-    sql, key = (_INSERT, job.id) if job.array_id is None else (_INSERT_ALL, job.array_id)
+    sql, key = (_INSERT_ALL, job.array_id) if array else (_INSERT, job.id)
     for after_id in sorted({each.id for each in job.after}):
         session.run(sql, (after_id, key))
 

@@ -237,8 +237,10 @@ class DocumentCache:
     def _make_job(self, row: Row) -> JobRecord:
         known = _JOBS.fields(row)
         apart = dict(zip(_APART, row[len(known) :], strict=True))
-        member, shared = known["member"], known["array_id"]
-        owner, written = (known["id"], apart["document"]) if shared is None else (shared, 0)
+        member = known["member"]
+        owner, written = (
+            (known["id"], apart["document"]) if member is None else (known["array_id"], 0)
+        )
         task, origin = self._read(owner, written, apart["task"], apart["origin"])
         if member is not None:
             task = make_member(task, member)
@@ -266,7 +268,7 @@ class DocumentCache:
         """Return the version of the job at which these task and origin objects were written, or
         None if that version is unknown. The task of an array is written once.
         """
-        if job.array_id is not None:
+        if job.member is not None:
             return 0
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin

@@ -70,7 +70,8 @@ CREATE INDEX jobs_pool_turns ON jobs
 CREATE INDEX jobs_pool ON jobs (project, pool, id) WHERE pool IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
 
--- An array is one task with many jobs, which are its members. Its task is stored once.
+-- An array is one task with many jobs, which are its members. Its task is stored once. A group is
+-- stored like an array, but its jobs have tasks of their own.
 CREATE TABLE job_arrays (
     id {id} NOT NULL,
     project TEXT NOT NULL,
@@ -79,6 +80,7 @@ CREATE TABLE job_arrays (
     task TEXT NOT NULL,
     origin TEXT NOT NULL,
     snapshot TEXT,  -- content hash of the working folder
+    started BIGINT,  -- of a group: 0 until its jobs have started together, then the time
     PRIMARY KEY (id),
     CONSTRAINT job_arrays_name UNIQUE (project, name)
 );

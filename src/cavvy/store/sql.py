@@ -252,7 +252,8 @@ class Store:
         """Insert a new job under `job.name` or, if that name is in use, under the first free name
         of NAME-2, NAME-3 and so on. Return the job as stored. Raises DependencyMissing.
         """
-        if self._submissions is None or FENCE.get() is not None or job.after:
+        apart = job.after or job.array_id
+        if self._submissions is None or FENCE.get() is not None or apart:
             stored = await self._write(lambda session: insert_job(session, job, event))
         else:
             stored = await self._submissions.submit(job, event)

@@ -13,7 +13,14 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
 from cavvy.store.archive import check_open
-from cavvy.store.arrays import NewJob, insert_array, is_array_name, remove_empty
+from cavvy.store.arrays import (
+    NewJob,
+    check_group,
+    insert_array,
+    insert_group,
+    is_array_name,
+    remove_empty,
+)
 from cavvy.store.base import (
     AllocationConflict,
     AtomicWrite,
@@ -108,6 +115,7 @@ def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRec
     Raises ProjectArchived, DependencyMissing.
     """
     check_open(session, [job.project])
+    check_group(session, job)
     stored = storable_job(replace(look_up(session, job), version=0))
     texts = check_readable(job)
     while not _insert_job(session, stored, texts):
@@ -122,6 +130,8 @@ def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRec
 def insert_all(session: DatabaseSession, jobs: Iterable[NewJob]) -> None:
     """Insert jobs and arrays. Raises StaleVersion, ProjectArchived, DependencyMissing."""
     for new in jobs:
+        if new.group:
+            insert_group(session, new.job, new.group)
         if new.members:
             insert_array(session, new.job, new.event, new.members, new.parallel)
         else:

@@ -20,7 +20,7 @@ router = RouteGroup("jobs", "/v1")
 
 @router.get(
     "/projects/{project}/arrays/{name}",
-    "Get an array with its jobs.",
+    "Get an array or a group with its jobs.",
     rule=in_path(Permission.VIEW),
     errors=("job-not-found",),
 )
@@ -46,7 +46,12 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
         )
         for each in members
     ]
-    return array_wire.ArrayDetail(array=views.array_row(array), parallel=array.parallel, jobs=jobs)
+    return array_wire.ArrayDetail(
+        array=views.array_row(array),
+        parallel=array.parallel,
+        group=array.started is not None,
+        jobs=jobs,
+    )
 
 
 @router.post(

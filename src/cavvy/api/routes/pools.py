@@ -23,9 +23,8 @@ from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.values import replace
 from cavvy.importers.pools import read_pool
-from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.fields.kinds import WrongValue, check_slug
 from cavvy.spec.fields.node_pool import MOST_NODES
-from cavvy.spec.fields.task import check_slug
 from cavvy.spec.problems import SpecError
 from cavvy.store.base import ProjectFilter, RowNotFound
 

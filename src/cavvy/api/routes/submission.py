@@ -36,7 +36,7 @@ from cavvy.costs.extras import expect_extras
 from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.arrays import StoredArray, count_members, is_array
 from cavvy.domain.authorization import list_line
-from cavvy.domain.jobs import JobRecord, RunOrigin
+from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
@@ -106,9 +106,10 @@ async def submit_task(
         if key is not None and await app_state.store.find_jobs([key]):
             return await _made_before(app_state, project, key, origin), False
         raise refusal
+    task, group = await join_group(app_state, task)
     admitted = await _admit(app_state, task, now, ask, origin, job_id, account)
     try:
-        job = await jobs.enqueue(admitted, project)
+        job = await jobs.enqueue(replace(admitted, group=group), project)
     except StaleVersion:
         if key is None:
             raise
@@ -284,6 +285,7 @@ async def check_submission(
     task = await read_task(app_state, project, ask, text, read_origin(ask, text), now)
     await app_state.store.archive.check(project)
     await check_after(app_state, task)
+    task, _ = await join_group(app_state, task)
     await check_secrets(app_state, task)
     app_state.control_plane.jobs.check_times(task)
     placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
@@ -545,6 +547,28 @@ async def check_after(app_state: AppState, task: TaskSpec, beside: Collection[st
             )
         if each.job not in beside:
             await _check_earlier(app_state, task, each.job)
+
+
+async def join_group(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str | None]:
+    """Return the task as it joins a group that exists already, and the group's ID, if the task
+    names a group. Raises ApiProblem."""
+    if task.group is None:
+        return task, None
+    name = task.group.name
+    try:
+        found = await app_state.store.arrays.find(task.project, name)
+    except RowNotFound:
+        found = None
+    if found is None or found.started is None:
+        raise ApiProblem(
+            "invalid-task",
+            f"group: project {task.project} has no group {name} that a job could join",
+            "to make a group, write its tasks into one file, with `---` between them",
+        )
+    if JOB_ENDS.issuperset(found.counts):
+        hint = f"`cavvy retry {name}` starts it again"
+        raise ApiProblem("invalid-task", f"group: all jobs of the group {name} have ended", hint)
+    return replace(task, group=replace(task.group, joins=True)), found.id
 
 
 async def _check_earlier(app_state: AppState, task: TaskSpec, name: str) -> None:

@@ -54,6 +54,7 @@ _OVERRIDES = (
         "JOB[:CONDITION] +",
         "Start after this job has succeeded, or by the condition success, failure or any.",
     ),
+    ("--group", "group", "NAME", "Join the group of jobs with this name, which exists already."),
     (
         "--machine",
         "machine",

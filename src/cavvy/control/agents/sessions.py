@@ -25,10 +25,11 @@ from cavvy.control.agents.work import make_assignment
 from cavvy.control.agents.work_secrets import OpenSecrets, WorkSecrets
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
+from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
 from cavvy.control.decide.job import MARGIN, cap_of
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order
+from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order, attempt_id
 from cavvy.domain.messages import (
     AgentMessage,
     ClaimGranted,
@@ -50,6 +51,7 @@ from cavvy.store.sql import Store
 _ASK_AGAIN = timedelta(milliseconds=200)
 # time after which an agent of a standby gang repeats its claim while another gang does the work
 _STANDBY_ASKS_AGAIN = timedelta(seconds=1)
+_GROUP_ASKS_AGAIN = timedelta(seconds=1)
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(
     seconds=30
@@ -338,9 +340,31 @@ class AgentSessions:
             return ClaimWait(
                 after=_STANDBY_ASKS_AGAIN
             )  # a standby gang gets no work until it has taken the job over
-        return ClaimGranted(
-            work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt)
-        )
+        variables = await self._group_variables(job)
+        if variables is None:
+            return ClaimWait(after=_GROUP_ASKS_AGAIN)
+        work = await self._assignment(job, attempt, nodes)
+        work.env |= variables
+        return ClaimGranted(work=work, lease=self._lease(job, attempt))
+
+    async def _group_variables(self, job: JobRecord) -> dict[str, str] | None:
+        """Return the variables with the addresses of the job's group, or None if the group has not
+        started and still waits for nodes. The group has started when all its nodes have agents.
+        """
+        if job.task.group is None or job.array_id is None:
+            return {}
+        stored = await self._store.arrays.get(job.array_id)
+        group = await self._store.find_jobs(await self._store.arrays.jobs(job.array_id))
+        nodes = {
+            each.id: await self._store.nodes(attempt_id(each.id, each.attempt))
+            for each in group
+            if each.phase in AT_WORK
+        }
+        if not stored.started:
+            if not is_assembled(group, nodes):
+                return None
+            await self._store.arrays.start(job.array_id, self._clock.now())
+        return list_variables(stored.name, group, nodes)
 
     def _claim_next(
         self, job: JobRecord, attempt: Attempt, node: Node, protocol: int

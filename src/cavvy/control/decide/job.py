@@ -136,6 +136,8 @@ DECIDE: dict[JobPhase, Callable[[JobSnapshot, datetime], Action]] = {
 
 
 def _stopped(job: JobRecord, exit_code: int | None = None) -> AdvanceJob:
+    if job.stop_cause is StopCause.HELPED:
+        return AdvanceJob(phase=JobPhase.DONE, reason=job.stop_reason or "stopped", exit_code=0)
     phase = JobPhase.FAILED if job.stop_outcome is AttemptOutcome.LIMIT else JobPhase.STOPPED
     return AdvanceJob(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
 

@@ -82,6 +82,52 @@ def decide_turn(
     return Start(place=decision, candidates=chosen)
 
 
+class GroupTurn(Struct, frozen=True, kw_only=True):
+    """A job of a group that is to be placed: the candidates and the ranked offers of its
+    alternatives, see `decide_turn`."""
+
+    job: JobRecord
+    found: Sequence[tuple[JobRecord, Candidates]]
+    ranked: Sequence[tuple[JobRecord, tuple[Offer, ...]]]
+
+
+def decide_group(
+    turns: Sequence[GroupTurn], scheduler: JobScheduler, name_gang: NameGang, now: datetime
+) -> Sequence[Start | QueueWait] | tuple[JobRecord, AdvanceJob]:
+    """Decide whether the jobs of a group all start, or all wait. If no offer can ever fit one of
+    them, return this job and its failure.
+    """
+    for turn in turns:
+        candidates = merge_candidates([each for _, each in turn.found])
+        if candidates.hopeless and not candidates.offers:
+            return turn.job, AdvanceJob(phase=JobPhase.FAILED, reason=candidates.reason)
+        if not candidates.offers:
+            return _wait_together(turns, turn.job, candidates)
+    lines = [
+        [line_up(wish, offers, name_gang, now) for wish, offers in turn.ranked] for turn in turns
+    ]
+    decided = list[Start | QueueWait]()
+    for turn, decision in zip(turns, scheduler.decide_all(lines), strict=True):
+        if isinstance(decision, JobWait):
+            decided.append(QueueWait(wait=decision))
+        else:
+            chosen = next(each for wish, each in turn.found if wish is decision.job)
+            decided.append(Start(place=decision, candidates=chosen))
+    return decided
+
+
+def _wait_together(
+    turns: Sequence[GroupTurn], job: JobRecord, candidates: Candidates
+) -> Sequence[QueueWait]:
+    """Let all jobs wait, because no offer can be used now for one of them."""
+    waits = list[QueueWait]()
+    for turn in turns:
+        own = candidates.reason if turn.job is job else f"waits for {job.name} of its group"
+        wait = JobWait(job=turn.job, reason=own, behind=(), unusable=candidates.unusable)
+        waits.append(QueueWait(wait=wait, again_at=candidates.again_at))
+    return waits
+
+
 def line_up(
     wish: JobRecord, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime
 ) -> WaitingJob:

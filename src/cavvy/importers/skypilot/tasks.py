@@ -4,8 +4,9 @@ represent are noted or refused.
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
-from cavvy.domain.tasks import TaskSpec, Workdir
+from cavvy.domain.tasks import JobGroup, TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
 from cavvy.importers.common_fields import read_commit, read_name, tell_value
 from cavvy.importers.kept_keys import Translation, TranslationNotes
@@ -44,6 +45,14 @@ _NOTED = {
 }
 
 
+_OF_NETWORKS = ("placement", "inter_connection")
+_UNITS = {
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
 _LOGIN = "SKYPILOT_DOCKER_LOGIN"
 # the parts of the login that SkyPilot requires beside the password, and that are not confidential
 _PUBLIC = tuple(name for name in LOGIN_VARIABLES if not name.endswith("PASSWORD"))
@@ -81,8 +90,11 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     tasks = tuple(
         _translate_task(each, header, number, kept_keys) for number, each in enumerate(bodies)
     )
-    several = len(tasks) > 1
-    what = _name_several(bodies, parallel, kept_keys) if several else _what(bodies[0])
+    if parallel and header is not None and len(tasks) > 1:
+        tasks = _join(tasks, header, bodies)
+    what = _what(bodies[0])
+    if len(tasks) > 1:
+        what = "job group" if parallel else "pipeline"
     return Translation(
         kind=KIND,
         what=what,
@@ -93,13 +105,30 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     )
 
 
-def _name_several(bodies: Sequence[Node], parallel: bool, kept_keys: TranslationNotes) -> str:
-    """Return SkyPilot's term for a file with several tasks. A job group is refused."""
-    if not parallel:
-        return "pipeline"
-    reason = f"{len(bodies)} tasks that start together are not supported yet"
-    kept_keys.refuse(bodies[1].mark, "---", reason)
-    return "job group"
+def _join(tasks: Sequence[TaskSpec], header: Node, bodies: Sequence[Node]) -> tuple[TaskSpec, ...]:
+    """Return the tasks of a job group as a group. Tasks that are not primary are its helpers."""
+    name = slug(text_at(header, "name") or "") or "group"
+    if any(task.name == name for task in tasks):
+        name = f"{name[:57]}-group"
+    primary = [
+        each.text for each in items(child(header, "primary_tasks")) if isinstance(each, ScalarNode)
+    ]
+    joined = []
+    for task, body in zip(tasks, bodies, strict=True):
+        helper = bool(primary) and text_at(body, "name") not in primary
+        linger = _read_delay(header, text_at(body, "name") or "") if helper else timedelta(0)
+        group = JobGroup(name=name, helper=helper, linger=linger)
+        joined.append(replace(task, group=group))
+    return tuple(joined)
+
+
+def _read_delay(header: Node, name: str) -> timedelta:
+    """Return how long a task of a job group continues after the primary tasks."""
+    delay = child(header, "termination_delay")
+    own = text_at(delay, name) or text_at(delay, "default")
+    text = own or (delay.text if isinstance(delay, ScalarNode) else "") or "0"
+    number, unit = (text[:-1], text[-1].lower()) if text[-1].isalpha() else (text, "s")
+    return int(number) * _UNITS[unit]
 
 
 def _check_documents(
@@ -271,8 +300,8 @@ def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) ->
     """Note or refuse the keys that have no equivalent in a task."""
     kept_keys.keep_listed((key for key, _ in entries(table)), _LATER, _NOTED)
     for key, _ in entries(header):
-        if key.text not in ("name", "execution"):
-            kept_keys.refuse(key.mark, key.text, "the key belongs to a job group")
+        if key.text in _OF_NETWORKS:
+            kept_keys.note(key.mark, key.text, "the jobs run where their own resources say")
 
 
 def _name(table: Node, header: Node | None, number: int, kept_keys: TranslationNotes) -> str:

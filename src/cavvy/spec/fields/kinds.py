@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 from cavvy.domain.units import TooMuch, UnitError, read_number
 from cavvy.domain.values import Struct, field, replace
-from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
+from cavvy.spec.problems import ProblemNotes, listed, nearest, shown, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
 T = TypeVar("T")
@@ -24,6 +24,7 @@ Schema = Mapping[str, object]
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 STRING: Schema = {"type": "string"}
 TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
+_SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class WrongValue(ValueError):
@@ -514,6 +515,15 @@ def text_kind(
     )
 
 
+def check_slug(text: str) -> str:
+    """Check that a string is a valid name, and return it. Raises WrongValue."""
+    if _SLUG.fullmatch(text):
+        return text
+    close = slug(text)
+    reason = "is longer than 63 characters" if len(text) > 63 else "cannot be a name"
+    raise WrongValue(f"{shown(text)} {reason}", suggestion=f"write {close}" if close else "")
+
+
 def whole(low: int, high: int, words: str = "") -> ScalarKind:
     """Return a kind for whole numbers from `low` to `high`, both included."""
 
@@ -582,6 +592,7 @@ def read_flag(node: ScalarNode) -> bool:
     return node.value
 
 
+NAME = text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True)
 FLAG = ScalarKind("true or false", read_flag, {"anyOf": [{"type": "boolean"}, EXPRESSION]})
 
 

@@ -8,6 +8,7 @@ from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.values import replace
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
+    NAME,
     FieldSpec,
     ScalarKind,
     SectionReader,
@@ -18,7 +19,7 @@ from cavvy.spec.fields.kinds import (
 )
 from cavvy.spec.fields.resources import RESOURCES
 from cavvy.spec.fields.setup import COMMANDS
-from cavvy.spec.fields.task import NAME, SECRETS
+from cavvy.spec.fields.task import SECRETS
 from cavvy.spec.fields.times import length_kind
 from cavvy.spec.fields.windows import WINDOW
 from cavvy.spec.problems import ProblemNotes, shown, slug

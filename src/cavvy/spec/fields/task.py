@@ -13,9 +13,11 @@ from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, check_after
 from cavvy.spec.fields.arrays import ARRAY, SWEEP
 from cavvy.spec.fields.checkpoints import CHECKPOINT
+from cavvy.spec.fields.group import GROUP, check_group
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
     FLAG,
+    NAME,
     FieldSpec,
     ListKind,
     MapKind,
@@ -45,7 +47,7 @@ from cavvy.spec.fields.volumes import VOLUMES, check_volumes
 from cavvy.spec.fields.windows import WINDOW
 from cavvy.spec.fields.work import WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
-from cavvy.spec.problems import shown, slug
+from cavvy.spec.problems import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from cavvy.spec.keys import (
         Checkpoint,
         GitWorkdir,
+        Group,
         Image,
         Input,
         Label,
@@ -76,17 +79,7 @@ if TYPE_CHECKING:
         Work,
     )
 
-_SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def check_slug(text: str) -> str:
-    """Check that a string is a valid name, and return it. Raises WrongValue."""
-    if _SLUG.fullmatch(text):
-        return text
-    close = slug(text)
-    reason = "is longer than 63 characters" if len(text) > 63 else "cannot be a name"
-    raise WrongValue(f"{shown(text)} {reason}", suggestion=f"write {close}" if close else "")
 
 
 def check_variable(name: str) -> str:
@@ -182,6 +175,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
         )
     _check_service(table)
     check_after(table)
+    check_group(table)
     if table.has("pool"):
         table.reject_beside("pool", ("machine", "keep"))
     _check_shares(table)
@@ -289,7 +283,6 @@ def _check_start(table: SectionReader, deadline: datetime | None) -> None:
         table.wrong("schedule", message, suggestion="change `schedule` or the deadline")
 
 
-NAME = text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True)
 _TAGS = MapKind(
     "tag names, each with a string value",
     matching(
@@ -321,6 +314,7 @@ class TaskKeys(TypedDict, total=False):
     sweep: Annotated["Mapping[str, Scalar | Sequence[Scalar]]", FieldSpec(SWEEP, to=())]
     parallel: Annotated["Whole", whole(1, 10_000)]
     after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]
+    group: Annotated["str | Group", GROUP]
     resources: Annotated["Resources", RESOURCES]
     nodes: Annotated["Whole", whole(1, 10_000)]
     topology: Annotated["Topology", TOPOLOGY]
