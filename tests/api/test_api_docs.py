@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (22, "6d1312f45b6e3149")
+ROUTES = (23, "f10a1ef3b89470b3")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,17 +1,22 @@
 """A Slurm cluster with accounting: limits are shown, a QOS holds jobs back, what slurmctld forgot is
-looked up, and a pool of ours gives the cluster nodes.
+looked up, and a pool of ours gives nodes to this cluster and to one of Kubernetes.
 """
 
 import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from tests.autoscaler_protocol import SERVICE, call, make
+from tests.certificates import Authority
 from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.ports import free_port
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
-from tests.system.trust import user_at, wait_until
+from tests.system.trust import User, user_at, wait_until
+from tests.waits import START_S
 
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, Refused
@@ -98,6 +103,15 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
     asyncio.run(scenario())
 
 
+@pytest.fixture(scope="module")
+def owner(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    """The owner of a server on this machine, whose jobs may reach the daemons of the cluster."""
+    with user_at(tmp_path_factory.mktemp("user")) as user:
+        user.variables.update(PATH=cluster.environ["PATH"])
+        user.settings("[providers.local]\nhide_server = false\n")
+        yield user
+
+
 _POOL = """
 name: burst
 max: 1
@@ -107,25 +121,74 @@ join: exec slurmd -D -N $CLUSTER_NODE -b -f %s
 
 
 def test_slurm_starts_a_node_of_a_pool_for_a_job_and_gives_it_back(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, owner: User, tmp_path: Path
 ) -> None:
     """slurmctld calls the programs that `slurm-conf` has written, with nothing but its own
     environment. The node is a slurmd on this machine."""
-    with user_at(tmp_path / "user") as user:
-        user.variables.update(PATH=cluster.environ["PATH"])
-        user.settings("[providers.local]\nhide_server = false\n")
-        user.cli("pool", "apply", user.task(_POOL % cluster.conf, "pool.yaml"))
-        lines = user.output("pool", "slurm-conf", "burst", "--programs", str(tmp_path / "programs"))
-        place = f"NodeHostname={cluster.host} NodeAddr=127.0.0.1 Port={free_port()}"
-        lines = re.sub("^NodeName=burst-1 ", rf"\g<0>{place} ", lines, flags=re.MULTILINE)
-        lines = lines.replace("ReturnToService=2\n", "")  # the cluster has this line
-        cluster.add(lines.replace("SuspendTime=600", "SuspendTime=3"))
-        job = cluster.run("sbatch", "--parsable", "-p", "burst", "-o", "/dev/null", "--wrap=true")
-        cluster.until(
-            lambda: cluster.run("sacct", "-nXj", job.strip(), "-o", "state").strip() == "COMPLETED"
-        )
-        assert cluster.run("sacct", "-nXPj", job.strip(), "-o", "nodelist").strip() == "burst-1"
-        assert not [each for each in user.json("ps") if each["name"] != "burst-1"]
-        wait_until(lambda: user.job("burst-1").phase == "stopped", lambda: str(user.job("burst-1")))
-        assert user.job("burst-1").reason == "the cluster released the node"
-        user.cli("pool", "rm", "burst", "--yes")
+    owner.cli("pool", "apply", owner.task(_POOL % cluster.conf, "pool.yaml"))
+    lines = owner.output("pool", "slurm-conf", "burst", "--programs", str(tmp_path / "programs"))
+    place = f"NodeHostname={cluster.host} NodeAddr=127.0.0.1 Port={free_port()}"
+    lines = re.sub("^NodeName=burst-1 ", rf"\g<0>{place} ", lines, flags=re.MULTILINE)
+    lines = lines.replace("ReturnToService=2\n", "")  # the cluster has this line
+    cluster.add(lines.replace("SuspendTime=600", "SuspendTime=3"))
+    job = cluster.run("sbatch", "--parsable", "-p", "burst", "-o", "/dev/null", "--wrap=true")
+    cluster.until(
+        lambda: cluster.run("sacct", "-nXj", job.strip(), "-o", "state").strip() == "COMPLETED"
+    )
+    assert cluster.run("sacct", "-nXPj", job.strip(), "-o", "nodelist").strip() == "burst-1"
+    assert not [each for each in owner.json("ps") if each["name"] != "burst-1"]
+    wait_until(lambda: owner.job("burst-1").phase == "stopped", lambda: str(owner.job("burst-1")))
+    assert owner.job("burst-1").reason == "the cluster released the node"
+    owner.cli("pool", "rm", "burst", "--yes")
+
+
+def test_a_cluster_autoscaler_orders_and_removes_nodes_of_a_pool(
+    owner: User, tmp_path: Path
+) -> None:
+    """The autoscaler speaks the published protocol by TLS on both sides, as its `cloud-config`
+    says. A node is a process on this machine."""
+    pool = "{name: k8s, max: 2, resources: {cpu: 1, memory: 256MiB}, join: 'env; sleep 600'}"
+    owner.cli("pool", "apply", owner.task(pool, "k8s.yaml"))
+    authority, other = Authority(tmp_path), tmp_path / "other"
+    other.mkdir()
+    (cert, key), port = authority.issue(), free_port()
+    files = ["--cert", str(cert), "--key", str(key), "--cacert", str(authority.ca)]
+    address = f"127.0.0.1:{port}"
+    owner.cli("pool", "serve-kubernetes", "k8s", "--listen", "0.0.0.0:0", code=2)
+    serving = owner.start("pool", "serve-kubernetes", "k8s", "--listen", address, *files)
+    assert serving.stdout is not None
+    assert "serving k8s" in serving.stdout.readline()
+
+    def connect(*pair: Path) -> grpc.Channel:
+        read = [each.read_bytes() for each in pair]
+        ids = dict(zip(("certificate_chain", "private_key"), read, strict=False))
+        tls = grpc.ssl_channel_credentials(authority.ca.read_bytes(), **ids)
+        return grpc.secure_channel(address, tls)
+
+    def use(channel: grpc.Channel, method: str, **fields: Any) -> Any:
+        def send(method: str, data: bytes) -> Any:
+            return channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=START_S)
+
+        return call(send, method, **fields)
+
+    for stranger in ((), Authority(other).issue()):
+        with connect(*stranger) as channel, pytest.raises(grpc.RpcError):
+            use(channel, "Refresh")
+    with connect(cert, key) as channel:
+        use(channel, "NodeGroupIncreaseSize", id="k8s", delta=1)
+        with pytest.raises(grpc.RpcError) as refused:
+            use(channel, "NodeGroupIncreaseSize", id="k8s", delta=2)
+        assert refused.value.code() is grpc.StatusCode.OUT_OF_RANGE
+        [node] = use(channel, "NodeGroupNodes", id="k8s").instances
+        name = node.id.rpartition("/")[2]
+        owner.wait(name, "running")
+        wait_until(lambda: f"CLUSTER_PROVIDER_ID={node.id}" in owner.said(name))
+        assert "CLUSTER_NODE_LABELS=cavvy/pool=k8s\n" in owner.said(name)
+        [running] = use(channel, "NodeGroupNodes", id="k8s").instances
+        assert running.status.instanceState == 1
+        gone = make("ExternalGrpcNode", providerID=node.id, name=name)
+        use(channel, "NodeGroupDeleteNodes", id="k8s", nodes=[gone])
+        assert use(channel, "NodeGroupTargetSize", id="k8s").targetSize == 0
+    assert owner.ended(name).reason == "the cluster released the node"
+    serving.terminate()
+    assert serving.wait(START_S) == 143

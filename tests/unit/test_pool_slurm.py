@@ -29,7 +29,13 @@ def test_a_wrong_list_of_nodes(hostlist: str) -> None:
 
 def test_the_lines_state_what_the_smallest_node_has() -> None:
     shape = PoolShapeView(
-        cpus=64, memory_mib=512_000, gpus=8, gpu="A100-80GB", rate_micros_per_hour=1
+        cpus=64,
+        memory_mib=512_000,
+        gpus=8,
+        gpu="A100-80GB",
+        architecture="",
+        labels={},
+        rate_micros_per_hour=1,
     )
     lines = _make_conf(replace(POOL, name="burst", max=4), shape, Path("/etc/slurm/cavvy"))
     assert (

@@ -53,13 +53,16 @@ class PoolView(Answer, frozen=True, kw_only=True):
 
 class PoolShapeView(Answer, frozen=True, kw_only=True):
     """What every node that the pool can have now has at least. `gpu` is "" without GPUs. Amounts
-    are 0 if neither the pool's file nor an offer tells them. `rate_micros_per_hour` is the lowest
+    are 0 if neither the pool's file nor an offer tells them. `labels` are those of a node of
+    Kubernetes. `rate_micros_per_hour` is the lowest
     price of a node."""
 
     cpus: int
     memory_mib: int
     gpus: int
     gpu: str
+    architecture: str
+    labels: dict[str, str]
     rate_micros_per_hour: int
 
 

@@ -15,7 +15,7 @@ from cavvy.api.routes.submission import check_pool, list_pool_offers
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user, principal_of
 from cavvy.client import pool_wire as wire
-from cavvy.control.decide.node_pools import make_provider_id
+from cavvy.control.decide.node_pools import make_node_labels, make_provider_id
 from cavvy.control.decide.requests import is_stopping
 from cavvy.control.node_pools import ClusterNodeStatus, NotOfCluster, PoolInUse, PoolStatus
 from cavvy.domain.accounts import Permission
@@ -104,6 +104,8 @@ async def get_shape(
             default=wanted.count_min if wanted else 0,
         ),
         gpu=next((each.accelerator or "" for each in offers), (wanted and wanted.name) or ""),
+        architecture=next((each.architecture for each in offers), ""),
+        labels=dict(make_node_labels(pool)),
         rate_micros_per_hour=min((each.rate.micros_per_hour for each in offers), default=0),
     )
 

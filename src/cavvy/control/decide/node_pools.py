@@ -1,7 +1,7 @@
 """Binds jobs to their elastic pool: what the pool adds to a task, which offers it permits, and what
 changes when an idle gang makes room (see `autoscaler.node_pools`)."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -17,8 +17,6 @@ from cavvy.planner.calendar import find_interval
 from cavvy.planner.candidates import Candidates
 
 LOWEST_PRIORITY = -100
-# Variables of the script `join`: the node's name in its cluster, and its provider ID in Kubernetes.
-NODE_VARIABLE, PROVIDER_ID_VARIABLE = "CLUSTER_NODE", "CLUSTER_PROVIDER_ID"
 Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]
 
 
@@ -68,12 +66,17 @@ def make_pool_start(pool: NodePool) -> TaskSpec:
 
 
 def make_cluster_node(pool: NodePool, name: str) -> TaskSpec:
-    """Return the task that is a node of another cluster until it is stopped."""
+    """Return the task that is a node of another cluster until it is stopped. Its script `join`
+    reads from variables what identifies the node in Slurm or Kubernetes."""
     task = TaskSpec(
         name=name,
         project=pool.project,
         run=pool.join,
-        env={NODE_VARIABLE: name, PROVIDER_ID_VARIABLE: make_provider_id(pool, name)},
+        env={
+            "CLUSTER_NODE": name,
+            "CLUSTER_PROVIDER_ID": make_provider_id(pool, name),
+            "CLUSTER_NODE_LABELS": ",".join(f"{k}={v}" for k, v in make_node_labels(pool).items()),
+        },
         secrets=pool.secrets,
         pool=pool.name,
         tags={CLUSTER_NODE_TAG: name},
@@ -84,6 +87,13 @@ def make_cluster_node(pool: NodePool, name: str) -> TaskSpec:
 def make_provider_id(pool: NodePool, name: str) -> str:
     """Return the ID by which an autoscaler of Kubernetes recognizes the node."""
     return f"cavvy://{pool.project}/{pool.name}/{name}"
+
+
+def make_node_labels(pool: NodePool) -> Mapping[str, str]:
+    """Return the labels of the pool's nodes in Kubernetes."""
+    wanted = pool.resources.choices[0].accelerators
+    gpu = {"cavvy/gpu": wanted[0].name} if wanted and wanted[0].name else {}
+    return {"cavvy/pool": pool.name, **gpu}
 
 
 def opens_at(pool: NodePool, now: datetime) -> datetime | None:
