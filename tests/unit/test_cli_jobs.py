@@ -41,6 +41,7 @@ from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.client.policy_wire import PolicyAsk
+from cavvy.client.share_wire import ShareReport, ShareView
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -429,6 +430,8 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[PolicyAsk] = []
+    none = ShareReport(half_life_days=7, projects=[])
+    monkeypatch.setattr("cavvy.client.share_wire.read_shares", lambda *_: none)
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
     monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *put: asked.append(put[2]))
     assert (
@@ -453,6 +456,39 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
     ):
         refused = run("policy", "set", f"--{option}", text)
         assert (refused.exit_code, "number from 0 to 1,000,000" in refused.stderr) == (2, True)
+
+
+def test_a_policy_says_what_happens_if_the_project_holds_more(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ShareView(
+        project="default",
+        parent=None,
+        weight=1,
+        part=1,
+        used_part=1,
+        used_gpu_hours=1,
+        gpus=12,
+        jobs=2,
+        waiting_gpus=0,
+        waiting_jobs=0,
+        quota_gpus=None,
+        max_gpus=None,
+        accelerators={"H100": 4, "H100-NVL": 4, "A100": 4},
+        micros_per_hour=40_000_000,
+    )
+    report = ShareReport(half_life_days=7, projects=[row])
+    monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
+    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *_: None)
+    monkeypatch.setattr("cavvy.client.share_wire.read_shares", lambda *_: report)
+    told = run("policy", "set", "--max-gpus", "20,H100=6", "--max-spend", "39").stderr
+    then = "running jobs continue, and others wait until there is room"
+    assert f"project default holds 8 H100, more than its limit of 6 H100: {then}\n" in told
+    assert "holds $40.00 an hour, more than its limit of $39.00 an hour" in told
+    assert told.count("note:") == 2
+    told = run("policy", "set", "--quota", "11,A100=4").stderr
+    assert "project default holds 12 GPUs, more than its quota of 11 GPUs: other projects" in told
+    assert told.count("note:") == 1
 
 
 def test_a_waiting_job_says_whose_jobs_are_before_it(client: FakeClient) -> None:

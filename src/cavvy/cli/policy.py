@@ -1,7 +1,7 @@
 """`cavvy policy`: manages restrictions on the jobs of a project."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
+    from cavvy.client.client import ApiClient
     from cavvy.client.policy_wire import ProjectPolicyView
 
 _ANY = "any"  # the value of an option that removes its restriction
@@ -155,7 +156,10 @@ def set_policy(
         undo = f"`cavvy policy delete -p {where}` deletes the policy"
         note = find_project_note(client, where, undo)
         begin = client.server().removes_old_from if changes.get("keep_jobs_days") else None
+        exceeded = [] if where is None else [*_list_exceeded(client, where, changes)]
     click.echo(f"the policy of {_say(where)} is set")
+    for told in exceeded:
+        click.echo(f"note: {told}", err=True)
     if note:
         click.echo(note, err=True)
     _note_unknown(changes.get("regions", ()))
@@ -227,6 +231,35 @@ def _read_key(file: str) -> str:
         raise CommandFailure(f"--signed-by {file}: {error}", hint, exit_code=2) from error
 
 
+def _list_exceeded(client: "ApiClient", project: str, changes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which of the new limits and quotas are below what the project holds now, and what
+    happens."""
+    if not any(name.startswith(("max_", "quota_")) for name in changes):
+        return
+    from cavvy.catalog.accelerators import is_match
+    from cavvy.client.share_wire import read_shares
+    from cavvy.domain.policies import say_amount
+
+    for row in read_shares(client, project).projects:
+        for whose, kind, then in (
+            ("max", "limit", "running jobs continue, and others wait until there is room"),
+            ("quota", "quota", "other projects may get back for their quotas what is above it"),
+        ):
+            numbers = {
+                "": changes.get(f"{whose}_gpus"),
+                **changes.get(f"{whose}_accelerators", {}),
+                "$": changes.get(f"{whose}_micros_per_hour"),
+            }
+            for name, most in numbers.items():
+                of_name = (gpus for each, gpus in row.accelerators.items() if is_match(each, name))
+                held = {"": row.gpus, "$": row.micros_per_hour}.get(name, sum(of_name))
+                if most is not None and held > most:
+                    yield (
+                        f"project {project} holds {say_amount(name, held)}, more than its {kind} "
+                        f"of {say_amount(name, most)}: {then}"
+                    )
+
+
 def _note_unknown(regions: Sequence[str]) -> None:
     """Print a note for each region that the catalog does not have, because a misspelt region
     prevents all jobs from starting.
@@ -267,7 +300,7 @@ def _read_gpus(name: str, text: str) -> tuple[float | None, dict[str, float]]:
         accelerator, equals, number = part.strip().rpartition("=")
         accelerator = accelerator.strip()
         if not re.fullmatch(_NUMBER, number.strip()) or bool(equals) != bool(accelerator):
-            what = "is not a number from 0 to 1,000,000, or such a number as ACCELERATOR=NUMBER"
+            what = "is neither a number from 0 to 1,000,000 nor ACCELERATOR=NUMBER"
             raise CommandFailure(f"--{option}: {part.strip()!r} {what}", example, exit_code=2)
         if accelerator in found or (not equals and total is not None):
             what = accelerator or "the number of all GPUs"

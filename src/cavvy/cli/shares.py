@@ -42,7 +42,7 @@ def _loans(loans: Sequence[Mapping[str, Any]], direction: str) -> str:
 # JSON and CSV have these fields, and tables the columns
 _FIELDS = (
     *("project", "parent", "weight", "part", "used_part", "used_gpu_hours", "debt_gpu_hours"),
-    *("gpus", "jobs", "micros_per_hour", "quota_gpus", "quota_accelerators"),
+    *("gpus", "accelerators", "jobs", "micros_per_hour", "quota_gpus", "quota_accelerators"),
     *("quota_micros_per_hour", "max_gpus", "max_accelerators", "max_micros_per_hour"),
     *("waiting_gpus", "waiting_jobs", "lent", "borrowed"),
 )
@@ -52,14 +52,16 @@ _COLUMNS = (
     TableColumn("part", "SHARE", show=_percent),
     TableColumn("used_part", "USED", show=_percent),
     TableColumn("used_gpu_hours", "GPU-HOURS", show=lambda hours: f"{hours:,.1f}", drop=3),
-    TableColumn("debt_gpu_hours", "DEBT", show=lambda hours: f"{hours:+,.1f}", drop=6),
+    TableColumn(
+        "debt_gpu_hours", "DEBT", show=lambda hours: f"{round(hours, 1) + 0:+,.1f}", drop=6
+    ),
     TableColumn("gpus", "GPUS", show=_number),
     TableColumn("jobs", drop=4),
     TableColumn("micros_per_hour", "$/H", show=lambda micros: f"{micros / 1e6:,.2f}", drop=7),
     TableColumn("quota"),
     TableColumn("limit", drop=1),
-    TableColumn("lent", show=lambda loans: _loans(loans, "to"), drop=8),
-    TableColumn("borrowed", show=lambda loans: _loans(loans, "of"), drop=9),
+    TableColumn("lent", drop=8),
+    TableColumn("borrowed", drop=9),
     TableColumn("waiting_gpus", "WAITING", show=_number),
     TableColumn("waiting_jobs", "JOBS WAITING", drop=5),
 )
@@ -88,6 +90,8 @@ def command(project: str | None, output: str) -> None:
         quota = each.quota_gpus, each.quota_accelerators, each.quota_micros_per_hour
         limit = each.max_gpus, each.max_accelerators, each.max_micros_per_hour
         row |= {"quota": _amounts(*quota), "limit": _amounts(*limit)}
+        if output == "table":
+            row |= {"lent": _loans(row["lent"], "to"), "borrowed": _loans(row["borrowed"], "of")}
     columns = _COLUMNS if output == "table" else _FIELDS
     rows_out(columns, rows, output, empty="no project uses or wants anything")
     if output == "table" and any(each.waiting_jobs for each in report.projects):

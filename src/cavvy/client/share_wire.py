@@ -26,10 +26,11 @@ class ShareView(Answer, frozen=True, kw_only=True):
     `weight` is its share among the projects with the same parent. `part` is the fraction of all use
     that the project should have by its weight, and `used_part` the fraction that it has.
     `used_gpu_hours` is its past use, which decays by half in `half_life_days`, and `debt_gpu_hours`
-    what it has used beyond its part, or less than 0 if other projects have. `gpus` and `jobs`
-    are in use now, `waiting_gpus` and `waiting_jobs` wait. `micros_per_hour` is the price of its
-    nodes. The quotas and limits are those of its policy. `lent` is what others hold of its quota,
-    and `borrowed` what it holds of the quotas of others.
+    what it has used beyond its part, or less than 0 if other projects have. `gpus` and `jobs` are
+    in use now, `waiting_gpus` and `waiting_jobs` wait. `accelerators` are the GPUs of its nodes by
+    product, and `micros_per_hour` is the price of the nodes. The quotas and limits are those of its
+    policy. `lent` is what others hold of its quota, and `borrowed` what it holds of the quotas of
+    others.
     """
 
     project: str
@@ -45,6 +46,7 @@ class ShareView(Answer, frozen=True, kw_only=True):
     quota_gpus: float | None
     max_gpus: float | None
     debt_gpu_hours: float = 0.0
+    accelerators: dict[str, float] = field(default_factory=dict)
     micros_per_hour: int = 0
     quota_accelerators: dict[str, float] = field(default_factory=dict)
     max_accelerators: dict[str, float] = field(default_factory=dict)

@@ -681,7 +681,9 @@ def _needs_of(job: JobRecord) -> tuple[object, ...]:
     """Return what decides which offers a job may use: jobs with the same needs wait for the same
     limits."""
     task = job.task
-    return job.project, job.user, job.consented, task.resources, task.nodes, task.retry.parallel
+    place = task.machine, task.pool
+    gangs = task.nodes, task.retry.parallel
+    return job.project, job.user, job.consented, task.resources, gangs, place
 
 
 def _make_group_row(group_id: str, jobs: Sequence[JobRecord]) -> QueueRow:

@@ -138,6 +138,7 @@ class ProjectStanding(Struct, frozen=True, kw_only=True):
     used_part: float
     debt_h: float
     micros_per_hour: float  # of all nodes that it holds
+    accelerators: Amounts  # of each product that it holds, on nodes that are kept warm, too
     held: float
     jobs: int
     waiting: float
@@ -188,8 +189,11 @@ def list_standings(rows: Iterable[QueueRow], book: ShareBook) -> Sequence[Projec
         add(row.project, waiting=row.size, waiting_jobs=1)
     for each in book.held:
         add(each.project, held=each.gpus + each.idle, jobs=each.jobs)
+    products: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for gang in book.gangs:
         add(gang.project, micros_per_hour=gang.share.micros_per_hour)
+        for name in list_line(gang.project, book.parents) if gang.share.accelerator else ():
+            products[name][gang.share.accelerator] += gang.share.gpus
     for project, used_h in book.used_h.items():
         add(project, used_h=used_h)
     active = {
@@ -206,6 +210,7 @@ def list_standings(rows: Iterable[QueueRow], book: ShareBook) -> Sequence[Projec
             used_part=sums[name]["used_h"] / everything if everything else 0.0,
             debt_h=sums[name]["used_h"] - parts[name] * everything,
             micros_per_hour=sums[name]["micros_per_hour"],
+            accelerators=products[name],
             held=sums[name]["held"],
             jobs=int(sums[name]["jobs"]),
             waiting=sums[name]["waiting"],

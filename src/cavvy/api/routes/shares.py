@@ -58,6 +58,7 @@ def _view(
         parent=parent if parent and is_visible(parent, visible) else None,
         used_gpu_hours=standing.used_h,
         debt_gpu_hours=standing.debt_h,
+        accelerators=dict(standing.accelerators),
         micros_per_hour=round(standing.micros_per_hour),
         gpus=standing.held,
         waiting_gpus=standing.waiting,
