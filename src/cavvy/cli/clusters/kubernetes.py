@@ -111,7 +111,7 @@ class GroupProblem(Exception):
         self.code = code
 
 
-class KubernetesNode(Struct, frozen=True, kw_only=True):
+class AutoscaledNode(Struct, frozen=True, kw_only=True):
     """A node of the cluster, as the autoscaler describes it."""
 
     provider_id: str
@@ -244,7 +244,7 @@ class NodeGroups:
             raise GroupProblem("NOT_FOUND", f"there is no node group {name!r}")
         return name
 
-    def _find_pool(self, node: KubernetesNode) -> str | None:
+    def _find_pool(self, node: AutoscaledNode) -> str | None:
         """Return the pool of a node: by its provider ID or, before the node has one, by its name.
         A node of a template has only labels."""
         for name in self._pools:
@@ -334,9 +334,9 @@ def _name_resource(gpu: str) -> str:
     return names.get(known.accelerator.vendor, "nvidia.com/gpu") if known else "nvidia.com/gpu"
 
 
-def _read_node(data: bytes) -> KubernetesNode:
+def _read_node(data: bytes) -> AutoscaledNode:
     node = decode(data)
-    return KubernetesNode(
+    return AutoscaledNode(
         provider_id=read_text(node, 1), name=read_text(node, 2), labels=read_map(node, 3)
     )
 
