@@ -61,6 +61,24 @@ def test_nvidia_amd_and_limits() -> None:
     assert (less.cpus, less.memory_mib, less.devices) == (2, 1024, ())
 
 
+def test_hosts_have_labels_and_islands_of_nvlink() -> None:
+    rows = [[str(n), f"GPU-{n}", "NVIDIA GB200", "189471", "[N/A]"] for n in range(4)]
+    links = "GPU0 GPU1 GPU2 GPU3 CPU\n" + "".join(
+        f"GPU{n} {' '.join('X' if n == other else 'NV18' for other in range(4))} 0-71\n"
+        for n in range(4)
+    )
+    fabric = "01234567-89ab-cdef-0123-456789abcdef, 7\n" * 4
+    facts = replace(FACTS, smi=SmiReading(rows=rows, links=links, fabric=fabric))
+    domain = ("nvlink", "01234567-89ab-cdef-0123-456789abcdef.7")
+    (host,) = make_hosts([known(replace(ENTRY, labels={"rack": "r1"}), facts)])
+    assert host.labels == (domain, ("rack", "r1"))
+    assert host.islands == (("GPU-0", "GPU-1", "GPU-2", "GPU-3"),)
+    (host,) = make_hosts([known(replace(ENTRY, labels={"nvlink": "n1"}), facts)])
+    assert host.labels == (("nvlink", "n1"),)
+    (plain,) = make_hosts([known()])
+    assert (plain.labels, plain.islands) == ((), ())
+
+
 def test_gpus_that_cannot_be_used_are_told() -> None:
     broken = make_machine(ENTRY, replace(FACTS, smi=SmiReading(error="no driver")))
     assert not broken.devices

@@ -31,6 +31,9 @@ class Host(Struct, frozen=True, kw_only=True):
     kinds: tuple[
         str, ...
     ] = ()  # the `Offer.instance_type` of each device; () if all devices are of one type
+    # Groups of devices that NVLink joins. A job that needs several whole devices gets those of as
+    # few groups as possible.
+    islands: tuple[tuple[str, ...], ...] = ()
     # If this host belongs to a group, the provider/region of the group's offers; each rank of a
     # gang then gets its own host of the group. If "", all ranks of a gang share this host.
     group: str = ""

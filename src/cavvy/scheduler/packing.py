@@ -20,7 +20,7 @@ from cavvy.scheduler.fragmentation import (
     find_largest,
     find_typical,
 )
-from cavvy.scheduler.topology import HostLabels, choose_hosts, explain_lack
+from cavvy.scheduler.topology import HostLabels, choose_hosts, choose_joined, explain_lack
 
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -202,8 +202,8 @@ def allocate_one(
     this host. Returns None if the rank does not fit.
 
     A task that requests no size gets one CPU and no memory. Whole devices are allocated in the
-    order in which the host lists them. If the offer is a part of a device, `choose_shared` chooses
-    the device.
+    order in which the host lists them, unless NVLink joins only some of them. If the offer is a
+    part of a device, `choose_shared` chooses the device.
     """
     need = task.resources.stated()  # a shared host is the user's own machine
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
@@ -214,7 +214,8 @@ def allocate_one(
     if offer.accelerator_part < 1:
         devices = choose_shared(offer.accelerator_part, free)
     else:
-        devices = [each for each, left in free.items() if left == 1][: offer.accelerator_count]
+        whole = [each for each, left in free.items() if left == 1]
+        devices = list(choose_joined(whole, offer.accelerator_count, host.islands))
     if len(devices) < offer.accelerator_count:
         return None
     if cpus > host.cpus - sum(allocation.cpus for allocation in allocations) + _SLACK:

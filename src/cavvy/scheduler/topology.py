@@ -8,13 +8,15 @@ a gang that only prefers a domain is spread over as few domains as possible. Sli
 evenly over as few domains as possible, like Kueue's balanced placement.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from math import ceil
+from typing import TypeVar
 
 from cavvy.domain.tasks import TopologyNeed
 from cavvy.domain.units import format_count
 
+_T = TypeVar("_T")
 _ANYWHERE = TopologyNeed()
 Labels = Sequence[tuple[str, str]]  # of one host, such as (("block", "b1"), ("rack", "r1"))
 
@@ -153,12 +155,8 @@ class _Chooser:
         first, and the rest from the smallest domain that holds it."""
         label, chosen = self._need.prefer, list[int]()
         domains = [] if label is None else list(self._labels.group(free, label).values())
-        while domains and len(chosen) < count:
-            left = count - len(chosen)
-            holding = [each for each in domains if len(each) >= left]
-            domain = min(holding, key=len) if holding else max(domains, key=len)
-            domains.remove(domain)
-            chosen += self._pick(domain, min(left, len(domain)))
+        for domain, part in take_domains(domains, count):
+            chosen += self._pick(domain, part)
         others = set(free) - set(chosen)  # without the label, if it has not been enough
         return chosen + self._pick([at for at in free if at in others], count - len(chosen))
 
@@ -166,6 +164,35 @@ class _Chooser:
         if self._rate is None or count == len(free):
             return list(free[:count])
         return nsmallest(count, free, key=self._rate)
+
+
+def take_domains(domains: Iterable[Sequence[_T]], count: int) -> Iterator[tuple[Sequence[_T], int]]:
+    """Yield as few domains as possible that together have `count` members, each with the number to
+    take: whole domains, largest first, and the rest from the smallest domain that holds it. If all
+    have fewer members, everything is taken."""
+    left = [domain for domain in domains if domain]
+    while left and count:
+        holding = [each for each in left if len(each) >= count]
+        domain = min(holding, key=len) if holding else max(left, key=len)
+        left.remove(domain)
+        part = min(count, len(domain))
+        count -= part
+        yield domain, part
+
+
+def choose_joined(
+    free: Sequence[str], count: int, islands: Sequence[Collection[str]]
+) -> Sequence[str]:
+    """Return `count` of the free devices, in their order, from as few islands as possible; [] if
+    there are fewer. A device in no island is an island of its own, so that a job that needs one
+    device leaves joined devices together."""
+    if not islands or len(free) <= count:
+        return free[:count]
+    joined = [[each for each in free if each in island] for island in islands]
+    alone = [[each] for each in free if not any(each in island for island in islands)]
+    parts = take_domains([*alone, *joined], count)
+    taken = {each for domain, part in parts for each in domain[:part]}
+    return [each for each in free if each in taken]
 
 
 def spread_slices(free: Sequence[int], size: int, slices: int) -> Sequence[int] | None:

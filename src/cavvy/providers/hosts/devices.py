@@ -60,6 +60,7 @@ class MachineSources(Struct, frozen=True, kw_only=True):
     memory_mib: Callable[[], int]  # installed memory
     disk_gib: Callable[[], int]  # free space on the jobs' disk
     nvml: Callable[[], NvmlQueries | None]  # returns None if no driver is installed
+    links: Callable[[], str] = lambda: ""  # the output of `nvidia-smi topo -m`
     sysctl: Callable[[str], str]  # reads a value by name, on Darwin
     usable: Callable[[Path], bool]  # returns True if this user may open a device file
 

@@ -16,8 +16,10 @@ from cavvy.providers.hosts.apple import find_apple
 from cavvy.providers.hosts.devices import HostDevice, MachineSources, read_number, read_text
 from cavvy.providers.hosts.intel import find_intel
 from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
+from cavvy.providers.hosts.nvlink import ask_links, read_islands
 
 _MIB = 1 << 20
+_PAIR = 2  # of two devices, a job gets one or both, with or without NVLink
 
 
 class ThisMachine(Struct, frozen=True, kw_only=True):
@@ -30,6 +32,7 @@ class ThisMachine(Struct, frozen=True, kw_only=True):
     architecture: str = ""  # the CPU architecture, as printed by `uname -m`
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
+    islands: tuple[tuple[str, ...], ...] = ()  # IDs of devices that NVLink joins
 
     def limit(
         self, *, cpus: float | None, memory_gib: float | None, accelerators: bool
@@ -42,12 +45,14 @@ class ThisMachine(Struct, frozen=True, kw_only=True):
             if memory_gib is None
             else min(self.memory_mib, round(memory_gib * 1024)),
             devices=self.devices if accelerators else (),
+            islands=self.islands if accelerators else (),
         )
 
 
 def discover(sources: MachineSources) -> ThisMachine:
     """Read all facts again. The call blocks until the drivers answer."""
     found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
+    devices = [device for each in found for device in each.devices]
     groups = _cgroups(sources)
     return ThisMachine(
         hostname=sub(r"[^a-z0-9.-]+", "-", sources.hostname.lower()).strip("-.") or "localhost",
@@ -59,7 +64,8 @@ def discover(sources: MachineSources) -> ThisMachine:
         ),
         disk_gib=sources.disk_gib(),
         architecture=sources.architecture,
-        devices=[device for each in found for device in each.devices],
+        devices=devices,
+        islands=read_islands(sources.links(), devices) if len(devices) > _PAIR else (),
         notes=[note for each in found for note in each.notes],
     )
 
@@ -75,6 +81,7 @@ def this_machine(home: Path) -> MachineSources:
         memory_mib=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,
         disk_gib=lambda: shutil.disk_usage(home).free >> 30,
         nvml=open_nvml,
+        links=ask_links,
         sysctl=_sysctl,
         usable=lambda path: os.access(path, os.R_OK | os.W_OK),
     )

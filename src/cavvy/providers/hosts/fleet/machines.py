@@ -20,6 +20,7 @@ from cavvy.providers.hosts.models import (
     model_of,
     say_models,
 )
+from cavvy.providers.hosts.nvlink import read_domain
 
 # (model, number of accelerators); the model is None if there are no accelerators
 DeviceShape = tuple[DeviceModel | None, int]
@@ -66,6 +67,8 @@ class SmiReading(Struct, frozen=True, kw_only=True):
     rows: Sequence[Sequence[str]] | None = None
     listing: str = ""  # older supervisors do not report it
     error: str = ""
+    fabric: str = ""  # see `nvlink.read_domain`
+    links: str = ""  # the output of `nvidia-smi topo -m`
 
 
 class SupervisorFacts(Struct, frozen=True, kw_only=True):
@@ -170,6 +173,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
             memory_mib=lambda: facts.memory_mib,
             disk_gib=lambda: facts.disk_gib,
             nvml=nvml,
+            links=lambda: facts.smi.links,
             sysctl=lambda name: "",
             usable=lambda path: f"/{path.relative_to(root)}" in facts.usable,
         )
@@ -212,10 +216,17 @@ def make_hosts(
             problem=each.problem,
             separates=obstacles[each.entry.name] == "",
             obstacle=obstacles[each.entry.name] or "",
-            labels=tuple(sorted(each.entry.labels.items())),
+            labels=_list_labels(each),
         )
         for each in known
     ]
+
+
+def _list_labels(known: KnownHost) -> tuple[tuple[str, str], ...]:
+    """Return the labels of the inventory, and that of the NVLink domain that the host shares with
+    other hosts."""
+    domain = read_domain(known.facts.smi.fabric)
+    return tuple(sorted({**({"nvlink": domain} if domain else {}), **known.entry.labels}.items()))
 
 
 def make_host(name: str, machine: ThisMachine) -> Host:
@@ -226,6 +237,7 @@ def make_host(name: str, machine: ThisMachine) -> Host:
         disk_gib=machine.disk_gib,
         devices=tuple(device.id for device in machine.devices),
         kinds=tuple(instance_type(model_of(device)) for device in machine.devices),
+        islands=machine.islands,
         notes=tuple(machine.notes),
     )
 

@@ -22,6 +22,13 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 ]
+# which GPUs NVLink joins across hosts and within this host; old drivers know only the second
+SMI_FABRIC = [
+    "nvidia-smi",
+    "--query-gpu=fabric.clusterUuid,fabric.cliqueId",
+    "--format=csv,noheader",
+]
+SMI_LINKS = ["nvidia-smi", "topo", "-m"]
 # nvidia-smi takes several seconds if the driver is not loaded
 SMI_TIMEOUT_S = 20.0
 TRY_TIMEOUT_S = 5.0  # time limit for an agent that tries to separate work
@@ -111,6 +118,7 @@ def find_user() -> str:
 def ask_smi() -> Fields:
     """Return the output of nvidia-smi: {"rows"}, or {"error"} if nvidia-smi fails, or {} if
     nvidia-smi is not installed. If MIG splits a GPU, the result has a "listing" of the instances.
+    If nvidia-smi can tell, the result has the "fabric" and the "links" of the GPUs.
     """
     if shutil.which(SMI[0]) is None:
         return {}
@@ -118,10 +126,12 @@ def ask_smi() -> Fields:
     if "text" not in found:
         return found
     rows = [[cell.strip() for cell in line.split(",")] for line in found["text"].splitlines()]
+    facts = {"rows": rows, "fabric": run_smi(SMI_FABRIC).get("text", "")}
+    facts["links"] = run_smi(SMI_LINKS).get("text", "") if len(rows) > 2 else ""
     if not any(row[4:5] == ["Enabled"] for row in rows):
-        return {"rows": rows}
+        return facts
     listed = run_smi([SMI[0], "-L"])
-    return {"rows": rows, "listing": listed["text"]} if "text" in listed else listed
+    return {**facts, "listing": listed["text"]} if "text" in listed else listed
 
 
 def run_smi(command: list[str]) -> Fields:
