@@ -4,6 +4,7 @@ import ast
 import csv
 import io
 import json
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -633,3 +634,16 @@ def test_texts_in_csv_are_no_formulas_and_stay_in_their_cells() -> None:
     texts = [*(f"'{each}" for each in odd), *kept]
     assert found == [["text", "number"], *([each, "-7"] for each in texts)]
     assert "\r\n" not in out.getvalue()
+
+
+def test_values_cannot_control_a_terminal() -> None:
+    value = "a\x1b[2J\x9b2J\x7fb\nü"
+    for kind, expected in (
+        ("csv", r"a\x1b[2J\x9b2J\x7fb"),
+        ("json", r"a\u001b[2J\u009b2J\u007fb\nü"),
+    ):
+        out = io.StringIO()
+        rows_out(["lr"], [(value,)], kind, file=out)
+        assert expected in out.getvalue()
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out.getvalue())
+    assert json.loads(out.getvalue()) == [{"lr": value}]

@@ -40,6 +40,9 @@ def _read_format(context: click.Context, parameter: click.Parameter, value: str)
     return "table" if value == "wide" else value
 
 
+# control characters that `json.dumps` does not escape
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
 output_option = _format_option("json", "csv")
 json_option = _format_option("json")  # for commands whose output is not a list
 
@@ -77,11 +80,11 @@ def _cells(heads: Sequence[TableColumn], row: object) -> Sequence[object]:
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
     """Print dictionaries, lists and simple values as indented JSON. Times are printed in ISO 8601,
-    durations in seconds.
+    durations in seconds. Characters that control terminals are printed as escapes.
     """
     import json
 
-    text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
+    text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False).translate(_CONTROLS)
     (file or sys.stdout).write(text + "\n")
 
 
