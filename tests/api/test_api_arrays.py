@@ -50,6 +50,17 @@ async def test_an_array_is_submitted_once_and_listed_as_one(api: Api) -> None:
     ]
 
 
+async def test_an_array_has_the_place_of_its_next_job_in_the_queue(api: Api) -> None:
+    made = [await api.submit() for _ in range(3)]  # two places
+    await api.attempt(made[1]["id"])
+    await submit(api, TASK)
+    [array, *_] = (await read(api, "jobs?arrays=true"))["jobs"]
+    assert (array["queue_position"], array["queue_ahead"]) == (2, {"default": 1})
+    assert (await api.http.post("/v1/projects/default/arrays/train/stop", json={})).is_success
+    [array, *_] = (await read(api, "jobs?arrays=true"))["jobs"]
+    assert array["queue_position"] is None
+
+
 async def test_pages_contain_each_job_and_each_array_once(api: Api) -> None:
     for number in range(3):
         await submit(api, f"{{name: a{number}, array: 0-4, run: 'x'}}")

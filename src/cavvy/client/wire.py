@@ -114,7 +114,8 @@ class JobListing(Answer, frozen=True, kw_only=True):
     `queue_position` is 1 for the next job to start. `queue_position` is null for a job that is not
     queued or is not allowed to start yet. `queue_ahead` is the number of jobs of each project that
     are before it; jobs of projects that the caller may not see count under an empty name.
-    `estimated_start` is null if too little is known, for example because no job has ended yet.
+    `estimated_start` is null if too little is known, for example because no job has ended yet. An
+    array has the three values of its next job.
     """
 
     id: str

@@ -223,6 +223,14 @@ class FairQueue:
             done = place
         return found
 
+    async def find_next(self, array_ids: Collection[str], now: datetime) -> Mapping[str, str]:
+        """Return for each of the arrays that have jobs in the queue the ID of its first one."""
+        first: dict[str, str] = {}
+        for row in await self.line_up((), now) if array_ids else ():
+            if row.array in array_ids:
+                first.setdefault(row.array, row.id)
+        return first
+
     async def line_up(self, job_ids: Collection[str], now: datetime) -> Sequence[QueueRow]:
         """Return all waiting jobs in their order. A moment old order is computed again for a job
         that may have arrived since."""

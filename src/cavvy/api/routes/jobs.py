@@ -482,14 +482,18 @@ def say_what_to_do(job: JobRecord) -> str:
 
 
 async def _add_places(request: Request, app_state: AppState, page: wire.JobPage) -> wire.JobPage:
-    """Return the page with the places of its waiting jobs in the queue."""
+    """Return the page with the places of its waiting jobs in the queue. An array has the place of
+    its next job.
+    """
     waiting = [
         row.id
         for row in page.jobs
         if row.phase == JobPhase.QUEUED and not (row.held or row.members or row.machine is not None)
     ]
-    found = await _find_queue_fields(request, app_state, waiting)
-    rows = [structs.replace(row, **found.get(row.id, {})) for row in page.jobs]
+    arrays = {row.id for row in page.jobs if JobPhase.QUEUED in row.members}
+    firsts = await app_state.control_plane.fair_queue.find_next(arrays, app_state.now())
+    found = await _find_queue_fields(request, app_state, [*waiting, *firsts.values()])
+    rows = [structs.replace(row, **found.get(firsts.get(row.id, row.id), {})) for row in page.jobs]
     return wire.JobPage(jobs=rows, cursor=page.cursor) if found else page
 
 
