@@ -11,7 +11,7 @@ _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]*$)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-class _Lines:
+class _NewlineFile:
     """A file that ends each line with a newline character only. The csv module quotes a carriage
     return in a cell only if its own line ends contain a carriage return, too.
     """
@@ -28,7 +28,7 @@ def write_rows(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
     because tags, users and messages come from people who may not run formulas on other people's
     computers. For the same reason, characters that control terminals are written as escapes.
     """
-    writer = csv.writer(_Lines(file), lineterminator="\r\n")
+    writer = csv.writer(_NewlineFile(file), lineterminator="\r\n")
     writer.writerows([_guard(cell) for cell in row] for row in rows)
 
 
