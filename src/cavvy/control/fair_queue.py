@@ -227,7 +227,7 @@ class FairQueue:
         """Return for each of the arrays that have jobs in the queue the ID of its first one."""
         first: dict[str, str] = {}
         for row in await self.line_up((), now) if array_ids else ():
-            if row.array in array_ids:
+            if row.array is not None and row.array in array_ids:
                 first.setdefault(row.array, row.id)
         return first
 
