@@ -403,6 +403,17 @@ def test_limits_of_accelerators_order_jobs_that_accept_no_others() -> None:
     }
 
 
+def test_parts_of_gpus_count_toward_the_limits_of_their_product() -> None:
+    """A part is a fraction of a GPU or a MIG instance."""
+    limits = ShareLimits(ShareBook(rules={"a": ShareRule(limits={"A100": 0.5})}))
+    row = QueueRow("0", "a", "u", 0.25, accelerators=("A100-MIG-1g.20gb",))
+    for share in (GangShare("A100-MIG-1g.20gb", 0.25, 0), GangShare("A100", 0.25, 0)):
+        assert limits.admits(row, share)
+        limits.start_gang("a", "u", share)
+    assert not limits.admits(row, GangShare("A100-MIG-1g.20gb", 0.25, 0))
+    assert limits.find(row)
+
+
 def test_a_job_that_alone_costs_too_much_keeps_no_other_waiting() -> None:
     limits = ShareLimits(ShareBook(rules={"a": ShareRule(user_limits={"$": 5e6})}))
     row = QueueRow("0", "a", "ann", 1.0)

@@ -16,10 +16,11 @@ accelerators only to jobs that accept nothing else, and `ShareLimits.hold` check
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
 from math import exp2, log
 
-from cavvy.catalog.accelerators import is_match, names_matching
+from cavvy.catalog.accelerators import is_match, names_matching, split_instance
 from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.authorization import list_line
 from cavvy.domain.shares import DOLLARS, GPUS, GangShare, HeldGang, HeldShare, QueueRow
@@ -89,7 +90,7 @@ def list_amounts(
             found[name] = share.micros_per_hour
         elif name == GPUS:
             found[name] = share.gpus if size is None else size
-        elif share.accelerator and is_match(share.accelerator, name):
+        elif share.accelerator and is_match(_whole(share.accelerator), name):
             found[name] = share.gpus
     return found
 
@@ -105,9 +106,16 @@ def list_certain(names: Iterable[str], row: QueueRow) -> dict[str, float]:
     return found
 
 
-def _covers(name: str, wanted: Iterable[str]) -> bool:
+@lru_cache(maxsize=4096)
+def _covers(name: str, wanted: tuple[str, ...]) -> bool:
     products = names_matching(name)
-    return all(names_matching(each) <= products for each in wanted)
+    return all(names_matching(_whole(each)) <= products for each in wanted)
+
+
+def _whole(accelerator: str) -> str:
+    """Return the family of which an accelerator is a MIG instance, or the accelerator itself."""
+    instance = split_instance(accelerator)
+    return instance[0] if instance else accelerator
 
 
 class ShareBook(Struct, frozen=True, kw_only=True):
