@@ -2,10 +2,12 @@
 test/performance/scheduler) as jobs of a real server: each is submitted over HTTP at its time, waits
 for its turn, runs on a gang of the made-up cloud that lives as long as the workload, and is billed.
 
-    python benchmarks/kueue.py [--scale baseline|large] [--store sqlite|postgres] [--part 0.05]
+    python benchmarks/kueue.py [--scale topology] [--store postgres] [--part 0.05]
 
 A CPU of Kueue is a GPU here, and each cohort is a project with a limit, above its queues with their
 quotas. Kueue's test has no nodes either, so the made-up cloud has as many nodes as are asked for.
+With topology, ten racks of 64 hosts have 16 GPUs each, four for each CPU of Kueue, whose nodes have
+96: a third of each class requires one rack, a third prefers one, and a third has slices.
 `--part` runs that part of each queue's workloads. PostgreSQL is that of the tests, without fsync.
 """
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from fair_share import BASELINE, LARGE_SCALE, NOMINAL, WorkloadClasses
+from fair_share import BASELINE, GANGS, LARGE_SCALE, NOMINAL, WorkloadClasses
 from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
 from replicas import make_database, run_sql
 
@@ -43,6 +45,16 @@ accelerators = {size}
 accelerator_memory_gib = 80
 price_usd_hr = 1
 """
+_SHARED = 'region = "hall"\nshared = true\n'
+_HOST = """[[hosts]]
+name = "r{rack}-n{node}"
+group = "hall"
+cpus = 96
+memory_gib = 512
+accelerators = 16
+instance_type = "h100"
+labels = {{block = "b0", rack = "r{rack}"}}
+"""
 _CLOUD = "[launch]\nlatency_s = 0\nboot_s = 0\n[removal]\nlatency_s = 0\ntakes_s = 0\n"
 
 
@@ -58,6 +70,8 @@ class Scale:
     kueue_use: float
     kueue_waits: dict[str, float]
     bar_s: float
+    unit: int = 1  # GPUs for each CPU
+    racks: bool = False
 
 
 SCALES = {
@@ -78,6 +92,17 @@ SCALES = {
         kueue_use=0.386,
         kueue_waits={"large": 105.6, "medium": 256.4, "small": 700.4},
         bar_s=700,
+    ),
+    "topology": Scale(
+        cohorts=5,
+        queues=6,
+        classes=BASELINE,
+        kueue_s=401,
+        kueue_use=0.624,
+        kueue_waits={"large": 38, "medium": 106, "small": 238},
+        bar_s=230,
+        unit=4,
+        racks=True,
     ),
 }
 
@@ -115,6 +140,8 @@ def list_arrivals(scale: Scale, part: float) -> Sequence[Arrival]:
                 }
                 for number in range(round(count * part)):
                     name = f"{kind}-{number}"
+                    if scale.racks:
+                        task |= make_gang(kind, number, size * scale.unit)
                     arrivals.append(
                         Arrival(
                             at=every * (number + 1),
@@ -126,11 +153,27 @@ def list_arrivals(scale: Scale, part: float) -> Sequence[Arrival]:
     return sorted(arrivals, key=lambda each: each.at)
 
 
-def write_settings(classes: WorkloadClasses) -> None:
+def make_gang(kind: str, number: int, gpus: int) -> dict[str, object]:
+    """Return the keys of the task of a workload with topology."""
+    nodes, part = GANGS[kind]
+    needs = ({"same": "rack"}, {"prefer": "rack"}, {"same": "rack", "slice": part})
+    return {
+        "nodes": nodes,
+        "topology": needs[number % len(needs)],
+        "resources": {"gpu": f"H100:{gpus // nodes}"},
+    }
+
+
+def write_settings(scale: Scale) -> None:
     settings = Path(os.environ["CAVVY_CONFIG"])
     script = settings.with_name("cloud.toml")
-    offers = [_OFFER.format(name=name, size=size) for name, *_, size in classes]
-    script.write_text("".join(offers) + _CLOUD)
+    sizes = [(name, size * scale.unit) for name, *_, size in scale.classes]
+    tables = [_OFFER.format(name=name, size=size) for name, size in sizes]
+    if scale.racks:
+        sizes = [("h100", size // GANGS[name][0]) for name, size in sizes]
+        tables = [_OFFER.format(name=name, size=size) + _SHARED for name, size in sizes]
+        tables += [_HOST.format(rack=at // 64, node=at % 64) for at in range(640)]
+    script.write_text("".join(tables) + _CLOUD)
     settings.write_text(_SETTINGS.format(script=script))
 
 
@@ -139,11 +182,11 @@ def make_projects(client: ApiClient, scale: Scale) -> None:
     for cohort in range(scale.cohorts):
         above = f"cohort-{cohort}"
         accounts.create_project(above, None)
-        put_policy(client, above, PolicyAsk(max_gpus=NOMINAL * scale.queues))
+        put_policy(client, above, PolicyAsk(max_gpus=NOMINAL * scale.unit * scale.queues))
         for queue in range(scale.queues):
             name = f"queue-{cohort}-{queue}"
             accounts.create_project(name, above)
-            put_policy(client, name, PolicyAsk(quota_gpus=NOMINAL))
+            put_policy(client, name, PolicyAsk(quota_gpus=NOMINAL * scale.unit))
 
 
 def submit_all(client: ApiClient, arrivals: Sequence[Arrival]) -> tuple[float, float]:
@@ -208,7 +251,7 @@ def main() -> None:
     if arguments.store == "postgres":
         os.environ["CAVVY_SERVER_DATABASE"] = make_database()
     with fresh_home():
-        write_settings(scale.classes)
+        write_settings(scale)
         url = os.environ.get("CAVVY_SERVER_DATABASE") or (
             f"sqlite:///{Path(os.environ['CAVVY_HOME'], 'cavvy.db')}"
         )

@@ -21,13 +21,19 @@ from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.quotas import explain_quota
 from cavvy.planner.required_options import explain_missing_option
-from cavvy.planner.shared_hosts import fits_empty, object_to_share, smallest_shares
+from cavvy.planner.shared_hosts import (
+    fits_empty,
+    object_to_share,
+    object_to_topology,
+    smallest_shares,
+)
 from cavvy.planner.slices import explain_slice
 from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
+from cavvy.scheduler.packing import HostIndex
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
@@ -174,6 +180,16 @@ def _add(
     if shared := [why for offer in wanted if (why := object_to_share(task, offer))]:
         live.refused.append(Rejection(reason=shared[0], count=len(shared), field="resources.gpu"))
         wanted = [offer for offer in wanted if not object_to_share(task, offer)]
+    index = HostIndex(answer.hosts)
+    apart = {
+        offer.key: why
+        for offer in wanted
+        if (why := object_to_topology(task, offer, index.find(offer), answer.hosts))
+    }
+    if apart:
+        reason = next(iter(apart.values()))
+        live.refused.append(Rejection(reason=reason, count=len(apart), field="topology"))
+        wanted = [offer for offer in wanted if offer.key not in apart]
     large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
     _add_fitting(live, task, name, large, answer)
     if small := len(wanted) - len(large):

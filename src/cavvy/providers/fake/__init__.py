@@ -15,7 +15,7 @@ from cavvy.providers.base import (
     Refused,
     SettingKind,
 )
-from cavvy.providers.fake.account import FakeAccount
+from cavvy.providers.fake.account import FakeAccount, FakeHostAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, read_script
 from cavvy.providers.settings import text
@@ -63,4 +63,5 @@ def make(context: ProviderContext) -> Provider:
         raise Refused("[providers.fake]: the cloud does not accept the key")
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
-    return FakeAccount(FakeCloud(MANIFEST, script, context.now), context.installation)
+    account = FakeHostAccount if script.hosts else FakeAccount
+    return account(FakeCloud(MANIFEST, script, context.now), context.installation)

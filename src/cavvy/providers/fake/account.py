@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
@@ -52,3 +53,14 @@ class FakeAccount:
         """
         found = self._cloud.find(name)
         return any(gang.spec.installation == self._installation for gang in found)
+
+
+class FakeHostAccount(FakeAccount):
+    """A provider on a fake cloud with shared hosts."""
+
+    def __init__(self, cloud: FakeCloud, installation: str) -> None:
+        super().__init__(cloud, installation)
+        self.manifest = cloud.manifest
+
+    async def hosts(self) -> Sequence[Host]:
+        return await self._cloud.hosts()

@@ -7,6 +7,7 @@ describes.
 """
 
 import tomllib
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
 
 
@@ -124,6 +125,7 @@ class _OfferTable(Struct, frozen=True, kw_only=True):
     price_usd_hr: float = 1.0
     minimum_charge_s: float = 0
     capacity: int | None = None
+    shared: bool = False  # of the hosts whose group is the region
 
     def offer(self) -> Offer:
         return Offer(
@@ -140,7 +142,32 @@ class _OfferTable(Struct, frozen=True, kw_only=True):
             rate=parse_rate(self.price_usd_hr),
             minimum_charge=timedelta(seconds=self.minimum_charge_s),
             capacity=self.capacity,
+            shared=self.shared,
             source="made up",
+        )
+
+
+class _HostTable(Struct, frozen=True, kw_only=True):
+    """One `[[hosts]]` table of the script file: a shared host of a group."""
+
+    name: str
+    group: str
+    cpus: float = 8
+    memory_gib: int = 32
+    accelerators: int = 0
+    instance_type: str = ""  # of the offers of its accelerators
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def host(self) -> Host:
+        devices = tuple(f"{self.name}-{number}" for number in range(self.accelerators))
+        return Host(
+            name=f"fake/{self.name}",
+            group=f"fake/{self.group}",
+            cpus=self.cpus,
+            memory_mib=self.memory_gib * 1024,
+            devices=devices,
+            kinds=(self.instance_type,) * len(devices),
+            labels=tuple(sorted(self.labels.items())),
         )
 
 
@@ -157,6 +184,7 @@ class _PriceTable(Struct, frozen=True, kw_only=True):
 
 class _ScriptFile(Struct, frozen=True, kw_only=True):
     offers: tuple[_OfferTable, ...]
+    hosts: tuple[_HostTable, ...] = ()
     launches: tuple[FaultScript, ...] = ()
     launch: FaultScript = FaultScript()
     removals: tuple[RemovalScript, ...] = ()
@@ -207,6 +235,7 @@ def read_script(path: Path) -> CloudScript:
         raise Refused(f"[providers.fake] script: {path}: {error}") from error
     return CloudScript(
         offers=tuple(table.offer() for table in found.offers),
+        hosts=tuple(table.host() for table in found.hosts),
         launches=found.launches,
         launch=found.launch,
         removals=found.removals,
