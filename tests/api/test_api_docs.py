@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (24, "aca0ec77268fd6c6")
+ROUTES = (25, "e37a7ce8d10fdb22")
 ROOT = Path(__file__).resolve().parents[2]
 
 

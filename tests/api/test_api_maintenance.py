@@ -1,5 +1,6 @@
 """Own hosts as operators see them: cordon, drain, who holds what, and what is refused."""
 
+from datetime import timedelta
 from typing import Any, cast
 
 from tests.api.api_state import Api, until
@@ -101,3 +102,82 @@ async def test_what_maintenance_refuses(api: Api) -> None:
     assert f"cavvy stop {rented['name']}" in answer["hint"]
     (host,) = (await api.http.get("/v1/hosts")).json()
     assert host["state"] == "ready"
+
+
+def make_ask(api: Api, **changes: Any) -> dict[str, Any]:
+    begins = api.app_state.now() + timedelta(hours=1)
+    ask = {"project": "default", "nodes": ["box"], "begins_at": begins.isoformat(), "length_s": 60}
+    return ask | changes
+
+
+async def reserve(api: Api, **changes: Any) -> tuple[int, Any]:
+    answer = await api.http.post("/v1/reservations", json=make_ask(api, **changes))
+    return answer.status_code, answer.json()
+
+
+async def test_a_reserved_host_is_kept_free_for_its_project(api: Api) -> None:
+    await add_host(api)
+    await api.http.post("/v1/projects", json={"name": "lab"})
+    status, made = await reserve(api, project="lab", reason="demo")
+    assert (status, made["name"], made["gpus"]) == (201, "lab-1", 0)
+    assert made["parts"] == [{"host": "fake/box", "devices": []}]
+    held = await api.submit(JOB.replace("1h", "5h"))
+
+    async def is_told() -> bool:
+        job = (await api.http.get(f"/v1/projects/default/jobs/{held['name']}")).json()
+        return "fake/box is reserved for project lab from" in str(job["reason"])
+
+    await until(is_told)
+    short = await api.submit(JOB.replace("1h", "10m").replace("held", "short"))
+    await api.attempt(short["id"])
+    status, answer = await reserve(api, project="lab", nodes=["fake/box"])
+    assert (status, answer["code"]) == (409, "reservation-clash")
+    assert "(reservation lab-1)" in answer["message"]
+    later = (api.app_state.now() + timedelta(minutes=5)).isoformat()
+    status, answer = await reserve(api, project="lab", begins_at=later, length_s=30)
+    assert (status, answer["message"]) == (
+        409,
+        "1 job may still run there at the begin: short",
+    )
+    assert (await reserve(api, project="lab", begins_at=later, length_s=30, moves=True))[0] == 201
+    found = (await api.http.get("/v1/reservations")).json()
+    assert [each["name"] for each in found] == ["lab-2", "lab-1"]
+    (host,) = (await api.http.get("/v1/hosts")).json()
+    assert [each["name"] for each in host["reservations"]] == ["lab-2", "lab-1"]
+    for name in ("lab-1", "lab-2"):
+        assert (await api.http.delete(f"/v1/reservations/{name}")).status_code == 204
+    gone = await api.http.delete("/v1/reservations/lab-1")
+    assert (gone.status_code, gone.json()["code"]) == (404, "reservation-not-found")
+    await api.attempt(held["id"])
+
+
+async def test_what_reservations_refuse(api: Api) -> None:
+    await add_host(api)
+    past = (api.app_state.now() - timedelta(hours=1)).isoformat()
+    wrong: list[tuple[dict[str, Any], int, str]] = [
+        ({"begins_at": past}, 422, "in the past"),
+        ({"begins_at": "2026-12-01T08:00:00"}, 422, "time zone"),
+        ({"begins_at": "9999-12-01T08:00:00Z"}, 422, "more than 366 days"),
+        ({"length_s": 0}, 422, "`length_s`"),
+        ({"length_s": 1e300}, 422, "`length_s`"),
+        ({"project": "nowhere"}, 422, "there is no project nowhere"),
+        ({"nodes": ["bax"]}, 404, "there is no node bax"),
+        ({"nodes": ["aws/x"]}, 409, "maintains its own nodes"),
+        ({"nodes": []}, 422, "nodes or a number of GPUs"),
+        ({"gpus": 2}, 422, "not both"),
+        ({"nodes": [], "gpus": 2}, 422, "have 0 GPUs"),
+        ({"nodes": [], "gpus": -2}, 422, "cannot be reserved"),
+        ({"name": "A b"}, 422, "`name`"),
+        ({"reason": "a\nb"}, 422, "`reason`"),
+    ]
+    for change, status, text in wrong:
+        got, answer = await reserve(api, **change)
+        assert (got, text in answer["message"]) == (status, True), (change, answer)
+    assert (await reserve(api, name="mine"))[0] == 201
+    far = (api.app_state.now() + timedelta(days=2)).isoformat()
+    got, answer = await reserve(api, name="mine", begins_at=far)
+    assert (got, answer["code"], "named mine" in answer["message"]) == (
+        409,
+        "reservation-clash",
+        True,
+    )

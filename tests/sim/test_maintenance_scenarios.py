@@ -1,4 +1,4 @@
-"""Hosts that are drained: their work goes on elsewhere, and a server that is killed at any point
+"""Hosts that are drained or reserved: their work goes on elsewhere, and a server that is killed at any point
 loses and doubles none."""
 
 from datetime import timedelta
@@ -7,8 +7,9 @@ import pytest
 from tests.sim.scenario_checks import check_all
 from tests.sim.test_sim_scenarios import FREE, HERE, task
 
+from cavvy.domain.accounts import Project
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.tasks import CheckpointPolicy
+from cavvy.domain.tasks import CheckpointPolicy, JobLimits
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
@@ -90,7 +91,7 @@ def test_an_uncordoned_host_keeps_the_work_that_has_not_left() -> None:
 
 
 @pytest.mark.parametrize("when", CrashMoment)
-@pytest.mark.parametrize("call", range(8, 60, 5))
+@pytest.mark.parametrize("call", range(8, 60, 10))
 def test_a_server_that_is_killed_during_a_drain_loses_and_doubles_no_work(
     call: int, when: CrashMoment
 ) -> None:
@@ -106,3 +107,55 @@ def test_a_server_that_is_killed_during_a_drain_loses_and_doubles_no_work(
         if each.offer.region == "a" and each.ended_at is not None
     )
     assert gone - START < timedelta(seconds=DRAINED_S + WITHIN_S + 120), "the host is empty"
+
+
+def reserve(*crashes: ServerCrash) -> ScenarioResult:
+    """Reserve the cheaper host for another project from the second half hour on."""
+    at = UserIntervention(
+        action=UserAction.RESERVE, node="a", project="lab", at_s=DRAINED_S, notice_s=1200
+    )
+    short = JobLimits(duration=timedelta(minutes=10))
+    late = (
+        SimSubmission(task=task(60, name="kept-out"), at_s=DRAINED_S + 60),
+        SimSubmission(task=task(60, name="limited", limits=short), at_s=DRAINED_S + 60),
+        SimSubmission(task=task(60, name="owner", project="lab"), at_s=2400),
+        SimSubmission(task=task(60, name="after"), at_s=DRAINED_S + 1200 + 3600 + 60),
+    )
+    scenario = SimScenario(
+        submissions=(*(SimSubmission(task=each) for each in JOBS[::2]), *late),
+        script=CloudScript(offers=OFFERS, hosts=HOSTS),
+        projects=(Project(name="lab"),),
+        interventions=(at,),
+        crashes=crashes,
+        longest=timedelta(hours=8),
+    )
+    ending = play(scenario)
+    check_all(ending)
+    assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
+    return ending
+
+
+def test_only_the_project_of_a_reservation_runs_there() -> None:
+    saver, long, kept_out, limited, owner, after = reserve().traces
+    begin = timedelta(seconds=DRAINED_S + 1200)
+    for trace in (saver, long):
+        assert places(trace) == ["a", "b"]
+        left = trace.attempts[0].ended_at
+        assert left is not None
+        assert begin - timedelta(minutes=1) < left - START <= begin + timedelta(seconds=10)
+    assert places(kept_out) == ["b"]
+    assert places(limited) == places(owner) == places(after) == ["a"]
+
+
+@pytest.mark.parametrize("when", CrashMoment)
+@pytest.mark.parametrize("call", range(10, 50, 20))
+def test_a_server_that_is_killed_keeps_a_reservation(call: int, when: CrashMoment) -> None:
+    ending = reserve(ServerCrash(call=call, when=when, down_s=45))
+    begin, end = (START + timedelta(seconds=DRAINED_S + 1200 + each) for each in (120, 3600))
+    for trace in ending.traces:
+        for each in trace.attempts if trace.job.project != "lab" else ():
+            assert (
+                each.offer.region == "b"
+                or each.created_at >= end
+                or (each.ended_at is not None and each.ended_at < begin)
+            )

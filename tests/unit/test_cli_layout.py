@@ -44,6 +44,7 @@ from cavvy.client import (
     budget_wire,
     credential_wire,
     key_wire,
+    maintenance_wire,
     policy_wire,
     pool_wire,
     queue_wire,
@@ -203,6 +204,50 @@ POOL = pool_wire.PoolView(
     problem=REASON,
     text="",
 )
+HOST = maintenance_wire.HostView(
+    name=f"ssh/{MACHINE}",
+    state="draining",
+    why=REASON,
+    since=at(0),
+    drain_by=at(1e6),
+    cpus=192,
+    memory_mib=2 << 20,
+    devices=[f"GPU-{number:032}" for number in range(8)],
+    kinds=["H100"] * 8,
+    sick={f"GPU-{7:032}": "Xid 79"},
+    holders=[
+        maintenance_wire.HolderView(
+            project=PROJECT,
+            job=NAME,
+            job_id="01jdqk3w5t9xz7e2",
+            user=USER,
+            rank=0,
+            phase="running",
+            devices=[f"GPU-{number:032}" for number in range(7)],
+            part=1.0,
+            cpus=96,
+            memory_mib=1 << 20,
+            since=at(0),
+            until=at(1e6),
+            until_from="notice",
+            lost_s=1e6,
+            lost_micros=123_456_789_000_000,
+        )
+    ],
+    reservations=[
+        maintenance_wire.ReservationView(
+            name="r" * 63,
+            project=PROJECT,
+            user=USER,
+            parts=[maintenance_wire.ReservedPartView(host=f"ssh/{MACHINE}", devices=[])],
+            gpus=0,
+            begins_at=at(0),
+            ends_at=at(1e6),
+            made_by=USER,
+            reason=REASON,
+        )
+    ],
+)
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON
 )
@@ -350,6 +395,8 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)
     monkeypatch.setattr(share_wire, "read_shares", lambda *_: SHARES)
     monkeypatch.setattr(pool_wire, "list_pools", lambda *_: [POOL])
+    monkeypatch.setattr(maintenance_wire, "list_hosts", lambda *_: [HOST])
+    monkeypatch.setattr(maintenance_wire, "list_reservations", lambda *_: HOST.reservations)
     monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
     monkeypatch.setattr(usage, "read_charges", lambda *_: [])
@@ -463,6 +510,9 @@ TABLES = {  # command -> the names that its table must contain
     f"cost {NAME}": [],
     "cost --audit": [NAME],
     "nodes": [NAME],
+    "nodes hosts": ["ssh/" + MACHINE],
+    "nodes who": ["ssh/" + MACHINE, NAME],
+    "reservations ls": [PROJECT],
     "joined": [MACHINE],
     "machines": [MACHINE],
     "services": [NAME],

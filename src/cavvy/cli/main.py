@@ -77,6 +77,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "reserve": "Show which commitments to clouds would save money.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now, and maintain own hosts.",
+        "reservations": "Reserve own hosts or GPUs for a project and a time.",
         "quota": "Show the account's quotas, and print the commands that request higher limits.",
         "join": "Print a command that turns any machine into a node.",
         "joined": "List machines that joined, or dismiss one.",

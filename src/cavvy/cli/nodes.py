@@ -136,14 +136,15 @@ def who(names: tuple[str, ...], output: str) -> None:
     columns = [
         TableColumn("node"),
         TableColumn("gpus", "GPU", show=lambda numbers: str(numbers) or "-"),
+        TableColumn("cpus", show=lambda cpus: f"{cpus:g}", drop=5),
         TableColumn("job"),
         TableColumn("user", drop=3),
         TableColumn("project", drop=2),
         TableColumn("since", show=formatting.show_ago, drop=4),
         TableColumn("until", show=formatting.show_clock),
-        TableColumn("until_from", "FROM", drop=1),
+        TableColumn("until_from", "BY", drop=1),
+        TableColumn("reservation", wrap=True, drop=6),
         TableColumn("devices", hidden=True),
-        TableColumn("cpus", show=lambda cpus: f"{cpus:g}", drop=5),
         TableColumn("memory_mib", hidden=True),
     ]
     rows_out(columns, [row for each in found for row in _list_rows(each)], output, empty=_NO_HOSTS)
@@ -310,6 +311,7 @@ def _list_rows(host: "HostView") -> Iterator[dict[str, object]]:
             "since": each.since,
             "until": each.until,
             "until_from": each.until_from,
+            "reservation": _say_reserved(host, each.devices),
             "devices": each.devices,
             "cpus": each.cpus,
             "memory_mib": each.memory_mib,
@@ -325,10 +327,26 @@ def _list_rows(host: "HostView") -> Iterator[dict[str, object]]:
             "since": host.since,
             "until": None,
             "until_from": "",
+            "reservation": _say_reserved(host, free),
             "devices": free,
             "cpus": host.cpus - sum(each.cpus for each in host.holders),
             "memory_mib": host.memory_mib - sum(each.memory_mib for each in host.holders),
         }
+
+
+def _say_reserved(host: "HostView", devices: Sequence[str]) -> str:
+    from cavvy.cli.view import formatting
+
+    told = []
+    for each in host.reservations:
+        mine = [part for part in each.parts if part.host == host.name]
+        if any(not part.devices or {*part.devices} & {*devices} for part in mine):
+            begin, end = (
+                formatting.show_minute(each.begins_at),
+                formatting.show_minute(each.ends_at),
+            )
+            told.append(f"{each.project or 'another project'} {begin} to {end}")
+    return "; ".join(told)
 
 
 def _say_gpus(holder: "HolderView", numbers: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ for them."""
 from datetime import datetime
 
 from cavvy.client.client import ApiClient
-from cavvy.client.paths import query
+from cavvy.client.paths import query, segment
 from cavvy.client.wire import Answer, Ask
 
 
@@ -56,6 +56,45 @@ class HolderView(Answer, frozen=True, kw_only=True):
     lost_micros: int
 
 
+class ReservedPartView(Answer, frozen=True, kw_only=True):
+    """What is reserved of a host: `devices`, or the whole host if there are none."""
+
+    host: str
+    devices: list[str]
+
+
+class ReservationView(Answer, frozen=True, kw_only=True):
+    """Parts of hosts that only jobs of `project` (and of `user`, if it is not "") use from
+    `begins_at` to `ends_at`. `gpus` counts the reserved devices."""
+
+    name: str
+    project: str
+    user: str
+    parts: list[ReservedPartView]
+    gpus: int
+    begins_at: datetime
+    ends_at: datetime
+    made_by: str
+    reason: str
+
+
+class ReservationAsk(Ask, frozen=True, kw_only=True):
+    """Reserve the hosts `nodes`, or `gpus` devices, for `length_s` seconds. Without `name`, the
+    server chooses one. With `moves`, work that may still run at the begin leaves before it.
+    `made_by` is the user who asks."""
+
+    project: str
+    user: str = ""
+    name: str = ""
+    nodes: list[str]
+    gpus: int = 0
+    begins_at: datetime
+    length_s: float
+    reason: str = ""
+    made_by: str = ""
+    moves: bool = False
+
+
 class HostView(Answer, frozen=True, kw_only=True):
     """An own host of the server. `state` is ready, cordoned, draining, drained or unreachable, and
     `why` says more. A host that is drained is to be empty at `drain_by`."""
@@ -71,6 +110,7 @@ class HostView(Answer, frozen=True, kw_only=True):
     kinds: list[str]
     sick: dict[str, str]
     holders: list[HolderView]
+    reservations: list[ReservationView]
 
 
 def list_hosts(client: ApiClient, project: str | None = None) -> list[HostView]:
@@ -92,3 +132,18 @@ def drain_host(client: ApiClient, ask: DrainAsk) -> HostView:
 def uncordon_host(client: ApiClient, ask: UncordonAsk) -> HostView:
     """Place work on a host again. Raises ApiError."""
     return client.ask("/v1/hosts/uncordon", HostView, ask)
+
+
+def list_reservations(client: ApiClient, project: str | None = None) -> list[ReservationView]:
+    """Return the reservations that have not ended, of a project or of all projects."""
+    return client.ask(f"/v1/reservations{query(project=project)}", list[ReservationView])
+
+
+def add_reservation(client: ApiClient, ask: ReservationAsk) -> ReservationView:
+    """Reserve hosts or GPUs for a project. Raises ApiError."""
+    return client.ask("/v1/reservations", ReservationView, ask)
+
+
+def delete_reservation(client: ApiClient, name: str) -> None:
+    """Give what is reserved back. Raises ApiError."""
+    client.call("DELETE", f"/v1/reservations/{segment('reservation', name)}")

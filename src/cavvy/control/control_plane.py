@@ -36,6 +36,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.provider_tasks import ProviderTasks
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import HOSTS, UPLOADS, JobReconciler, JobReconcilerDependencies
+from cavvy.control.reservations import ReservationService, is_reservation_key
 from cavvy.control.retention import FIRST, RETENTION, Retention
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.serving.call_keys import is_calls_key
@@ -153,6 +154,7 @@ class ControlPlane:
         self.machines = self._make_machines()
         self.node_pools = PoolService(store, clock, self.jobs, self.hint)
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
+        self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -430,7 +432,7 @@ class ControlPlane:
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
-        keys += await self.maintenance.unfinished()
+        keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -533,16 +535,16 @@ class ControlPlane:
         if key == HOSTS:
             await self._publish_hosts()
             return _HOSTS_EVERY
-        if is_webhook_key(key):
-            return await self._webhooks.reconcile(key)
-        if is_service_key(key):
-            return await self._serving.reconcile(key)
-        if is_calls_key(key):
-            return await self._calls.reconcile(key)
-        if is_pool_key(key):
-            return await self.node_pools.reconcile(key)
-        if is_node_key(key):
-            return await self.maintenance.reconcile(key)
+        for is_kind, reconcile in (
+            (is_webhook_key, self._webhooks.reconcile),
+            (is_service_key, self._serving.reconcile),
+            (is_calls_key, self._calls.reconcile),
+            (is_pool_key, self.node_pools.reconcile),
+            (is_node_key, self.maintenance.reconcile),
+            (is_reservation_key, self.reservations.reconcile),
+        ):
+            if is_kind(key):
+                return await reconcile(key)
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again

@@ -11,7 +11,7 @@ Errors, which are subclasses of JobServiceError:
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -27,7 +27,7 @@ from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.maintenance import NodeState
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.registry import list_known
-from cavvy.scheduler.maintenance import decide_drain
+from cavvy.scheduler.maintenance import DrainStep, decide_drain
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
@@ -110,7 +110,7 @@ class MaintenanceService:
         states = await self._store.maintenance.states()
         holders: defaultdict[str, list[NodeHolder]] = defaultdict(list)
         for allocation in await self._store.allocations():
-            if (holder := await self._find_holder(allocation)) is not None:
+            if (holder := await self.find_holder(allocation)) is not None:
                 holders[allocation.host].append(holder)
         return [
             HostStatus(
@@ -123,7 +123,7 @@ class MaintenanceService:
 
     async def get(self, name: str) -> HostStatus:
         """Return the status of one host. Raises UnknownNode, ForeignNode."""
-        host = await self._find(name)
+        host = await self.find(name)
         return next(each for each in await self.list() if each.host.name == host.name)
 
     # Operators' requests
@@ -134,7 +134,7 @@ class MaintenanceService:
         """Place no new work on the host. If `within` is given, also let its work leave within this
         time. Raises UnknownNode, ForeignNode.
         """
-        host, now = await self._find(name), self._clock.now()
+        host, now = await self.find(name), self._clock.now()
         by = None if within is None else now + within
         fresh = NodeState(name=host.name, cordoned_at=now, user=user, reason=reason, drain_by=by)
         await self._change(host.name, lambda old: replace(fresh, sick=old.sick))
@@ -146,7 +146,7 @@ class MaintenanceService:
         """Place work on the host and on its sick devices again. Gangs that were told to leave
         leave. Raises UnknownNode, ForeignNode.
         """
-        host = await self._find(name)
+        host = await self.find(name)
         await self._change(host.name, lambda old: NodeState(name=host.name))
         return await self.get(host.name)
 
@@ -160,8 +160,10 @@ class MaintenanceService:
                 return stored
         raise StaleVersion(f"node {name} kept changing during the request; try again")
 
-    async def _find(self, name: str) -> Host:
-        """Return the host with this name, or with this name at its only provider that has it."""
+    async def find(self, name: str) -> Host:
+        """Return the host with this name, or with it at the only provider that has it. Raises
+        UnknownNode, ForeignNode.
+        """
         hosts = await self._pool.reported_hosts()
         found = [host for host in hosts if name in (host.name, host.name.partition("/")[2])]
         found = [host for host in found if host.name == name] or found
@@ -196,7 +198,8 @@ class MaintenanceService:
             hint = _CLUSTERS.get(provider, _CLOUD)
             raise ForeignNode(f"{provider} maintains its own nodes, not this server", hint)
 
-    async def _find_holder(self, allocation: Allocation) -> NodeHolder | None:
+    async def find_holder(self, allocation: Allocation) -> NodeHolder | None:
+        """Return the attempt and the job that hold the allocation."""
         with suppress(RowNotFound):
             attempt = await self._store.attempt_of_gang(allocation.gang)
             job = await self._store.job(attempt.job_id)
@@ -204,6 +207,12 @@ class MaintenanceService:
         return None
 
     # Draining
+
+    async def list_on(self, hosts: Collection[str]) -> Sequence[NodeHolder]:
+        """Return who holds parts of these hosts."""
+        allocations = [each for name in hosts for each in await self._store.allocations(name)]
+        found = [await self.find_holder(each) for each in allocations]
+        return [each for each in found if each is not None]
 
     async def unfinished(self) -> Sequence[str]:
         """Return the keys of the hosts that are drained."""
@@ -217,8 +226,7 @@ class MaintenanceService:
         state = (await self._store.maintenance.states()).get(name)
         if state is None or state.drain_by is None:
             return None
-        found = [await self._find_holder(each) for each in await self._store.allocations(name)]
-        holders = {each.attempt.gang: each for each in found if each is not None}
+        holders = {each.attempt.gang: each for each in await self.list_on((name,))}
         if not holders:
             return None
         try:
@@ -232,7 +240,12 @@ class MaintenanceService:
         assert state.drain_by is not None
         work = [make_work(each.attempt, each.job) for each in holders]
         step = decide_drain(work, state.drain_by, now)
-        why = f"node {state.name} is {state.describe()}"
+        return await self.leave(step, holders, f"node {state.name} is {state.describe()}", now)
+
+    async def leave(
+        self, step: DrainStep, holders: Sequence[NodeHolder], why: str, now: datetime
+    ) -> timedelta:
+        """Carry out a step, and return when to decide again. Raises StaleVersion."""
         for each in holders:
             gang = each.attempt.gang
             if gang in step.leave:

@@ -55,6 +55,7 @@ from cavvy.control.decide.queue import (
     share_on,
 )
 from cavvy.control.decide.quota_returns import decide_return, tell_reasons
+from cavvy.control.decide.reservations import compare_reserved, wait_for_reservation
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
@@ -66,8 +67,10 @@ from cavvy.control.reconcile import HOSTS
 from cavvy.control.unit_of_work import join_writes, make_write
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.maintenance import Reservation
 from cavvy.domain.offers import Offer
 from cavvy.domain.shares import QueueRow, share_of, size_of_task
 from cavvy.domain.tasks import Delivery
@@ -81,6 +84,7 @@ from cavvy.scheduler.queue import (
     QueueCapacity,
 )
 from cavvy.scheduler.reclaim import ShareQuotas
+from cavvy.scheduler.reservations import ReservedHosts
 from cavvy.scheduler.shares import ShareBook, ShareLimits
 from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
@@ -136,6 +140,7 @@ class QueueReconciler:
         self._snapshot: MarketSnapshot | None = None
         self._scheduler: JobScheduler | None = None  # of the last pass
         self._arrivals = Arrivals()
+        self._reserved = ReservedHosts((), (), {})
         # of the present pass: the limits of projects and users, the needs that they refuse, and
         # the writes of the jobs that start
         self._limits = ShareLimits(ShareBook())
@@ -178,6 +183,11 @@ class QueueReconciler:
             self._blocked = False
             return await self._until_next([], now)
         self._snapshot = snapshot = await self._pool.market()
+        self._reserved = ReservedHosts(
+            await self._store.maintenance.reservations(),
+            snapshot.market.hosts,
+            snapshot.market.policies.parents,
+        )
         capacity = await self._capacity(snapshot)
         known = self._scheduler
         self._scheduler = scheduler = (
@@ -303,7 +313,10 @@ class QueueReconciler:
             if ranked is None:
                 reason = self._refused[_needs_of(job)]
                 return [*waits, *(_wait_for_limit(each, reason, now) for each in jobs)]
-            turns.append(GroupTurn(job=job, found=found, ranked=ranked))
+            lines, reserved, closed = self._keep_out(job, ranked, now)
+            if closed and not lines:
+                return [*waits, *(wait_for_reservation(each, closed, now) for each in jobs)]
+            turns.append(GroupTurn(job=job, found=found, ranked=lines, reserved=reserved))
         decision = decide_group(turns, scheduler, self._name_gang, now)
         if isinstance(decision, tuple):
             job, failed = decision
@@ -455,13 +468,15 @@ class QueueReconciler:
         lines = await self._rank(job, found)
         if (admitted := self._admit(job, lines)) is None:
             return _wait_for_limit(job, self._refused[_needs_of(job)], now)
-        lines = admitted
+        lines, reserved, closed = self._keep_out(job, admitted, now)
+        if closed and not lines:
+            return wait_for_reservation(job, closed, now)
         if job.task.pool is not None:
             found, lines = (
                 [(each, wait_for_offers(each, some)) for each, some in found],
                 order_markets(lines),
             )
-        decision = decide_turn(job, found, lines, scheduler, self._name_gang, now)
+        decision = decide_turn(job, found, lines, scheduler, self._name_gang, now, reserved)
         match decision:
             case QueueWait():
                 return decision
@@ -487,6 +502,23 @@ class QueueReconciler:
         else:
             await write
         return None
+
+    def _keep_out(
+        self, job: JobRecord, lines: Sequence[tuple[JobRecord, tuple[Offer, ...]]], now: datetime
+    ) -> tuple[
+        Sequence[tuple[JobRecord, tuple[Offer, ...]]], tuple[Allocation, ...], Sequence[Reservation]
+    ]:
+        """Return the offers that reservations leave to the job, the reserved parts of their hosts,
+        and the reservations that keep the job out."""
+        closed = self._reserved.find_closed(compare_reserved(job), now)
+        if not closed:
+            return lines, (), ()
+        occupied = self._reserved.occupy(closed)
+        left = [
+            (wish, self._reserved.list_open(wish.task, job.project, offers, occupied))
+            for wish, offers in lines
+        ]
+        return [(wish, offers) for wish, offers in left if offers], occupied, closed
 
     def _admit(
         self, job: JobRecord, lines: Sequence[tuple[JobRecord, tuple[Offer, ...]]]
@@ -635,7 +667,13 @@ class QueueReconciler:
                 first = next((share_on(wish, each[0]) for wish, each in ranked if each), None)
                 reasons[job.id] = quotas.explain(row, first) if first else ""
                 continue
-            lines = [line_up(wish, offers, self._name_gang, now) for wish, offers in entitled]
+            unreserved, reserved, _ = self._keep_out(job, entitled, now)
+            if not unreserved:
+                reasons[job.id] = ""
+                continue
+            lines = [
+                line_up(wish, offers, self._name_gang, now, reserved) for wish, offers in unreserved
+            ]
             chosen, reasons[job.id] = decide_return(
                 row, lines, running, capacity, book, now, self._fair_queue.min_run
             )

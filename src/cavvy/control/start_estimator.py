@@ -10,15 +10,17 @@ from random import Random
 
 from cavvy.control.decide.placement import MarketSnapshot, list_usable
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, find_kind_of, make_queue_state
+from cavvy.control.decide.reservations import compare_reserved
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.shares import EndedGang, QueueRow
 from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import jobs_of
 from cavvy.scheduler.estimate_errors import LATEST, EstimateOutcome, correct
+from cavvy.scheduler.reservations import ReservedHosts
 from cavvy.scheduler.run_times import PastGang, RunTimes, find_kind
 from cavvy.scheduler.shares import ShareLimits
 from cavvy.scheduler.start_estimates import DEEPEST, StartEstimate, estimate_starts
@@ -86,7 +88,16 @@ class StartEstimator:
             for each in attempts
             if each.job_id in self._jobs
         ]
-        waiting = self._list_waiting(line, snapshot := await self._pool.market(_OFFERS_AGE))
+        snapshot = await self._pool.market(_OFFERS_AGE)
+        reserved = ReservedHosts(
+            await self._store.maintenance.reservations(), (), snapshot.market.policies.parents
+        )
+        waiting = [
+            replace(each, suited=())
+            if reserved.find_closed(compare_reserved(each.job), now)
+            else each
+            for each in self._list_waiting(line, snapshot)
+        ]
         boots = _list_boots(ended, attempts)
         limits, allocations = ShareLimits(self._fair_queue.book), await self._store.allocations()
         state = make_queue_state(waiting, gangs, snapshot, allocations, limits, boots, now)

@@ -1,4 +1,5 @@
-"""Maintenance of the installation's own hosts: what operators have ordered for them."""
+"""Maintenance of the installation's own hosts: what operators have ordered for them, and
+reservations."""
 
 from datetime import datetime
 
@@ -27,3 +28,33 @@ class NodeState(Struct, frozen=True, kw_only=True):
             return ""
         what = "cordoned" if self.drain_by is None else "drained"
         return f"{what} by {self.user or 'an operator'}{self.reason and f' ({self.reason})'}"
+
+
+class ReservedPart(Struct, frozen=True):
+    """Devices of a host that are reserved, or the whole host if there are none."""
+
+    host: str
+    devices: tuple[str, ...] = ()
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Parts of hosts that only jobs of one project, and of the projects below it, use during a
+    time. With `user`, only the jobs of this user. `made_by` and `reason` state who reserved them,
+    and why.
+    """
+
+    name: str
+    project: str
+    user: str = ""
+    parts: tuple[ReservedPart, ...]
+    begins_at: datetime
+    ends_at: datetime
+    made_by: str = ""
+    reason: str = ""
+    version: int = 0
+
+    def describe(self) -> str:
+        """Return which jobs may use the parts, and when."""
+        user = f", user {self.user}," if self.user else ""
+        times = f"{self.begins_at:%Y-%m-%d %H:%M} to {self.ends_at:%Y-%m-%d %H:%M} UTC"
+        return f"reserved for project {self.project}{user} from {times}"

@@ -22,6 +22,7 @@ from cavvy.scheduler.packing import (
     may_share,
 )
 from cavvy.scheduler.pools import count_left, take
+from cavvy.scheduler.reservations import subtract_held
 
 _COMPARED = 64  # hosts for which no job waits that are compared for one job; bounds its cost
 _MOST_CHANGES = 100_000  # of hosts, which a scheduler remembers
@@ -37,6 +38,7 @@ class WaitingJob(Struct, frozen=True, kw_only=True):
     gang: str
     offers: tuple[Offer, ...]
     avoid: frozenset[str] = frozenset()  # names of shared hosts on which this job failed recently
+    reserved: tuple[Allocation, ...] = ()  # parts of hosts that are reserved for other jobs
 
 
 class QueueCapacity(Struct, frozen=True, kw_only=True):
@@ -274,6 +276,10 @@ class JobScheduler:
                     continue
                 hosts = [host for host in self._rater.index.find(offer) if host.name not in avoid]
                 held = self._rater.list_held(hosts)
+                if waiting_job.reserved:
+                    names = {host.name for host in hosts}
+                    parts = [each for each in waiting_job.reserved if each.host in names]
+                    held = [*held, *subtract_held(parts, held)]
                 rater = self._rater if self._is_rated(hosts) else None
                 mine = allocate_across(task, offer, hosts, held, owner, rater)
                 if mine is None:

@@ -10,6 +10,7 @@ from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, JobServiceError, TaskSubmission
+from cavvy.control.reservations import ReservationClash, ReservationRequest
 from cavvy.domain.arrays import is_array
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.units import Money
@@ -175,15 +176,11 @@ class _Harness:
             return
 
     async def _maintain(self, control_plane: ControlPlane, item: UserIntervention) -> None:
-        """Drain or uncordon a host. The operator repeats a request that was not answered."""
+        """Act on a host. The operator repeats a request that was not answered."""
         for _ in range(_TRIES):
             with suppress(StoreError, ProviderError, TimeoutError):
                 async with asyncio.timeout(60):
-                    if item.action is UserAction.DRAIN:
-                        within = timedelta(seconds=item.notice_s)
-                        await control_plane.maintenance.cordon(item.node, within=within)
-                    else:
-                        await control_plane.maintenance.uncordon(item.node)
+                    await _maintain(control_plane, item, self._clock.now())
                     return
             control_plane = await self._server()
 
@@ -280,6 +277,26 @@ async def _wish(control_plane: ControlPlane, job: JobRecord, item: UserIntervent
             await control_plane.jobs.drill_preempt(
                 job.project, job.id, timedelta(seconds=item.notice_s)
             )
+
+
+async def _maintain(control_plane: ControlPlane, item: UserIntervention, now: datetime) -> None:
+    within = timedelta(seconds=item.notice_s)
+    match item.action:
+        case UserAction.DRAIN:
+            await control_plane.maintenance.cordon(item.node, within=within)
+        case UserAction.UNCORDON:
+            await control_plane.maintenance.uncordon(item.node)
+        case UserAction.RESERVE:
+            ask = ReservationRequest(
+                project=item.project,
+                name="r",
+                nodes=(item.node,),
+                begins_at=now + within,
+                length=timedelta(hours=1),
+                moves=True,
+            )
+            with suppress(ReservationClash):  # an earlier request had its effect
+                await control_plane.reservations.add(ask)
 
 
 async def _no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:

@@ -41,6 +41,9 @@ class UserAction(StrEnum):
     STOP_MACHINE = "stop_machine"  # stop the job and release the nodes of its machine
     DRAIN = "drain"  # drain a host within `notice_s`
     UNCORDON = "uncordon"
+    RESERVE = (
+        "reserve"  # for `project` and an hour that begins in `notice_s`; work in the way leaves
+    )
 
 
 class UserIntervention(Struct, frozen=True, kw_only=True):
@@ -53,6 +56,7 @@ class UserIntervention(Struct, frozen=True, kw_only=True):
     at_s: float
     notice_s: float = 30.0  # the length of the notice, if the action is a drill
     node: str = ""
+    project: str = ""
 
 
 class CrashMoment(StrEnum):

@@ -13,7 +13,7 @@ from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
-from cavvy.domain.maintenance import NodeState
+from cavvy.domain.maintenance import NodeState, Reservation
 from cavvy.domain.markets import Observation
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.policies import ProjectPolicy
@@ -62,6 +62,7 @@ decode_origin = msgspec.json.Decoder(RunOrigin).decode
 decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_machine = msgspec.json.Decoder(NamedMachine).decode
+decode_reservation = msgspec.json.Decoder(Reservation).decode
 decode_node_state = msgspec.json.Decoder(NodeState).decode
 decode_pool = msgspec.json.Decoder(NodePool).decode
 decode_trust = msgspec.json.Decoder(IssuerTrust).decode

@@ -1,22 +1,24 @@
-"""What operators have ordered for the installation's own hosts: `Store.maintenance`."""
+"""What operators have ordered for the installation's own hosts, and reservations:
+`Store.maintenance`."""
 
 from collections.abc import Mapping, Sequence
 
-from cavvy.domain.maintenance import NodeState
+from cavvy.domain.maintenance import NodeState, Reservation
 from cavvy.domain.values import replace
-from cavvy.store.base import StaleVersion
-from cavvy.store.documents import decode_node_state, encode
+from cavvy.store.base import NameConflict, RowNotFound, StaleVersion
+from cavvy.store.documents import decode_node_state, decode_reservation, encode
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into, update_of
 
 _COLUMNS = ("version", "closed", "document")
 _INSERT = insert_into("node_states", (*_COLUMNS, "name"), "ON CONFLICT DO NOTHING")
 _UPDATE = update_of("node_states", _COLUMNS, ("name", "version"))
+_RESERVE = insert_into("reservations", ("name", "version", "document"), "ON CONFLICT DO NOTHING")
 _CLOSED = "SELECT name FROM node_states WHERE closed = 1"
 
 
 class SqlMaintenance:
-    """The rows of node states."""
+    """The rows of node states and reservations."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         self._read = read
@@ -48,6 +50,34 @@ class SqlMaintenance:
 
         await self._write(write)
         return stored
+
+    async def reservations(self) -> Sequence[Reservation]:
+        """Return all reservations, sorted by name."""
+        sql = "SELECT document FROM reservations ORDER BY name"
+        rows = await self._read(lambda session: session.run(sql).fetchall())
+        return [decode_reservation(row[0]) for row in rows]
+
+    async def add_reservation(self, reservation: Reservation) -> Reservation:
+        """Insert a reservation. Raises NameConflict."""
+        stored = replace(reservation, version=1)
+        values = (stored.name, stored.version, encode(stored))
+
+        def write(session: DatabaseSession) -> None:
+            if session.run(_RESERVE, values).rowcount == 0:
+                raise NameConflict(f"a reservation is named {stored.name} already")
+
+        await self._write(write)
+        return stored
+
+    async def delete_reservation(self, name: str) -> None:
+        """Delete a reservation. Raises RowNotFound."""
+        sql = "DELETE FROM reservations WHERE name = ?"
+
+        def write(session: DatabaseSession) -> None:
+            if session.run(sql, (name,)).rowcount == 0:
+                raise RowNotFound(f"there is no reservation {name}")
+
+        await self._write(write)
 
 
 def list_closed(session: DatabaseSession) -> Sequence[str]:

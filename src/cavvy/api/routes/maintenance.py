@@ -1,7 +1,12 @@
-"""Routes for maintenance of the server's own hosts: who holds what, cordon, drain and uncordon."""
+"""Routes for maintenance of the server's own hosts: who holds what, cordon, drain and uncordon, and
+reservations."""
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import UTC, timedelta
+from re import compile as pattern
+from typing import Annotated
 
+from fastapi import Path
 from starlette.requests import Request
 
 from cavvy.api.app_state import AppState
@@ -12,11 +17,20 @@ from cavvy.api.rules import in_query, name_user, on_installation
 from cavvy.client import maintenance_wire as wire
 from cavvy.control.decide.maintenance import find_end, find_loss
 from cavvy.control.maintenance import ForeignNode, HostStatus, NodeHolder, UnknownNode
+from cavvy.control.reservations import (
+    ReservationClash,
+    ReservationRefused,
+    ReservationRequest,
+)
 from cavvy.domain.accounts import Permission
-from cavvy.store.base import ProjectFilter, is_visible
+from cavvy.domain.maintenance import Reservation
+from cavvy.domain.values import replace
+from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
 
 _LONGEST = timedelta(days=30)
 _LONGEST_REASON = 200  # characters
+_LONGEST_S = 366 * 86_400
+_NAME = pattern(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 router = RouteGroup("fleet", prefix="/v1")
 
@@ -28,7 +42,8 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.Ho
     if projects is not None and not projects:
         return []
     found = await app_state.control_plane.maintenance.list()
-    return [_view(app_state, each, projects) for each in found]
+    reserved = await app_state.control_plane.reservations.list()
+    return [_view(app_state, each, projects, reserved) for each in found]
 
 
 @router.post(
@@ -69,13 +84,84 @@ async def uncordon(request: Request, app_state: AppState, ask: wire.UncordonAsk)
     return _view(app_state, status, None)
 
 
+@router.get(
+    "/reservations",
+    "List the reservations of own hosts that have not ended.",
+    rule=in_query(Permission.VIEW),
+)
+async def list_reservations(
+    app_state: AppState, projects: ProjectFilter
+) -> list[wire.ReservationView]:
+    found = await app_state.control_plane.reservations.list()
+    return [_reservation(each) for each in found if is_visible(each.project, projects)]
+
+
+@router.post(
+    "/reservations",
+    "Reserve own hosts or GPUs for a project.",
+    rule=on_installation(Permission.OPERATE),
+    status=201,
+    when={
+        UnknownNode: "node-not-found",
+        ForeignNode: "node-not-own",
+        ReservationRefused: "reservation-refused",
+        ReservationClash: "reservation-clash",
+    },
+)
+async def add_reservation(
+    request: Request, app_state: AppState, ask: wire.ReservationAsk
+) -> wire.ReservationView:
+    _check_text("reason", ask.reason)
+    if ask.name and not _NAME.fullmatch(ask.name):
+        raise ApiProblem(
+            "invalid-request", "`name` has at most 63 lower-case letters, digits and hyphens"
+        )
+    if ask.begins_at.tzinfo is None or not 0 < ask.length_s <= _LONGEST_S:
+        raise ApiProblem(
+            "invalid-request",
+            "`begins_at` needs a time zone, and `length_s` is more than 0 and at most a year",
+        )
+    note_change(
+        request,
+        after={
+            "project": ask.project,
+            "nodes": ask.nodes,
+            "gpus": ask.gpus,
+            "begins_at": ask.begins_at.isoformat(),
+            "length_s": str(ask.length_s),
+        },
+    )
+    wanted = ReservationRequest(
+        project=ask.project,
+        user=ask.user,
+        name=ask.name,
+        nodes=ask.nodes,
+        gpus=ask.gpus,
+        begins_at=ask.begins_at.astimezone(UTC),
+        length=timedelta(seconds=ask.length_s),
+        reason=ask.reason,
+        made_by=name_user(request, ask.made_by),
+        moves=ask.moves,
+    )
+    return _reservation(await app_state.control_plane.reservations.add(wanted))
+
+
+@router.delete(
+    "/reservations/{name}",
+    "Give what is reserved back.",
+    rule=on_installation(Permission.OPERATE),
+    when={RowNotFound: "reservation-not-found"},
+)
+async def delete_reservation(
+    app_state: AppState, name: Annotated[str, Path(max_length=63)]
+) -> None:
+    await app_state.control_plane.reservations.remove(name)
+
+
 async def _cordon(
     request: Request, app_state: AppState, ask: wire.CordonAsk, within: timedelta | None
 ) -> wire.HostView:
-    if len(ask.reason) > _LONGEST_REASON or not ask.reason.isprintable():
-        raise ApiProblem(
-            "invalid-request", f"`reason` must be one line of at most {_LONGEST_REASON} characters"
-        )
+    _check_text("reason", ask.reason)
     state = {"node": ask.node, "state": "cordoned", "reason": ask.reason}
     if within is not None:
         state |= {"state": "drained", "within_s": str(within.total_seconds())}
@@ -86,8 +172,42 @@ async def _cordon(
     return _view(app_state, status, None)
 
 
-def _view(app_state: AppState, status: HostStatus, projects: ProjectFilter) -> wire.HostView:
+def _check_text(name: str, text: str) -> None:
+    if len(text) > _LONGEST_REASON or not text.isprintable():
+        raise ApiProblem(
+            "invalid-request", f"`{name}` must be one line of at most {_LONGEST_REASON} characters"
+        )
+
+
+def _reservation(found: Reservation) -> wire.ReservationView:
+    return wire.ReservationView(
+        name=found.name,
+        project=found.project,
+        user=found.user,
+        parts=[
+            wire.ReservedPartView(host=part.host, devices=list(part.devices))
+            for part in found.parts
+        ],
+        gpus=sum(len(part.devices) for part in found.parts),
+        begins_at=found.begins_at,
+        ends_at=found.ends_at,
+        made_by=found.made_by,
+        reason=found.reason,
+    )
+
+
+def _view(
+    app_state: AppState,
+    status: HostStatus,
+    projects: ProjectFilter,
+    reserved: Sequence[Reservation] = (),
+) -> wire.HostView:
     host, state = status.host, status.state
+    mine = [each for each in reserved if any(part.host == host.name for part in each.parts)]
+    told = [
+        each if is_visible(each.project, projects) else replace(each, project="", user="", name="")
+        for each in mine
+    ]
     return wire.HostView(
         name=host.name,
         state=status.phase,
@@ -100,6 +220,7 @@ def _view(app_state: AppState, status: HostStatus, projects: ProjectFilter) -> w
         kinds=list(host.kinds),
         sick=state.sick,
         holders=[_holder(app_state, each, projects) for each in status.holders],
+        reservations=[_reservation(each) for each in told],
     )
 
 

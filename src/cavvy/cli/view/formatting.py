@@ -72,6 +72,11 @@ def show_clock(moment: datetime) -> str:
     return show_time(moment, "%H:%M:%S")
 
 
+def show_minute(moment: datetime) -> str:
+    """Return the local date and time without seconds and time zone."""
+    return show_time(moment, "%m-%d %H:%M", zone=False)
+
+
 def zone_name(moment: datetime) -> str:
     """Return the name of the local time zone at this moment."""
     return moment.astimezone().tzname() or "UTC"

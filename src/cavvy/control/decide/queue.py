@@ -7,6 +7,7 @@ from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.placement import MarketSnapshot, date_plan, is_news
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.standby import HANDOVER
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
@@ -60,6 +61,7 @@ def decide_turn(
     scheduler: JobScheduler,
     name_gang: NameGang,
     now: datetime,
+    reserved: tuple[Allocation, ...] = (),
 ) -> Start | QueueWait | AdvanceJob:
     """Decide whether the job starts, waits, or fails because no offer can ever fit. `found`
     contains the candidates for each alternative of the task, and `ranked` contains the candidates'
@@ -73,7 +75,9 @@ def decide_turn(
             job=job, reason=candidates.reason, behind=(), unusable=candidates.unusable
         )
     else:
-        first, *others = [line_up(wish, offers, name_gang, now) for wish, offers in ranked]
+        first, *others = [
+            line_up(wish, offers, name_gang, now, reserved) for wish, offers in ranked
+        ]
         decision = scheduler.decide(first, *others)
     if isinstance(decision, JobWait):
         plan, again_at = candidates.plan_state, candidates.again_at
@@ -89,6 +93,7 @@ class GroupTurn(Struct, frozen=True, kw_only=True):
     job: JobRecord
     found: Sequence[tuple[JobRecord, Candidates]]
     ranked: Sequence[tuple[JobRecord, tuple[Offer, ...]]]
+    reserved: tuple[Allocation, ...] = ()  # for others, see `WaitingJob`
 
 
 def decide_group(
@@ -104,7 +109,8 @@ def decide_group(
         if not candidates.offers:
             return _wait_together(turns, turn.job, candidates)
     lines = [
-        [line_up(wish, offers, name_gang, now) for wish, offers in turn.ranked] for turn in turns
+        [line_up(wish, offers, name_gang, now, turn.reserved) for wish, offers in turn.ranked]
+        for turn in turns
     ]
     decided = list[Start | QueueWait]()
     for turn, decision in zip(turns, scheduler.decide_all(lines), strict=True):
@@ -129,12 +135,16 @@ def _wait_together(
 
 
 def line_up(
-    wish: JobRecord, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime
+    wish: JobRecord,
+    offers: tuple[Offer, ...],
+    name_gang: NameGang,
+    now: datetime,
+    reserved: tuple[Allocation, ...] = (),
 ) -> WaitingJob:
     """Return the job as a queue entry for these offers."""
     gang = name_gang(attempt_id(wish.id, wish.last_number + 1))
     avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
-    return WaitingJob(job=wish, gang=gang, offers=offers, avoid=avoid)
+    return WaitingJob(job=wish, gang=gang, offers=offers, avoid=avoid, reserved=reserved)
 
 
 def make_borrowers(

@@ -1,0 +1,138 @@
+"""Which jobs reservations keep out, and which GPUs they get: pure decisions."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.maintenance import Reservation, ReservedPart
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+from cavvy.scheduler.reservations import (
+    MARGIN,
+    ReservedFor,
+    ReservedHosts,
+    choose_parts,
+    find_overlap,
+    subtract_held,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+PARENTS = {"lab": None, "team": "lab", "other": None}
+HOSTS = [
+    Host(name=f"ssh/{name}", cpus=8, memory_mib=8000, devices=tuple("0123"), kinds=("gpu",) * 4)
+    for name in "ab"
+]
+WHOLE = Reservation(
+    name="r",
+    project="lab",
+    parts=(ReservedPart("ssh/a"),),
+    begins_at=NOW + HOUR,
+    ends_at=NOW + 2 * HOUR,
+)
+OFFER = Offer(
+    provider="ssh",
+    region="hosts",
+    zone="a",
+    instance_type="gpu",
+    accelerator="gpu",
+    accelerator_count=2,
+    rate=HourlyRate(0),
+    shared=True,
+)
+TASK = TaskSpec(name="t", run="t", resources=ResourceSpec(cpus_min=2))
+
+
+def is_kept_out(
+    runs: timedelta | None,
+    project: str = "other",
+    user: str = "",
+    at: datetime = NOW,
+    owner: str = "",
+) -> bool:
+    book = ReservedHosts([replace(WHOLE, user=owner)], HOSTS, PARENTS)
+    return bool(book.find_closed(ReservedFor(project=project, user=user, runs=runs), at))
+
+
+def test_a_job_starts_there_only_if_it_surely_ends_before_the_begin() -> None:
+    assert is_kept_out(None), "it may run for ever"
+    assert is_kept_out(HOUR)
+    assert not is_kept_out(HOUR - MARGIN)
+    assert is_kept_out(MARGIN, at=NOW + HOUR), "the reservation has begun"
+    assert not is_kept_out(None, at=NOW + 2 * HOUR), "it has ended"
+
+
+def test_a_reservation_is_for_its_project_and_those_below_it_and_its_user() -> None:
+    assert not is_kept_out(None, "lab")
+    assert not is_kept_out(None, "team")
+    assert is_kept_out(None, "lab", "bob", owner="ann")
+    assert not is_kept_out(None, "team", "ann", owner="ann")
+
+
+def list_open(count: int, *parts: ReservedPart, cpus: float = 2) -> bool:
+    """Whether a task for this many GPUs of host a is open beside the reserved parts."""
+    book = ReservedHosts([replace(WHOLE, parts=parts)], HOSTS, PARENTS)
+    closed = book.find_closed(ReservedFor(project="other", user="", runs=None), NOW)
+    task = replace(TASK, resources=ResourceSpec(cpus_min=cpus))
+    offers = (replace(OFFER, accelerator_count=count),)
+    return bool(book.list_open(task, "other", offers, book.occupy(closed)))
+
+
+def test_jobs_use_the_gpus_that_are_not_reserved() -> None:
+    two = ReservedPart("ssh/a", ("0", "1"))
+    assert list_open(2, two)
+    assert not list_open(3, two)
+    assert not list_open(1, two, cpus=5), "the reserved half takes its CPUs along"
+    assert not list_open(0, ReservedPart("ssh/a"))
+    assert list_open(4, ReservedPart("ssh/b"))
+    assert list_open(4, ReservedPart("ssh/gone"))
+    assert list_open(4, ReservedPart("ssh/a", ("gone",)))
+
+
+def test_work_on_reserved_gpus_counts_once() -> None:
+    book = ReservedHosts([replace(WHOLE, parts=(ReservedPart("ssh/a", ("0",)),))], HOSTS, PARENTS)
+    (part,) = book.occupy([replace(WHOLE, parts=(ReservedPart("ssh/a", ("0",)),))])
+    assert (part.cpus, part.memory_mib) == (2.0, 2000)
+    held = Allocation(
+        host="ssh/a", gang="g", rank=0, project="lab", cpus=1.5, memory_mib=3000, devices=("0",)
+    )
+    (left,) = subtract_held([part], [held])
+    assert (left.cpus, left.memory_mib, left.devices) == (0.5, 0, ("0",))
+    assert subtract_held([part], [replace(held, devices=("1",))]) == [part]
+
+
+@pytest.mark.parametrize(
+    ("change", "clashes"),
+    [
+        ({}, True),
+        ({"parts": (ReservedPart("ssh/b"),)}, False),
+        ({"parts": (ReservedPart("ssh/a", ("3",)),)}, True),
+        ({"begins_at": NOW, "ends_at": NOW + HOUR}, False),
+        ({"begins_at": NOW, "ends_at": NOW + 1.1 * HOUR}, True),
+        ({"begins_at": NOW + 2 * HOUR, "ends_at": NOW + 3 * HOUR}, False),
+    ],
+)
+def test_reservations_of_the_same_part_at_the_same_time_clash(
+    change: dict[str, object], clashes: bool
+) -> None:
+    other = replace(WHOLE, **change)  # type: ignore[arg-type]
+    assert find_overlap(WHOLE, other) == find_overlap(other, WHOLE) == ("ssh/a" * clashes)
+
+
+def test_different_gpus_of_a_host_do_not_clash() -> None:
+    one, other = (replace(WHOLE, parts=(ReservedPart("ssh/a", (each,)),)) for each in ("0", "1"))
+    assert not find_overlap(one, other)
+
+
+def test_gpus_that_are_free_at_the_begin_are_reserved_first() -> None:
+    busy = {("ssh/a", "0"): True, ("ssh/a", "1"): True}
+    assert choose_parts(HOSTS, 4, (), busy) == [ReservedPart("ssh/b", tuple("0123"))]
+    assert choose_parts(HOSTS, 5, (), busy)[1] == ReservedPart("ssh/a", ("2",))
+    assert sum(len(each.devices) for each in choose_parts(HOSTS, 8, (), busy)) == 8
+    assert choose_parts(HOSTS, 9, (), busy) == []
+    taken = [ReservedPart("ssh/b"), ReservedPart("ssh/a", ("3",))]
+    assert choose_parts(HOSTS, 3, taken, busy) == [ReservedPart("ssh/a", ("2", "0", "1"))]
+    assert choose_parts(HOSTS, 4, taken, busy) == []
