@@ -50,6 +50,17 @@ async def test_an_array_is_submitted_once_and_listed_as_one(api: Api) -> None:
     ]
 
 
+async def test_a_key_creates_either_a_job_or_an_array(api: Api) -> None:
+    key, other = make_key(), make_key()
+    made = await submit(api, key=key)
+    await submit(api, "{name: one, run: 'x'}", key=other)
+    member = (await read(api, "arrays/train"))["jobs"][0]["id"]
+    for text, used in (("{run: 'x'}", key), (TASK, other), ("{array: 0-1, run: 'x'}", member)):
+        answer = await api.post_job(text, key=used)
+        assert (answer.status_code, answer.json()["code"]) == (409, "key-reused")
+    assert (await submit(api, key=key))["id"] == made["id"]
+
+
 async def test_an_array_has_the_place_of_its_next_job_in_the_queue(api: Api) -> None:
     made = [await api.submit() for _ in range(3)]  # two places
     await api.attempt(made[1]["id"])

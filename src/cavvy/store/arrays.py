@@ -203,9 +203,14 @@ class SqlArrays:
         return [*_add_up(rows)]
 
 
-def is_array_name(session: DatabaseSession, project: str, name: str) -> bool:
-    sql = "SELECT 1 FROM job_arrays WHERE project = ? AND name = ?"
-    return session.run(sql, (project, name)).fetchone() is not None
+def is_array_name(session: DatabaseSession, job: JobRecord) -> bool:
+    """Return whether an array has the name of the new job. Raises StaleVersion if one has its ID,
+    so that an idempotency key cannot create both."""
+    sql = "SELECT id FROM job_arrays WHERE id = ? OR (project = ? AND name = ?)"
+    found = [each for (each,) in session.run(sql, (job.id, job.project, job.name)).fetchall()]
+    if job.id in found:
+        raise StaleVersion(f"array {job.id} exists already")
+    return bool(found)
 
 
 def remove_empty(session: DatabaseSession, array_id: str) -> None:
@@ -286,8 +291,9 @@ def insert_array(
     check_open(session, [job.project])
     job = look_up(session, job)
     texts = check_readable(job)
-    if session.run("SELECT 1 FROM job_arrays WHERE id = ?", (job.array_id,)).fetchone():
-        raise StaleVersion(f"array {job.array_id} exists already")
+    same = "SELECT 1 FROM job_arrays WHERE id = ? UNION ALL SELECT 1 FROM jobs WHERE id = ?"
+    if session.run(same, (job.array_id, job.array_id)).fetchone():
+        raise StaleVersion(f"a job or an array {job.array_id} exists already")
     name = job.name
     while not _insert_as(session, job, name, members, (parallel, *texts, job.origin.snapshot)):
         number = session.run(_NEXT_NUMBER, (job.project, job.name)).fetchone()

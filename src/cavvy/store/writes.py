@@ -140,7 +140,7 @@ def insert_all(session: DatabaseSession, jobs: Iterable[NewJob]) -> None:
 
 def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, str]) -> bool:
     """Insert the job; return False if its name is in use."""
-    if is_array_name(session, stored.project, stored.name):
+    if is_array_name(session, stored):
         return False
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
