@@ -63,6 +63,8 @@ async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -
         {"quota_accelerators": {"H100": -1}},
         {"user_accelerators": {"H100": 1, "h100": 2}},
         {"max_accelerators": {"A100-80GB": 1}},
+        {"max_accelerators": {"": 1}},
+        {"max_accelerators": {"H" * 201: 1}},
     ):
         assert await put(api, "p", **wrong) == 422
     wrong = {"max_accelerators": {"H10O": 1}}

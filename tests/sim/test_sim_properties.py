@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from tests.sim.scenario_checks import check_all
 
 from cavvy.domain.allocations import Host
+from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.shares import MIN_RUN
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
@@ -253,3 +256,84 @@ def test_a_store_that_is_full_from_any_write_on_keeps_no_node(first: int) -> Non
     lives = ending.cloud.lives()
     assert len(lives) <= 1  # nothing is bought whose intent was not written
     assert [life.engine_id for life in lives if life.ended_at is None] == []
+
+
+KINDS = tuple(
+    replace(
+        offer(name, rate, capacity=capacity),
+        accelerator=name,
+        accelerator_count=2,
+        accelerator_memory_mib=81920,
+    )
+    for name, rate, capacity in (("H100", 3_000_000, 3), ("A100", 1_000_000, None))
+)
+
+
+@st.composite
+def contested(draw: st.DrawFn) -> SimScenario:
+    """Projects with quotas and limits want what others have borrowed."""
+
+    def submit(number: int) -> SimSubmission:
+        names = draw(st.sampled_from([("H100",), ("H100",), ("A100",), ("A100", "H100")]))
+        needs = tuple(AcceleratorNeed(name=name, count_min=2) for name in names)
+        task = TaskSpec(
+            name=f"j{number}",
+            run="true",
+            project=draw(st.sampled_from("ab")),
+            nodes=draw(st.sampled_from([1, 1, 2])),
+            env={"FAKE_RUN_S": str(draw(st.sampled_from([300, 2400])))},
+            resources=ResourceSpec(accelerators=needs),
+            checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=2)),
+        )
+        return SimSubmission(task=task, at_s=draw(st.sampled_from([0, 0, 300, 2000])))
+
+    amounts = st.sampled_from([4.0, 6.0])
+    rules = st.builds(
+        ProjectPolicy,
+        max_accelerators=st.dictionaries(st.sampled_from(["H100", "A100"]), amounts),
+        user_micros_per_hour=st.sampled_from([None, 6_000_000, 8_000_000]),
+        user_jobs=st.sampled_from([None, 2]),
+    )
+    quotas = {name: {"H100": 2.0 * draw(st.integers(0, 2))} for name in "ab"}
+    policies = [BoundPolicy("", draw(rules))]
+    policies += [
+        BoundPolicy(name, replace(draw(rules), quota_accelerators=quotas[name])) for name in "ab"
+    ]
+    crashes = st.builds(
+        ServerCrash, call=st.integers(1, 60), when=st.sampled_from(CrashMoment), down_s=st.just(5.0)
+    )
+    return SimScenario(
+        submissions=tuple(submit(number) for number in range(draw(st.integers(3, 5)))),
+        script=CloudScript(offers=KINDS),
+        policies=tuple(policies),
+        crashes=tuple(draw(st.lists(crashes, max_size=2, unique_by=lambda crash: crash.call))),
+    )
+
+
+@settings(max_examples=5, deadline=None)
+@given(contested())
+def test_no_quota_is_exceeded_and_all_jobs_have_their_turn(scenario: SimScenario) -> None:
+    """Limits count what is borrowed. Whole gangs start, a borrower works for the minimum time, and
+    gives back to a project within its quota only."""
+    ending = play(scenario)
+    check_all(ending)
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
+    held = [
+        (each.created_at, each.ended_at or ending.at, trace.job.project, each)
+        for trace in ending.traces
+        for each in trace.attempts
+    ]
+    for at, *_ in held:
+        now = [(project, each) for begin, end, project, each in held if begin <= at < end]
+        for bound in scenario.policies:
+            mine = [each for project, each in now if bound.project in ("", project)]
+            for name, most in bound.policy.max_accelerators.items():
+                assert sum(2 * a.nodes for a in mine if a.offer.accelerator == name) <= most
+            micros = [each.nodes * each.offer.rate.micros_per_hour for each in mine]
+            assert sum(micros) <= (bound.policy.user_micros_per_hour or sum(micros))
+            assert len(mine) <= (bound.policy.user_jobs or len(mine))
+    for *_, reclaimed in held:
+        if reclaimed.reclaimed_for:
+            assert reclaimed.running_at is not None
+            assert reclaimed.finished_at is not None
+            assert reclaimed.finished_at - reclaimed.running_at >= MIN_RUN

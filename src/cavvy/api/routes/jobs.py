@@ -67,6 +67,7 @@ SUBMISSION_ERRORS = (
     "invalid-task",
     "task-refused",
     "no-offer",
+    "policy-refused",
     "consent-needed",
     "machine-unfit",
     "secret-missing",

@@ -189,8 +189,11 @@ def _read_queue(ask: wire.ProjectPolicyView) -> dict[str, Any]:
 
 def _read_accelerators(field: str, numbers: Mapping[str, float]) -> Mapping[str, float]:
     """Return the numbers by the names of the catalog. Raises ApiProblem."""
-    if len(numbers) > _LONGEST:
-        raise ApiProblem("invalid-request", f"`{field}` must have at most {_LONGEST} names")
+    if len(numbers) > _LONGEST or any(len(name) > _LONGEST for name in numbers):
+        raise ApiProblem(
+            "invalid-request",
+            f"`{field}` must have at most {_LONGEST} names of at most {_LONGEST} characters",
+        )
     found: dict[str, float] = {}
     for text, number in numbers.items():
         name = _name_accelerator(text)
