@@ -106,6 +106,34 @@ def test_a_limit_of_a_project_holds_all_jobs_below_it() -> None:
     }
 
 
+def test_the_jobs_of_a_project_at_its_limit_can_be_left_out() -> None:
+    dice = Random(4)
+    names = ["a", "a1", "a2", "b", "b1", "c"]
+    for _ in range(200):
+        waiting = [
+            QueueRow(str(n), dice.choice(names), dice.choice("uv"), float(dice.choice([1, 2, 5])))
+            for n in range(40)
+        ]
+        book = ShareBook(
+            parents={"a1": "a", "a2": "a", "b1": "b"},
+            rules={
+                name: ShareRule(
+                    quota=dice.choice([None, 2.0]),
+                    limit=dice.choice([None, 4.0, 9.0]),
+                    user_limit=dice.choice([None, None, 3.0]),
+                )
+                for name in (*names, "")
+            },
+            held=[HeldShare(dice.choice(names), "u", 2, 1)],
+        )
+        turns, brief = list(give_turns(waiting, book)), list(give_turns(waiting, book, brief=True))
+        assert order(brief) == order(turns)
+        assert {*brief} <= {*turns}
+    book = ShareBook(rules={"a": ShareRule(limit=2)}, held=[HeldShare("a", "u", 2, 1)])
+    (turn,) = give_turns(rows(*["a u 1"] * 9), book, brief=True)
+    assert turn.limit
+
+
 def test_a_job_that_no_limit_can_ever_admit_keeps_no_other_job_waiting() -> None:
     book = ShareBook(rules={"": ShareRule(limit=4, user_limit=2)})
     turns = list(give_turns(rows("a ann 5", "b bob 1", "b bob 3", "b bob 1"), book))

@@ -105,7 +105,7 @@ def take_turns(
     turns: list[QueueTurn] = []
     taken: list[str] = []
     free = limited = 0
-    for turn in give_turns(rows, book):
+    for turn in give_turns(rows, book, brief=True):
         if not turn.limit or limited < limit:
             turns.append(turn)
         free += not turn.limit

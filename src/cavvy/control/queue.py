@@ -90,7 +90,7 @@ from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNo
 from cavvy.store.sql import Store
 
 _log = logging.getLogger(__name__)
-_HEAD = 16  # jobs that one pass may start
+_HEAD = 64  # jobs that one pass may start
 _DEEP = 1000  # jobs that a pass may start which also looks behind blocked first jobs
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
 # delay before a job tries again to take over a warm gang that was not ready

@@ -72,6 +72,8 @@ class ShareRule(Struct, frozen=True, kw_only=True):
     @property
     def bounds(self) -> Sequence[tuple[bool, str, float]]:
         """The limits: whether each is one of each user, what it counts, and the most of it."""
+        if self.limit is self.user_limit is self.user_jobs is None and not self.needs_gangs:
+            return ()
         singles = ((False, GPUS, self.limit), (True, GPUS, self.user_limit))
         found = [*singles, (True, JOBS, self.user_jobs)]
         found += [(False, name, most) for name, most in self.limits.items()]
@@ -161,19 +163,22 @@ class QueueTurn(Struct, frozen=True):
     limit: str = ""
 
 
-def give_turns(rows: Iterable[QueueRow], book: ShareBook) -> Iterator[QueueTurn]:
+def give_turns(
+    rows: Iterable[QueueRow], book: ShareBook, *, brief: bool = False
+) -> Iterator[QueueTurn]:
     """Yield the waiting jobs in the order in which they have their turns. `rows` are sorted by
     priority and age; jobs of the same project keep this order. Each job counts as started for the
     jobs after it.
 
     While the first job of a project or of a user waits because of a limit, later jobs under the
-    same limit wait, too, so that large jobs are not passed for ever.
+    same limit wait, too, so that large jobs are not passed for ever. If `brief` is set, these jobs
+    are left out once a project has reached its limit of GPUs.
     """
     tree = _Tree(book, rows)
     limits = ShareLimits(book)
     while (row := tree.next_row()) is not None:
         reason = limits.find(row)
-        tree.end_turn(starts=not reason)
+        tree.end_turn(starts=not reason, full=limits.list_full(row) if brief and reason else ())
         if not reason:
             limits.start(row)
         yield QueueTurn(row, reason)
@@ -335,8 +340,9 @@ class _Tree:
         self._turn = node
         return node.line[0][1] if node.line else None
 
-    def end_turn(self, *, starts: bool) -> None:
-        """Remove the job that had its turn. If it starts, count it as held from now on."""
+    def end_turn(self, *, starts: bool, full: Collection[str] = ()) -> None:
+        """Remove the job that had its turn. If it starts, count it as held from now on. Also remove
+        the other jobs of those of its projects that are `full`."""
         node = self._turn
         assert node is not None
         _, row = node.line.popleft()
@@ -344,6 +350,8 @@ class _Tree:
             if starts:
                 node.held += row.size
                 node.count(list_certain(node.quotas, row))
+            if full and any(self._nodes.get(name) is node for name in full):
+                node.children.clear()
             parent = node.parent
             if parent is None:
                 return
@@ -457,6 +465,11 @@ class ShareLimits:
         if row.parallel is not None and self._members[row.array or ""] >= row.parallel:
             return f"waits for its array, of which at most {row.parallel} jobs run at once"
         return self._compare(row, self._certain(row), hold=True) if self._bounds else ""
+
+    def list_full(self, row: QueueRow) -> Sequence[str]:
+        """Return those of the job's projects of which all later jobs wait for the same limit."""
+        owners = self._owners(row.project)
+        return [owner for owner in owners if (owner, None, GPUS) in self._full]
 
     def admits(self, row: QueueRow, share: GangShare) -> bool:
         """Return whether the job, which no limit of `find` keeps waiting, may hold this on an
