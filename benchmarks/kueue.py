@@ -286,7 +286,7 @@ def show(
         ("s in all", wall, scale.kueue_s, scale.bar_s, record(what, wall, scale.bar_s, "s"))
     ]
     for name, bar in scale.kueue_waits.items():
-        mean = sum(waits[name]) / len(waits[name])
+        mean = sum(waits[name]) / max(1, len(waits[name]))
         verdict = record(f"{what}: mean wait, {name}", mean, bar, "s")
         rows.append((f"s of mean wait, {name}", mean, bar, bar, verdict))
     rows += [

@@ -246,6 +246,8 @@ async def test_policies_are_replaced_and_deleted(store: Store) -> None:
         BoundPolicy("", ProjectPolicy(image_digests=True)),
         BoundPolicy("company", full),
     ]
+    for project in ("team", "company", "other", ""):
+        assert list(await store.policies_of(project)) == list(book.find(project))
     await store.put_policy("company", None)
     await store.put_policy("company", None)
     assert [each.project for each in (await store.policies()).find("team")] == [""]

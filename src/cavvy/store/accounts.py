@@ -6,8 +6,15 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import lru_cache
 
-from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
-from cavvy.domain.policies import PolicyBook, ProjectPolicy
+from cavvy.domain.accounts import (
+    INSTALLATION,
+    Account,
+    AccountCredential,
+    AccountToken,
+    Project,
+    RoleBinding,
+)
+from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
 from cavvy.store.base import NameConflict, ProjectArchived, RowNotFound
 from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession
@@ -25,6 +32,11 @@ _PUT_POLICY = insert_into(
     "ON CONFLICT (project) DO UPDATE SET document = excluded.document",
 )
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
+# the project and those above it; UNION ends at a project that was found before
+_ABOVE = (
+    f"WITH RECURSIVE line AS ({PROJECTS.select} WHERE name = ? UNION SELECT {{}} FROM projects p "
+    "JOIN line l ON p.name = l.parent) SELECT * FROM line"
+).format(", ".join(f"p.{each}" for each in PROJECTS.columns))
 _DECODED = 4096  # rows
 _make_project = lru_cache(_DECODED)(PROJECTS.make)
 _make_policy = lru_cache(_DECODED)(POLICIES.make)
@@ -64,10 +76,20 @@ def list_projects(session: DatabaseSession) -> Sequence[Project]:
 
 
 def read_policies(session: DatabaseSession) -> PolicyBook:
-    """Return the policies of all projects. Every submission and every pass over the queue reads
-    them, so rows that were decoded before are not decoded again."""
+    """Return the policies of all projects. Every pass over the queue reads them, so rows that were
+    decoded before are not decoded again."""
     rows = session.run(f"{POLICIES.select} ORDER BY project").fetchall()
     return PolicyBook(map(_make_policy, rows), list_projects(session))
+
+
+def read_policies_of(session: DatabaseSession, project: str) -> Sequence[BoundPolicy]:
+    """Return what `PolicyBook.find` finds in the book of all policies."""
+    rows = session.run(_ABOVE, (project,)).fetchall()
+    above = [*map(_make_project, rows)]
+    names = [project, *(each.name for each in above), *(each.parent for each in above)]
+    where, values = in_projects("project", {INSTALLATION, *filter(None, names)})
+    found = session.run(f"{POLICIES.select} WHERE {where}", values).fetchall()
+    return PolicyBook(map(_make_policy, found), above).find(project)
 
 
 def list_used_projects(session: DatabaseSession) -> Sequence[Project]:

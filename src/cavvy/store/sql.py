@@ -21,7 +21,7 @@ from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobReco
 from cavvy.domain.ledger import LedgerLine, LedgerSum, MonthDiscounts
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
-from cavvy.domain.policies import PolicyBook, ProjectPolicy
+from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.services import read_dashed
 from cavvy.domain.units import Money
@@ -708,6 +708,11 @@ class Store:
     async def policies(self) -> PolicyBook:
         """Return the policies of all projects."""
         return await self._read(accounts.read_policies)
+
+    async def policies_of(self, project: str) -> Sequence[BoundPolicy]:
+        """Return the policies that apply to the jobs of a project: those of the installation, of
+        the projects above this project, and of the project itself, in this order."""
+        return await self._read(lambda session: accounts.read_policies_of(session, project))
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace the policy of a project or of the INSTALLATION or, if `policy` is None, delete

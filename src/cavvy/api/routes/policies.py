@@ -100,7 +100,7 @@ async def delete_general(request: Request) -> None:
 
 
 async def _find(app_state: AppState, project: str) -> Sequence[BoundPolicy]:
-    return (await app_state.store.policies()).find(project)
+    return await app_state.store.policies_of(project)
 
 
 async def _change(request: Request, project: str, ask: wire.PolicyAsk) -> None:

@@ -175,13 +175,15 @@ async def submit_graph(
 
 async def _find_full(app_state: AppState, project: str, user: str, new: int) -> ApiProblem | None:
     """Return why the user may not have so many more jobs that wait, if a policy limits them."""
-    book = await app_state.store.policies()
     limits = [
         (each, each.policy.user_waiting)
-        for each in book.find(project)
+        for each in await app_state.store.policies_of(project)
         if each.policy.user_waiting is not None
     ]
-    waiting = await app_state.store.queue.count_waiting(user) if limits else {}
+    if not limits:
+        return None
+    waiting = await app_state.store.queue.count_waiting(user)
+    book = await app_state.store.policies()
     for bound, most in limits:
         below = sum(
             count
@@ -326,7 +328,7 @@ async def admit_task(
     stored unless `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
     or if the user must first agree to pay.
     """
-    policies = (await app_state.store.policies()).find(task.project)
+    policies = await app_state.store.policies_of(task.project)
     if refusal := explain_image(policies, task):
         raise ApiProblem("policy-refused", str(refusal))
     # after the check of its name, so that the server calls only registries that are permitted
