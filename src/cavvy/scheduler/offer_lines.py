@@ -90,6 +90,9 @@ class OfferLine:
         if all(self._rater.is_full(host, offer) for host in hosts):
             return False
         owner = AllocationOwner(gang="", project=project)
+        group = self._rater.find_fitting(task, offer, owner) if task.nodes > 1 else None
+        if group is not None:
+            return group.choose(task) is not None
         held = self._rater.list_held(hosts)
         return allocate_across(task, offer, hosts, held, owner) is not None
 

@@ -3,8 +3,7 @@ store checks each allocation again before it writes the allocation.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 
@@ -80,17 +79,9 @@ def allocate_across(
         return allocate_on(task, offer, one, allocations, owner)
     if task.nodes == 1:
         return None
-    fitting = _FittingHosts(task, offer, found, allocations, owner)
-    chosen = choose_hosts(
-        HostLabels([host.labels for host in found]),
-        fitting.at,
-        task.nodes,
-        task.topology,
-        None if rater is None else partial(fitting.rate, rater),
+    return _FittingHosts(task, offer, found, owner, _by_host(allocations)).allocate(
+        task, owner, rater
     )
-    if chosen is None:
-        return None
-    return tuple(replace(fitting.allocate(at), rank=rank) for rank, at in enumerate(chosen))
 
 
 def explain_topology(
@@ -105,10 +96,7 @@ def explain_topology(
     if task.topology is None or task.nodes == 1:
         return ""
     found = hosts_of(offer, hosts)
-    fitting = _FittingHosts(task, offer, found, allocations, owner)
-    return explain_lack(
-        HostLabels([host.labels for host in found]), fitting.at, task.nodes, task.topology
-    )
+    return _FittingHosts(task, offer, found, owner, _by_host(allocations)).explain(task)
 
 
 def _has_label(host: Host, need: TopologyNeed | None) -> bool:
@@ -117,56 +105,87 @@ def _has_label(host: Host, need: TopologyNeed | None) -> bool:
 
 
 class _FittingHosts:
-    """The hosts that have room for one rank; `at` are their positions. Idle hosts of the same size
-    are looked at once, because large groups have many of them."""
+    """The hosts of a group that have room for one rank of a task. Hosts are named by their
+    positions, and idle hosts of the same size are looked at once, because large groups have many of
+    them. `taken` are the allocations on each host."""
 
     def __init__(
         self,
         task: TaskSpec,
         offer: Offer,
         hosts: Sequence[Host],
-        allocations: Sequence[Allocation],
         owner: AllocationOwner,
+        taken: Mapping[str, Sequence[Allocation]],
     ) -> None:
-        self._task, self._offer, self._hosts, self._owner = task, offer, hosts, owner
-        self._taken: dict[str, list[Allocation]] = {}
-        for each in allocations:
-            self._taken.setdefault(each.host, []).append(each)
-        self._found: dict[int, Allocation | None] = {}
-        self._rates: dict[Hashable, float] = {}
-        fits: dict[Hashable, bool] = {}
-        self.at: list[int] = []
-        for at in range(len(hosts)):
+        self._task, self._offer, self._hosts = task, offer, hosts
+        self._labels = HostLabels([host.labels for host in hosts])
+        self._position = {host.name: at for at, host in enumerate(hosts)}
+        self._taken = taken
+        self._fits: dict[Hashable, bool] = {}
+        self._free = {at: None for at in range(len(hosts)) if self._has_room(at, owner)}
+
+    def renew(
+        self,
+        changed: Iterable[str],
+        owner: AllocationOwner,
+        taken: Mapping[str, Sequence[Allocation]],
+    ) -> None:
+        """Look again at these hosts."""
+        self._taken = taken
+        for at in {self._position[name] for name in changed if name in self._position}:
+            self._fits.pop(at, None)
+            if self._has_room(at, owner):
+                self._free[at] = None
+            else:
+                self._free.pop(at, None)
+
+    def allocate(
+        self, task: TaskSpec, owner: AllocationOwner, rater: "HostRater | None"
+    ) -> tuple[Allocation, ...] | None:
+        """Return the allocations of a task with the same resources, or None."""
+        rates: dict[Hashable, float] = {}
+
+        def rate(at: int) -> float:
+            assert rater is not None
             like = self._like(at)
-            if like not in fits:
-                fits[like] = self._try(at) is not None
-            if fits[like]:
-                self.at.append(at)
+            if like not in rates:
+                rates[like] = rater.rate((self._take(at, owner),))
+            return rates[like]
 
-    def allocate(self, at: int) -> Allocation:
-        found = self._found[at] if at in self._found else self._try(at)
-        assert found is not None
-        return found
+        chosen = self.choose(task, None if rater is None else rate)
+        if chosen is None:
+            return None
+        return tuple(replace(self._take(at, owner), rank=rank) for rank, at in enumerate(chosen))
 
-    def rate(self, rater: "HostRater", at: int) -> float:
+    def choose(
+        self, task: TaskSpec, rate: Callable[[int], float] | None = None
+    ) -> Sequence[int] | None:
+        return choose_hosts(self._labels, sorted(self._free), task.nodes, task.topology, rate)
+
+    def explain(self, task: TaskSpec) -> str:
+        return explain_lack(self._labels, sorted(self._free), task.nodes, task.topology)
+
+    def _has_room(self, at: int, owner: AllocationOwner) -> bool:
         like = self._like(at)
-        if like not in self._rates:
-            self._rates[like] = rater.rate((self.allocate(at),))
-        return self._rates[like]
+        if like not in self._fits:
+            self._fits[like] = self._try(at, owner) is not None
+        return self._fits[like]
 
     def _like(self, at: int) -> Hashable:
         """Return a key that is equal for idle hosts of the same size."""
         host = self._hosts[at]
-        if host.name in self._taken:
+        if self._taken.get(host.name):
             return at
         return host.cpus, host.memory_mib, host.disk_gib, host.kinds, len(host.devices)
 
-    def _try(self, at: int) -> Allocation | None:
-        host = self._hosts[at]
-        taken = self._taken.get(host.name, ())
-        found = allocate_one(self._task, self._offer, host, taken, self._owner, 0)
-        self._found[at] = found
+    def _take(self, at: int, owner: AllocationOwner) -> Allocation:
+        found = self._try(at, owner)
+        assert found is not None
         return found
+
+    def _try(self, at: int, owner: AllocationOwner) -> Allocation | None:
+        host = self._hosts[at]
+        return allocate_one(self._task, self._offer, host, self._taken.get(host.name, ()), owner, 0)
 
 
 def allocate_on(
@@ -316,6 +335,26 @@ class HostRater:
         self._rater: PlacementRater | None = None
         self._demands: dict[str, Sequence[NodeDemand]] = {}  # of the allocations on each host
         self._largest: FreeNode | None = None
+        # the hosts of groups with room for a rank, and how many changes they take into account
+        self._fitting: dict[Hashable, tuple[_FittingHosts, int]] = {}
+
+    def find_fitting(
+        self, task: TaskSpec, offer: Offer, owner: AllocationOwner
+    ) -> _FittingHosts | None:
+        """Return the hosts of the offer's group that have room for a rank of the task. Only those
+        that have changed are looked at again. Returns None if the offer is of one host."""
+        if name_of(offer) in self.index.by_name:
+            return None
+        project = "" if self.separates else owner.project
+        what = (offer.instance_type, offer.accelerator_count, offer.accelerator_part)
+        key = name_of(offer), what, task.resources, project
+        known, seen = self._fitting.get(key, (None, 0))
+        if known is None:
+            known = _FittingHosts(task, offer, self.index.find(offer), owner, self._held)
+        else:
+            known.renew(self.changes[seen:], owner, self._held)
+        self._fitting[key] = known, len(self.changes)
+        return known
 
     def renew(self, allocations: Iterable[Allocation]) -> None:
         """Count these allocations as held, and no others."""

@@ -274,14 +274,7 @@ class JobScheduler:
                     if (left is None or left >= task.nodes) and not self._is_held(offer, avoid):
                         return JobPlacement(job=waiting_job.job, offer=offer)
                     continue
-                hosts = [host for host in self._rater.index.find(offer) if host.name not in avoid]
-                held = self._rater.list_held(hosts)
-                if waiting_job.reserved:
-                    names = {host.name for host in hosts}
-                    parts = [each for each in waiting_job.reserved if each.host in names]
-                    held = [*held, *subtract_held(parts, held)]
-                rater = self._rater if self._is_rated(hosts) else None
-                mine = allocate_across(task, offer, hosts, held, owner, rater)
+                mine = self._allocate(waiting_job, offer, owner)
                 if mine is None:
                     continue
                 found.append(JobPlacement(job=waiting_job.job, offer=offer, allocations=mine))
@@ -293,6 +286,23 @@ class JobScheduler:
                 if not (blocked and self._may_delay(place.allocations, checks)):
                     return place
         return None
+
+    def _allocate(
+        self, waiting_job: WaitingJob, offer: Offer, owner: AllocationOwner
+    ) -> tuple[Allocation, ...] | None:
+        task, avoid, reserved = waiting_job.job.task, waiting_job.avoid, waiting_job.reserved
+        hosts = [host for host in self._rater.index.find(offer) if host.name not in avoid]
+        rater = self._rater if self._is_rated(hosts) else None
+        if task.nodes > 1 and not avoid and not reserved:
+            group = self._rater.find_fitting(task, offer, owner)
+            if group is not None:
+                return group.allocate(task, owner, rater)
+        held = self._rater.list_held(hosts)
+        if reserved:
+            names = {host.name for host in hosts}
+            parts = [each for each in reserved if each.host in names]
+            held = [*held, *subtract_held(parts, held)]
+        return allocate_across(task, offer, hosts, held, owner, rater)
 
     def _sort(self, found: list[JobPlacement]) -> list[JobPlacement]:
         """Sort placements on shared hosts: those that leave the fewest fragments come first."""
