@@ -57,10 +57,10 @@ InactiveLimit=0
 KillWait=30
 SchedulerParameters=sched_interval=1,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
 SlurmdParameters=config_overrides
-NodeName=gpu1 {node} Port={port1} Gres=gpu:h100:8
-NodeName=gpu2 {node} Port={port2} Gres=gpu:h100:8
-NodeName=gpu3 {node} Port={port3} Gres=gpu:a100:8
-NodeName=gpu4 {node} Port={port4} Gres=gpu:a100:8
+NodeName=gpu1 {node} Port={port1} Gres=gpu:h100:8 Feature=r1
+NodeName=gpu2 {node} Port={port2} Gres=gpu:h100:8 Feature=r2
+NodeName=gpu3 {node} Port={port3} Gres=gpu:a100:8 Feature=r1
+NodeName=gpu4 {node} Port={port4} Gres=gpu:a100:8 Feature=r2
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=spot Nodes=ALL MaxTime=2-00:00:00 State=UP PriorityTier=1 PreemptMode=REQUEUE
 """

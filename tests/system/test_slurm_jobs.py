@@ -34,6 +34,7 @@ def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
         user.variables.update(SLURM_CONF=str(cluster.conf), PATH=cluster.environ["PATH"])
         settings = (
             f'folder = "{user.root}/shared"\nprice_usd_gpu_hr = 3600\nprice_usd_node_hr = 0\n'
+            'topology = "rack=r1|r2"\n'
         )
         user.settings(f"[providers.local]\nenabled = false\n[providers.slurm]\n{settings}")
         yield user
@@ -107,6 +108,19 @@ def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster)
     from tests.system.test_trust_gangs import check_ranks_meet
 
     check_ranks_meet(user, SMALL)
+    check_gone(user, cluster)
+
+
+def test_a_gang_gets_nodes_of_one_rack(user: User, cluster: Cluster) -> None:
+    """The first two free nodes are in different racks."""
+    text = f"name: near\nnodes: 2\ntopology: {{same: rack}}\n{SMALL}\nrun: sleep 300"
+    refused = user.cli("run", "-d", user.task(text.replace("rack", "rak")), code=None)
+    assert "the setting `topology` of [providers.slurm] has rack" in refused
+    name = user.submit(text)
+    cluster.until(lambda: cluster.jobs("R"))
+    held = cluster.run("squeue", "--noheader", "--states=R", "--format=%N").strip()
+    assert held in ("gpu[1,3]", "gpu[2,4]")
+    user.cli("stop", name)
     check_gone(user, cluster)
 
 
