@@ -9,7 +9,7 @@ from tests.sim.test_sim_scenarios import FREE, HERE, task
 
 from cavvy.domain.accounts import Project
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.tasks import CheckpointPolicy, JobLimits
+from cavvy.domain.tasks import AcceleratorNeed, CheckpointPolicy, JobLimits, ResourceSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
@@ -159,3 +159,28 @@ def test_a_server_that_is_killed_keeps_a_reservation(call: int, when: CrashMomen
                 or each.created_at >= end
                 or (each.ended_at is not None and each.ended_at < begin)
             )
+
+
+def test_work_that_saves_leaves_a_faulty_gpu() -> None:
+    gpus = replace(HERE, name="fake/a", cpus=4, devices=("g0", "g1", "g2"))
+    offer = replace(
+        OFFERS[0], instance_type="t4", accelerator="T4", accelerator_count=1, owned=True
+    )
+    one = ResourceSpec(accelerators=(AcceleratorNeed(name="T4", count_min=1),))
+    scenario = SimScenario(
+        submissions=(
+            SimSubmission(task=task(3600, name="saver", checkpoint=SAVES, resources=one)),
+            SimSubmission(task=task(3600, name="other", resources=one)),
+            SimSubmission(task=task(60, name="late", resources=one), at_s=1000),
+        ),
+        script=CloudScript(offers=(offer,), hosts=(gpus,)),
+        interventions=(UserIntervention(action=UserAction.CLOSE_GPU, node="a", at_s=600),),
+        longest=timedelta(hours=8),
+    )
+    ending = play(scenario)
+    check_all(ending)
+    saver, other, late = ending.traces
+    assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
+    assert [len(each.attempts) for each in (saver, other, late)] == [2, 1, 1]
+    (told,) = (event.text for event in saver.events if event.kind == "drained")
+    assert "GPU g0 of fake/a takes no work: cordoned by an operator" in told

@@ -300,6 +300,9 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
         def instances(self, index: int) -> Sequence[tuple[str, str]]:
             return []
 
+        def problem(self, index: int) -> str:
+            return ""
+
         def close(self) -> None: ...
 
     async def scenario() -> None:

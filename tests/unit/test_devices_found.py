@@ -2,7 +2,7 @@
 answers like NVML.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class FakeNvml:
     gpus: Sequence[tuple[str, str, int, bool]]
     broken: str = ""  # the question that fails
     split: int = 0  # MIG instances of each split GPU
+    problems: Mapping[int, str] = field(default_factory=dict)
     closed: int = field(default=0, init=False)
 
     def count(self) -> int:
@@ -44,6 +45,9 @@ class FakeNvml:
 
     def instances(self, index: int) -> Sequence[tuple[str, str]]:
         return [(f"MIG-{self.gpus[index][0]}-{n}", "1g.10gb") for n in range(self.split)]
+
+    def problem(self, index: int) -> str:
+        return self.problems.get(index, "")
 
     def close(self) -> None:
         self.closed += 1
@@ -169,6 +173,14 @@ def test_nvidia_gpus_by_uuid_and_canonical_name(sources: MachineSources) -> None
     host = make_host(machine)
     assert host.devices == ("GPU-a", "GPU-b", "GPU-c")
     assert host.kinds == (offers[1].instance_type, offers[1].instance_type, offers[3].instance_type)
+
+
+def test_faulty_gpus_and_their_instances_are_named(sources: MachineSources) -> None:
+    gpus = (("GPU-a", "NVIDIA T4", 15360, False), ("GPU-b", "NVIDIA A100", 40960, True))
+    given, nvml = with_gpus(sources, *gpus)
+    nvml.split, nvml.problems = 1, {1: "3 uncorrected memory errors"}
+    found = {each.id: each.problem for each in discover(given).devices}
+    assert found == {"GPU-a": "", "MIG-GPU-b-0": "3 uncorrected memory errors"}
 
 
 def test_split_and_hidden_gpus_are_left_out_with_a_note(sources: MachineSources) -> None:

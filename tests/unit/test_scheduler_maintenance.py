@@ -6,6 +6,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.maintenance import NodeState
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.scheduler.maintenance import NodeWork, close_hosts, close_offers, decide_drain
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,6 +54,29 @@ def test_a_cordoned_host_is_not_ready_and_says_why() -> None:
 def test_a_sick_device_is_not_used() -> None:
     host = close_hosts(HOSTS, {"ssh/a": NodeState(name="ssh/a", sick={"0": "Xid 79"})})[0]
     assert (host.devices, host.ready, host.notes) == (("1",), True, ("0: Xid 79",))
+
+
+def test_a_device_that_its_driver_calls_faulty_is_not_used() -> None:
+    sick = replace(HOSTS[0], sick=(("1", "3 errors"), ("gone", "x")), kinds=("gpu", "gpu"))
+    host = close_hosts([sick, HOSTS[1]], {})[0]
+    assert (host.devices, host.kinds, host.notes) == (("0",), ("gpu",), ("1: 3 errors",))
+    offers = [
+        Offer(
+            provider="ssh",
+            region="rack",
+            zone=zone,
+            instance_type="gpu",
+            accelerator="gpu",
+            accelerator_count=count,
+            rate=HourlyRate(0),
+            shared=True,
+            capacity=1 if zone else 2,
+        )
+        for zone in ("a", None)
+        for count in (1, 2)
+    ]
+    hosts = [host, HOSTS[1]]
+    assert [each.capacity for each in close_offers(offers, hosts, {"ssh/a"})] == [1, 0, 2, 1]
 
 
 def test_offers_have_the_capacity_of_the_hosts_that_are_left() -> None:

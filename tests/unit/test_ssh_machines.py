@@ -122,6 +122,26 @@ def test_the_instances_that_nvidia_smi_lists_are_offered(
     assert offers == [None, "A100", "A100-MIG-3g.40gb", "A100-MIG-1g.10gb+me"]
 
 
+@pytest.mark.parametrize(
+    ("errors", "remaps", "problem"),
+    [
+        ("GPU-0, 0\nGPU-1, 0", "GPU-0, No, No\nGPU-1, No, No", ""),
+        ("GPU-0, 0\nGPU-1, [N/A]", "GPU-1, 0, 0", ""),
+        ("GPU-1, 3", "", "3 uncorrected memory errors"),
+        ("GPU-1, 0", "GPU-1, Yes, No", "must be reset"),
+        ("", "GPU-1, 1, 1", "remapping a row failed"),
+        ('Field "x" is not a valid field to query.', "garbage", ""),
+        ("GPU-1", "GPU-1,", ""),
+    ],
+)
+def test_a_gpu_whose_memory_is_faulty_is_named(errors: str, remaps: str, problem: str) -> None:
+    smi = replace(FACTS.smi, errors=errors, remaps=remaps)
+    (host,) = make_hosts([known(facts=replace(FACTS, smi=smi))])
+    assert [device for device, _ in host.sick] == (["GPU-1"] if problem else [])
+    assert all(problem in why for _, why in host.sick)
+    assert host.devices == ("GPU-0", "GPU-1"), "work that runs there keeps it"
+
+
 def test_offers_of_hosts_and_groups() -> None:
     other = known(replace(ENTRY, name="h2"), replace(FACTS, cpus=4, smi=SmiReading()), ready=False)
     alone = known(replace(ENTRY, name="h3", in_group=False, rate=HourlyRate(7)))

@@ -153,15 +153,29 @@ def who(names: tuple[str, ...], output: str) -> None:
 @command.command("cordon")
 @_hosts_argument
 @_reason_option
-def cordon(names: tuple[str, ...], reason: str) -> None:
-    """Place no new work on own hosts. Running work goes on."""
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="N",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Close only this GPU of the host, counted from 0 as by `who`; repeat for several.",
+)
+def cordon(names: tuple[str, ...], reason: str, gpus: tuple[int, ...]) -> None:
+    """Place no new work on own hosts. Running work goes on.
+
+    With --gpu, only these GPUs get no new work, and jobs with checkpoints leave them.
+    """
     from cavvy.client.maintenance_wire import CordonAsk, cordon_host
 
     with session() as client:
         for name in names:
-            ask = CordonAsk(node=name, reason=reason, user=getpass.getuser())
+            ask = CordonAsk(node=name, reason=reason, user=getpass.getuser(), gpus=gpus)
             host = cordon_host(client, ask)
-            click.echo(f"{host.name} is cordoned; {_say_jobs(host)}")
+            what = f"{host.name} is cordoned"
+            if gpus:
+                what = f"GPU {', '.join(map(str, gpus))} of {host.name} gets no new work"
+            click.echo(f"{what}; {_say_jobs(host)}")
     click.echo(f"take new work again: cavvy nodes uncordon {' '.join(names)}")
 
 

@@ -8,7 +8,7 @@ from cavvy.client.paths import query, segment
 from cavvy.client.wire import Answer, Ask
 
 
-class CordonAsk(Ask, frozen=True, kw_only=True):
+class HostAsk(Ask, frozen=True, kw_only=True):
     """A host, such as "ssh/box", or only "box" if one provider has it, and why nothing new is to
     run on it."""
 
@@ -17,8 +17,14 @@ class CordonAsk(Ask, frozen=True, kw_only=True):
     user: str = ""
 
 
-class DrainAsk(CordonAsk, frozen=True, kw_only=True):
-    """The same, and the seconds within which its work is to leave."""
+class CordonAsk(HostAsk, frozen=True, kw_only=True):
+    """Cordon a host. With `gpus`, counted from 0, only these GPUs are closed."""
+
+    gpus: tuple[int, ...] = ()
+
+
+class DrainAsk(HostAsk, frozen=True, kw_only=True):
+    """Drain a host. Its work is to leave within `within_s` seconds."""
 
     within_s: float
 

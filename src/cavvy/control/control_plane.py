@@ -27,7 +27,7 @@ from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, Orph
 from cavvy.control.job_service import JobIds, JobService, gang_name
 from cavvy.control.loop import SeparateDrivers
 from cavvy.control.machine_service import MachineService
-from cavvy.control.maintenance import MaintenanceService, is_node_key
+from cavvy.control.maintenance import MaintenanceService, is_node_key, node_key
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, ReadEgressDates
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
@@ -629,6 +629,8 @@ class ControlPlane:
                 for host in hosts:
                     if known.get(host.name) != host:
                         await self._store.put_host(host)
+                    if host.sick:
+                        self.hint(node_key(host.name))
 
     async def _start_run(self, schedule: JobRecord, task: TaskSpec, run_id: str) -> JobRecord:
         """Submit one run of a repeating job, with the consent and the spending limit of the job's

@@ -11,7 +11,7 @@ Errors, which are subclasses of JobServiceError:
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -25,14 +25,17 @@ from cavvy.control.worklist import QUEUE
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.maintenance import NodeState
+from cavvy.domain.units import format_count
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.registry import list_known
-from cavvy.scheduler.maintenance import DrainStep, decide_drain
+from cavvy.scheduler.maintenance import DrainStep, decide_drain, find_sick
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
 _PREFIX = "node:"
 _LOOK_AGAIN = timedelta(seconds=5)  # interval between two checks of a host that is drained
+_LOOK_AGAIN_AT_SICK = timedelta(minutes=1)
+_NEVER = timedelta(days=3650)
 _AT_ONCE = timedelta(0)
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 _TOLD = 4  # hosts that a message names
@@ -73,6 +76,11 @@ class HostStatus(Struct, frozen=True, kw_only=True):
     holders: Sequence[NodeHolder]
 
     @property
+    def sick(self) -> Mapping[str, str]:
+        """The devices on which no work is placed, with the reasons."""
+        return find_sick(self.host, self.state)
+
+    @property
     def phase(self) -> str:
         """Return "ready", "cordoned", "draining", "drained" or "unreachable"."""
         if self.state.drain_by is not None:
@@ -80,6 +88,13 @@ class HostStatus(Struct, frozen=True, kw_only=True):
         if self.state.cordoned_at is not None:
             return "cordoned"
         return "ready" if self.host.ready else "unreachable"
+
+
+def _pick_device(host: Host, number: int) -> str:
+    if not 0 <= number < len(host.devices):
+        count = format_count(len(host.devices), "GPU")
+        raise UnknownNode(f"{host.name} has no GPU {number}", f"it has {count}, counted from 0")
+    return host.devices[number]
 
 
 def node_key(name: str) -> str:
@@ -129,12 +144,26 @@ class MaintenanceService:
     # Operators' requests
 
     async def cordon(
-        self, name: str, *, user: str = "", reason: str = "", within: timedelta | None = None
+        self,
+        name: str,
+        *,
+        user: str = "",
+        reason: str = "",
+        within: timedelta | None = None,
+        gpus: Sequence[int] = (),
     ) -> HostStatus:
         """Place no new work on the host. If `within` is given, also let its work leave within this
-        time. Raises UnknownNode, ForeignNode.
+        time. If `gpus` are given, close only these GPUs, counted from 0: work that saves
+        checkpoints leaves them. Raises UnknownNode, ForeignNode.
         """
         host, now = await self.find(name), self._clock.now()
+        if gpus:
+            devices = [_pick_device(host, number) for number in gpus]
+            why = NodeState(name=name, cordoned_at=now, user=user, reason=reason).describe()
+            closed = dict.fromkeys(devices, why)
+            await self._change(host.name, lambda old: replace(old, sick={**old.sick, **closed}))
+            self._hint(node_key(host.name))
+            return await self.get(host.name)
         by = None if within is None else now + within
         fresh = NodeState(name=host.name, cordoned_at=now, user=user, reason=reason, drain_by=by)
         await self._change(host.name, lambda old: replace(fresh, sick=old.sick))
@@ -143,8 +172,8 @@ class MaintenanceService:
         return await self.get(host.name)
 
     async def uncordon(self, name: str) -> HostStatus:
-        """Place work on the host and on its sick devices again. Gangs that were told to leave
-        leave. Raises UnknownNode, ForeignNode.
+        """Place work on the host, and on its GPUs that an operator has closed, again. Gangs that
+        were told to leave leave. Raises UnknownNode, ForeignNode.
         """
         host = await self.find(name)
         await self._change(host.name, lambda old: NodeState(name=host.name))
@@ -215,22 +244,28 @@ class MaintenanceService:
         return [each for each in found if each is not None]
 
     async def unfinished(self) -> Sequence[str]:
-        """Return the keys of the hosts that are drained."""
-        states = await self._store.maintenance.states()
-        return [node_key(each.name) for each in states.values() if each.drain_by is not None]
+        """Return the keys of the hosts that are drained, or have devices that an operator has
+        closed."""
+        states = (await self._store.maintenance.states()).values()
+        return [node_key(each.name) for each in states if each.drain_by is not None or each.sick]
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Let the work leave that must leave the host now. Return when to look again, or None if
-        the host is empty."""
+        """Let the work leave that must leave the host, or its faulty devices, now. Return when to
+        look again, or None if nothing is left to do."""
         name = key.removeprefix(_PREFIX)
-        state = (await self._store.maintenance.states()).get(name)
-        if state is None or state.drain_by is None:
+        state = (await self._store.maintenance.states()).get(name, NodeState(name=name))
+        host = next((each for each in await self._pool.reported_hosts() if each.name == name), None)
+        sick = {} if host is None else find_sick(host, state)
+        if state.drain_by is None and not sick:
             return None
-        holders = {each.attempt.gang: each for each in await self.list_on((name,))}
+        holders = await self.list_on((name,))
         if not holders:
             return None
         try:
-            return await self._drain(state, list(holders.values()), self._clock.now())
+            if state.drain_by is None:
+                return await self._heal(name, sick, holders, self._clock.now())
+            gangs = {each.attempt.gang: each for each in holders}
+            return await self._drain(state, list(gangs.values()), self._clock.now())
         except StaleVersion:
             return _AT_ONCE
 
@@ -241,6 +276,24 @@ class MaintenanceService:
         work = [make_work(each.attempt, each.job) for each in holders]
         step = decide_drain(work, state.drain_by, now)
         return await self.leave(step, holders, f"node {state.name} is {state.describe()}", now)
+
+    async def _heal(
+        self, name: str, sick: Mapping[str, str], holders: Sequence[NodeHolder], now: datetime
+    ) -> timedelta:
+        """Let the work leave faulty devices that saves checkpoints. Other work would lose what it
+        has done, so it may go on."""
+        touching = {
+            each.attempt.gang: each
+            for each in holders
+            if not sick.keys().isdisjoint(each.allocation.devices)
+        }
+        for each in touching.values():
+            device = next(one for one in each.allocation.devices if one in sick)
+            step = decide_drain([make_work(each.attempt, each.job)], now + _NEVER, now)
+            await self.leave(
+                step, [each], f"GPU {device} of {name} takes no work: {sick[device]}", now
+            )
+        return _LOOK_AGAIN_AT_SICK
 
     async def leave(
         self, step: DrainStep, holders: Sequence[NodeHolder], why: str, now: datetime

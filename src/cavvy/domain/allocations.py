@@ -40,6 +40,7 @@ class Host(Struct, frozen=True, kw_only=True):
     ready: bool = True  # False if the host does not answer; nothing is placed on such a host
     problem: str = ""  # why the host is not ready
     cordoned: bool = False  # whether an operator keeps new work away
+    sick: tuple[tuple[str, str], ...] = ()  # faulty devices, each with what is wrong
     notes: tuple[str, ...] = ()  # why accelerators of the host are not offered
     # False if jobs could read each other's files; the host then runs the jobs of only one project
     # at a time

@@ -6,7 +6,7 @@ is cordoned before its work leaves; as in Slurm (`scontrol update state=drain`),
 lost may end first.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -54,23 +54,33 @@ def decide_drain(work: Sequence[NodeWork], by: datetime, now: datetime) -> Drain
     )
 
 
+def find_sick(host: Host, state: NodeState | None) -> Mapping[str, str]:
+    """Return the devices of the host on which no work is placed, with the reasons."""
+    found = {**dict(host.sick), **(state.sick if state else {})}
+    return {device: why for device, why in found.items() if device in host.devices}
+
+
 def close_hosts(hosts: Sequence[Host], states: Mapping[str, NodeState]) -> Sequence[Host]:
     """Return the hosts as new work may use them: cordoned hosts are not ready, and the sick devices
     of the others are missing."""
-    return [_close(host, states[host.name]) if host.name in states else host for host in hosts]
+    return [
+        _close(host, states.get(host.name)) if host.sick or host.name in states else host
+        for host in hosts
+    ]
 
 
-def _close(host: Host, state: NodeState) -> Host:
-    if problem := state.describe():
+def _close(host: Host, state: NodeState | None) -> Host:
+    if state is not None and (problem := state.describe()):
         return replace(host, ready=False, cordoned=True, problem=problem)
-    kept = [at for at, device in enumerate(host.devices) if device not in state.sick]
-    if len(kept) == len(host.devices):
+    sick = find_sick(host, state)
+    if not sick:
         return host
+    kept = [at for at, device in enumerate(host.devices) if device not in sick]
     return replace(
         host,
         devices=tuple(host.devices[at] for at in kept),
         kinds=tuple(host.kinds[at] for at in kept) if host.kinds else (),
-        notes=(*host.notes, *(f"{device}: {why}" for device, why in state.sick.items())),
+        notes=(*host.notes, *(f"{device}: {why}" for device, why in sick.items())),
     )
 
 
@@ -79,15 +89,25 @@ def close_offers(
 ) -> Sequence[Offer]:
     """Return the offers with the capacity that the hosts leave. `changed` are the hosts that accept
     less work than their provider states."""
-    ready = {host.name: host.ready for host in hosts}
-    groups = Counter(host.group for host in hosts if host.ready and host.group)
-    touched = {host.group for host in hosts if host.name in changed and host.group}
+    by_name = {host.name: host for host in hosts}
+    groups: defaultdict[str, list[Host]] = defaultdict(list)
+    for host in hosts:
+        if host.group:
+            groups[host.group].append(host)
+    touched = {by_name[name].group for name in changed} - {""}
     found = []
     for offer in offers:
         name, group = name_of(offer), f"{offer.provider}/{offer.region}"
-        if offer.shared and name in changed and not ready[name]:
+        if offer.shared and name in changed and not _fits(offer, by_name[name]):
             offer = replace(offer, capacity=0)
-        elif offer.shared and name not in ready and group in touched and offer.capacity:
-            offer = replace(offer, capacity=min(offer.capacity, groups[group]))
+        elif offer.shared and name not in by_name and group in touched and offer.capacity:
+            fitting = sum(_fits(offer, host) for host in groups[group])
+            offer = replace(offer, capacity=min(offer.capacity, fitting))
         found.append(offer)
     return found
+
+
+def _fits(offer: Offer, host: Host) -> bool:
+    """Return whether the host is ready, and has enough devices of the offer's kind."""
+    kinds = host.kinds or (offer.instance_type,) * len(host.devices)
+    return host.ready and kinds.count(offer.instance_type) >= offer.accelerator_count

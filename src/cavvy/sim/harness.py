@@ -284,6 +284,8 @@ async def _maintain(control_plane: ControlPlane, item: UserIntervention, now: da
     match item.action:
         case UserAction.DRAIN:
             await control_plane.maintenance.cordon(item.node, within=within)
+        case UserAction.CLOSE_GPU:
+            await control_plane.maintenance.cordon(item.node, gpus=(0,))
         case UserAction.UNCORDON:
             await control_plane.maintenance.uncordon(item.node)
         case UserAction.RESERVE:

@@ -41,6 +41,7 @@ class UserAction(StrEnum):
     STOP_MACHINE = "stop_machine"  # stop the job and release the nodes of its machine
     DRAIN = "drain"  # drain a host within `notice_s`
     UNCORDON = "uncordon"
+    CLOSE_GPU = "close_gpu"  # place no work on the first GPU of a host
     RESERVE = (
         "reserve"  # for `project` and an hour that begins in `notice_s`; work in the way leaves
     )

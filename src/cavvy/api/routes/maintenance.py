@@ -159,7 +159,7 @@ async def delete_reservation(
 
 
 async def _cordon(
-    request: Request, app_state: AppState, ask: wire.CordonAsk, within: timedelta | None
+    request: Request, app_state: AppState, ask: wire.HostAsk, within: timedelta | None
 ) -> wire.HostView:
     _check_text("reason", ask.reason)
     state = {"node": ask.node, "state": "cordoned", "reason": ask.reason}
@@ -167,7 +167,11 @@ async def _cordon(
         state |= {"state": "drained", "within_s": str(within.total_seconds())}
     note_change(request, after=state)
     status = await app_state.control_plane.maintenance.cordon(
-        ask.node, user=name_user(request, ask.user), reason=ask.reason, within=within
+        ask.node,
+        user=name_user(request, ask.user),
+        reason=ask.reason,
+        within=within,
+        gpus=ask.gpus if isinstance(ask, wire.CordonAsk) else (),
     )
     return _view(app_state, status, None)
 
@@ -218,7 +222,7 @@ def _view(
         memory_mib=host.memory_mib,
         devices=list(host.devices),
         kinds=list(host.kinds),
-        sick=state.sick,
+        sick=dict(status.sick),
         holders=[_holder(app_state, each, projects) for each in status.holders],
         reservations=[_reservation(each) for each in told],
     )

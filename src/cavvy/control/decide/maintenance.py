@@ -18,7 +18,7 @@ _HELD = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RU
 
 def apply_states(market: OfferedMarket, states: Mapping[str, NodeState]) -> OfferedMarket:
     """Return the market as new work may use it, after what operators have ordered for hosts."""
-    if not states or not market.hosts:
+    if not states and not any(host.sick for host in market.hosts):
         return market
     hosts = close_hosts(market.hosts, states)
     changed = {

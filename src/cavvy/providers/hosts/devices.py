@@ -19,6 +19,7 @@ class HostDevice(Struct, frozen=True, kw_only=True):
     product: str  # the driver's name for the product
     memory_mib: int  # memory as reported by the driver
     profile: str = ""  # of an instance: its MIG profile, such as 1g.10gb; the memory is the GPU's
+    problem: str = ""  # what the driver's counters say about faulty memory
 
 
 class DeviceReading(Struct, frozen=True, kw_only=True):
@@ -42,6 +43,10 @@ class NvmlQueries(Protocol):
 
     def instances(self, index: int) -> "Sequence[tuple[str, str]]":
         """Return the UUID and profile of each instance that MIG has made of the GPU."""
+
+    def problem(self, index: int) -> str:
+        """Return what the driver's counters say about faulty memory of the GPU, or "" if nothing is
+        wrong or counted."""
 
     def close(self) -> None: ...
 

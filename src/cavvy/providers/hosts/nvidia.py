@@ -5,6 +5,7 @@ Function names and constants are from NVIDIA's NVML API reference (nvml.h).
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cavvy.catalog.accelerators import PROFILE
 from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, NvmlQueries
@@ -13,6 +14,7 @@ _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 _MIB = 1 << 20
+UNCORRECTED, SINCE_BOOT = 1, 0  # values of nvmlMemoryErrorType_t and nvmlEccCounterType_t
 
 
 class _Memory(ctypes.Structure):
@@ -81,6 +83,18 @@ class NvmlLibrary:
             found.append((uuid, name.rpartition(" MIG ")[2].strip()))
         return found
 
+    def problem(self, index: int) -> str:
+        gpu, errors = self._device(index), ctypes.c_ulonglong()
+        # rows remapped after corrected and after uncorrected errors, pending and failed remappings
+        rows = [ctypes.c_uint() for _ in range(4)]
+        # Older GPUs and drivers count neither.
+        with suppress(OSError):
+            kinds = (ctypes.c_int(UNCORRECTED), ctypes.c_int(SINCE_BOOT))
+            self._call("nvmlDeviceGetTotalEccErrors", gpu, *kinds, ctypes.byref(errors))
+        with suppress(OSError):
+            self._call("nvmlDeviceGetRemappedRows", gpu, *map(ctypes.byref, rows))
+        return explain_memory(errors.value, pending=bool(rows[2].value), failed=bool(rows[3].value))
+
     def close(self) -> None:
         self._call("nvmlShutdown")
 
@@ -104,6 +118,15 @@ class NvmlLibrary:
             raise OSError(f"{_LIBRARY} has no {function}; the driver is too old") from error
         if code != 0:
             raise OSError(f"{function}: NVML error {code}")
+
+
+def explain_memory(errors: int, *, pending: bool, failed: bool) -> str:
+    """Return what is wrong with a GPU's memory, or ""."""
+    if failed:
+        return "the GPU could not repair its memory: remapping a row failed"
+    if pending:
+        return "the GPU must be reset, because it has to remap rows of its memory"
+    return f"{errors} uncorrected memory errors since the driver started" if errors else ""
 
 
 def open_nvml() -> NvmlQueries | None:
@@ -162,7 +185,12 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
             name, memory_mib = nvml.name(index), nvml.memory_mib(index)
             devices.append(
                 HostDevice(
-                    id=uuid, index=index, vendor="nvidia", product=name, memory_mib=memory_mib
+                    id=uuid,
+                    index=index,
+                    vendor="nvidia",
+                    product=name,
+                    memory_mib=memory_mib,
+                    problem=nvml.problem(index),
                 )
             )
     return DeviceReading(devices=devices, notes=notes)
@@ -170,6 +198,7 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
 
 def _list_instances(nvml: NvmlQueries, index: int) -> Sequence[HostDevice]:
     product, memory_mib = nvml.name(index), nvml.memory_mib(index)
+    problem = nvml.problem(index)
     return [
         HostDevice(
             id=uuid,
@@ -178,6 +207,7 @@ def _list_instances(nvml: NvmlQueries, index: int) -> Sequence[HostDevice]:
             product=product,
             memory_mib=memory_mib,
             profile=profile,
+            problem=problem,
         )
         for uuid, profile in nvml.instances(index)
         if PROFILE.fullmatch(profile)

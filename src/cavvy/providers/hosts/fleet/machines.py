@@ -20,6 +20,7 @@ from cavvy.providers.hosts.models import (
     model_of,
     say_models,
 )
+from cavvy.providers.hosts.nvidia import explain_memory
 from cavvy.providers.hosts.nvlink import read_domain
 
 # (model, number of accelerators); the model is None if there are no accelerators
@@ -69,6 +70,8 @@ class SmiReading(Struct, frozen=True, kw_only=True):
     error: str = ""
     fabric: str = ""  # see `nvlink.read_domain`
     links: str = ""  # the output of `nvidia-smi topo -m`
+    errors: str = ""  # for each GPU a row of UUID and uncorrected memory errors
+    remaps: str = ""  # for each GPU a row of UUID, and whether remappings are pending or failed
 
 
 class SupervisorFacts(Struct, frozen=True, kw_only=True):
@@ -115,12 +118,13 @@ class KnownHost(Struct, frozen=True, kw_only=True):
 class _SmiRows:
     """Answers NVML queries from the output of nvidia-smi."""
 
-    def __init__(self, rows: Sequence[Sequence[str]], listing: str) -> None:
-        self._rows = [row for row in rows if len(row) >= 5]
+    def __init__(self, smi: SmiReading) -> None:
+        self._rows = [row for row in smi.rows or () if len(row) >= 5]
+        self._errors, self._remaps = _read_rows(smi.errors), _read_rows(smi.remaps)
         # the lines of each GPU begin with one such as "GPU 0: NVIDIA A100 (UUID: GPU-...)"
         self._listed = {
             found[1]: part
-            for part in re.split(r"(?m)^(?=GPU \d+:)", listing)
+            for part in re.split(r"(?m)^(?=GPU \d+:)", smi.listing)
             if (found := re.match(r"GPU \d+:.*\(UUID: ([^)]+)\)", part))
         }
 
@@ -147,7 +151,23 @@ class _SmiRows:
         found = re.findall(r"MIG (\S+)\s+Device\s+\d+: \(UUID: ([^)]+)\)", lines)
         return [(uuid, profile) for profile, uuid in found]
 
+    def problem(self, index: int) -> str:
+        errors = self._errors.get(self.uuid(index), [""])[0]
+        counts = (*self._remaps.get(self.uuid(index), ()), "", "")
+        pending, failed = (each not in ("", "0") for each in counts[:2])
+        return explain_memory(int(errors or 0), pending=pending, failed=failed)
+
     def close(self) -> None: ...
+
+
+def _read_rows(text: str) -> Mapping[str, Sequence[str]]:
+    """Return the cells of each GPU's row by its UUID, "" for counts that the GPU does not have."""
+    rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
+    return {
+        row[0]: [cell if cell.isdigit() or cell.lower() == "yes" else "" for cell in row[1:]]
+        for row in rows
+        if len(row) > 1
+    }
 
 
 def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
@@ -158,7 +178,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
     def nvml() -> NvmlQueries | None:
         if facts.smi.error:
             raise OSError(f"nvidia-smi: {facts.smi.error}")
-        return None if facts.smi.rows is None else _SmiRows(facts.smi.rows, facts.smi.listing)
+        return None if facts.smi.rows is None else _SmiRows(facts.smi)
 
     with TemporaryDirectory(prefix="cavvy-facts-") as folder:
         root = Path(folder)
@@ -237,6 +257,7 @@ def make_host(name: str, machine: ThisMachine) -> Host:
         disk_gib=machine.disk_gib,
         devices=tuple(device.id for device in machine.devices),
         kinds=tuple(instance_type(model_of(device)) for device in machine.devices),
+        sick=tuple((each.id, each.problem) for each in machine.devices if each.problem),
         islands=machine.islands,
         notes=tuple(machine.notes),
     )

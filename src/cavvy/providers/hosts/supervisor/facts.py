@@ -29,6 +29,11 @@ SMI_FABRIC = [
     "--format=csv,noheader",
 ]
 SMI_LINKS = ["nvidia-smi", "topo", "-m"]
+# what the driver counts about faulty memory: rows of UUID and counts; older drivers fail
+SMI_HEALTH = {
+    "errors": "--query-gpu=uuid,ecc.errors.uncorrected.volatile.total",
+    "remaps": "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure",
+}
 # nvidia-smi takes several seconds if the driver is not loaded
 SMI_TIMEOUT_S = 20.0
 TRY_TIMEOUT_S = 5.0  # time limit for an agent that tries to separate work
@@ -127,6 +132,8 @@ def ask_smi() -> Fields:
         return found
     rows = [[cell.strip() for cell in line.split(",")] for line in found["text"].splitlines()]
     facts = {"rows": rows, "fabric": run_smi(SMI_FABRIC).get("text", "")}
+    for name, query in SMI_HEALTH.items():
+        facts[name] = run_smi([SMI[0], query, SMI[2]]).get("text", "")
     facts["links"] = run_smi(SMI_LINKS).get("text", "") if len(rows) > 2 else ""
     if not any(row[4:5] == ["Enabled"] for row in rows):
         return facts
