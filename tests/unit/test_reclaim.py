@@ -14,7 +14,7 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, QueueRow
 from cavvy.domain.values import replace
 from cavvy.scheduler.queue import QueueCapacity, WaitingJob
-from cavvy.scheduler.reclaim import Borrower, choose_borrowers, find_return, list_loans
+from cavvy.scheduler.reclaim import Borrower, ShareQuotas, choose_borrowers, find_return, list_loans
 from cavvy.scheduler.shares import ShareBook, ShareRule
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -238,6 +238,21 @@ def test_no_more_is_lent_than_is_left_or_borrowed(
             assert sum(e.amount for e in loans if getattr(e, side) == name) <= most.get(name, 0)
     if quotas:
         assert sum(e.amount for e in loans) == min(sum(left.values()), sum(beyond.values()))
+
+
+def test_a_job_above_its_quota_says_so() -> None:
+    book = ShareBook(
+        parents={"b": "top"},
+        rules={"top": ShareRule(quotas={"$": 9e6}), "b": ShareRule(quotas={"H100": 4})},
+        gangs=[HeldGang("b", "u", GangShare("H100", 3, 0))],
+    )
+    quotas, row = ShareQuotas(book), QueueRow("w", "b", "u", 2.0)
+    said = "above the quota of project b, which holds 3 of at most 4 H100"
+    assert quotas.explain(row, GangShare("H100", 2, 0)) == said
+    said = "above the quota of project top, which holds $0.00 of at most $9.00 an hour"
+    assert quotas.explain(row, GangShare("A100", 2, 10_000_000)) == said
+    assert quotas.explain(row, GangShare("H100", 1, 9_000_000)) == ""
+    assert quotas.explain(row, GangShare("A100", 2, 0)) == ""
 
 
 def test_a_waiting_job_says_who_has_borrowed_its_quota_and_until_when() -> None:

@@ -92,6 +92,7 @@ from cavvy.store.sql import Store
 _log = logging.getLogger(__name__)
 _HEAD = 64  # jobs that one pass may start
 _DEEP = 1000  # jobs that a pass may start which also looks behind blocked first jobs
+_AT_ONCE = 1000  # jobs that are read at once
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
 # delay before a job tries again to take over a warm gang that was not ready
 _SOON = timedelta(milliseconds=200)
@@ -650,10 +651,8 @@ class QueueReconciler:
         looked = [each for each in looked if each.wait.job.task.group is None]
         if not looked or not any(each.all_quotas for each in book.rules.values()):
             return stays, limited
-        attempts = await self._store.open_attempts()
-        running = [(each, await self._store.job(each.job_id)) for each in attempts]
-        quotas, capacity = ShareQuotas(book), await self._capacity(snapshot)
-        reasons: dict[str, str] = {}
+        quotas, reasons = ShareQuotas(book), dict[str, str]()
+        running: Sequence[tuple[Attempt, JobRecord]] = ()
         for job in (each.wait.job for each in looked):
             found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
             row = _make_row(job)
@@ -674,6 +673,8 @@ class QueueReconciler:
             lines = [
                 line_up(wish, offers, self._name_gang, now, reserved) for wish, offers in unreserved
             ]
+            running = running or await self._read_running()
+            capacity = await self._capacity(snapshot)
             chosen, reasons[job.id] = decide_return(
                 row, lines, running, capacity, book, now, self._fair_queue.min_run
             )
@@ -685,6 +686,14 @@ class QueueReconciler:
             if chosen:
                 break
         return tell_reasons(stays, reasons), tell_reasons(limited, reasons)
+
+    async def _read_running(self) -> Sequence[tuple[Attempt, JobRecord]]:
+        """Return all attempts that have not ended, with their jobs."""
+        attempts, jobs = await self._store.open_attempts(), dict[str, JobRecord]()
+        for at in range(0, len(attempts), _AT_ONCE):
+            ids = dict.fromkeys(each.job_id for each in attempts[at : at + _AT_ONCE])
+            jobs |= {job.id: job for job in await self._store.find_jobs([*ids])}
+        return [(each, jobs[each.job_id]) for each in attempts if each.job_id in jobs]
 
     async def _rank(
         self, job: JobRecord, found: Sequence[tuple[JobRecord, Candidates]]
