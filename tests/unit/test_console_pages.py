@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from msgspec import structs
 from tests.console_rig import (
     HOSTILE_TEXTS,
     NOW,
@@ -22,7 +23,7 @@ from tests.console_rig import (
     spent,
 )
 
-from cavvy.client import ApiError, account_wire, wire
+from cavvy.client import ApiError, account_wire, maintenance_wire, wire
 from cavvy.client.budget_wire import BudgetView
 
 
@@ -83,6 +84,7 @@ def everything(**more: Any) -> dict[str, Any]:
         "/v1/jobs": jobs_by_phase(listing()),
         "/v1/nodes": [node_listing(), node_listing(rank=1)],
         "/v1/machines": [],
+        "/v1/hosts": [],
         "/v1/joined": [],
         "/v1/services": [],
         "/v1/budgets": [],
@@ -130,6 +132,56 @@ def test_machines_are_shown_with_hardware_and_price() -> None:
     assert "$12.50/h" in text
     assert '<td class="number">$9.00/h</td>' in text
     assert '<td class="number">–</td>' in text
+
+
+def test_own_hosts_are_shown_with_what_is_ordered_for_them() -> None:
+    held = maintenance_wire.HolderView(
+        project="default",
+        job="train",
+        job_id="01ab",
+        user="ada",
+        rank=0,
+        phase="running",
+        devices=["GPU-0"],
+        part=1.0,
+        cpus=4,
+        memory_mib=1024,
+        since=NOW,
+        until=NOW,
+        until_from="notice",
+        lost_s=0,
+        lost_micros=0,
+    )
+    reserved = maintenance_wire.ReservationView(
+        name="",
+        project="",
+        user="",
+        parts=[],
+        gpus=0,
+        begins_at=NOW,
+        ends_at=NOW,
+        made_by="",
+        reason="",
+    )
+    host = maintenance_wire.HostView(
+        name="ssh/box",
+        state="draining",
+        why="drained by ann (<fan>)",
+        since=NOW,
+        drain_by=NOW,
+        cpus=8,
+        memory_mib=4096,
+        devices=["GPU-0", "GPU-1"],
+        kinds=["T4", "T4"],
+        sick={"GPU-1": "3 errors"},
+        holders=[held, structs.replace(held, job="", until=None)],
+        reservations=[reserved],
+    )
+    text = sign_in(CannedClient(everything(**{"/v1/hosts": [host]}))).get("/machines").text
+    assert '<span class="badge is-draining">draining</span>' in text
+    assert '<a href="/jobs/default/01ab">train</a> (1) until' in text
+    assert text.count("another project") == 2
+    assert "drained by ann (&lt;fan&gt;)<br>GPU-1: 3 errors" in text
 
 
 def test_an_update_of_the_overview_does_not_add_up_past_days_again() -> None:
