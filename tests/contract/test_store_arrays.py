@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from tests.contract.store_suite import NOW, after, make_attempt, make_event, make_job, submit
 
-from cavvy.domain.arrays import StoredArray
+from cavvy.domain.arrays import RungValue, StoredArray
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, RunOrigin
-from cavvy.domain.tasks import IndexRange, SweptParam, TaskSpec
+from cavvy.domain.tasks import IndexRange, JobGroup, SweptParam, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.arrays import NewJob
+from cavvy.store.base import AtomicWrite, DependencyMissing, RowNotFound, StaleVersion
 from cavvy.store.queue import PlacedRow, sort_rows
 from cavvy.store.sql import Store
 
@@ -193,3 +194,66 @@ async def test_the_members_of_an_array_have_what_they_reported(store: Store) -> 
     assert [(each.index, each.job.name, each.progress) for each in found] == [
         (index, f"train.{index}", {}) for index in range(3)
     ]
+
+
+def make_group(group_id: str, *names: str) -> list[NewJob]:
+    """New jobs of a new group `rl`, with the IDs `group_id`-0 and so on."""
+    jobs = []
+    for place, name in enumerate(names):
+        task = TaskSpec(name=name, run=f"echo {name}", group=JobGroup(name="rl"))
+        job = make_job(
+            f"{group_id}-{place}", name=name, array_id=group_id, task=task, origin=ORIGIN
+        )
+        jobs.append(NewJob(job=job, event=make_event(job), group="" if place else "rl"))
+    return jobs
+
+
+async def test_the_jobs_of_a_group_have_tasks_of_their_own(store: Store) -> None:
+    await store.submit_all(make_group("g0", "trainer", "reward"))
+    await store.submit_all(make_group("g1", "trainer", "reward"))
+    group = await store.arrays.find("p", "rl")
+    assert (group.id, group.started, group.counts) == ("g0", False, {"queued": 2})
+    assert (await store.arrays.find("p", "rl-2")).id == "g1"
+    assert await store.arrays.jobs("g0") == ["g0-0", "g0-1"]
+    found = await store.find_jobs(["g0-0", "g0-1", "g1-1"])
+    assert [(job.name, job.task.run) for job in found] == [
+        ("trainer", "echo trainer"),
+        ("reward", "echo reward"),
+        ("reward-2", "echo reward"),
+    ]
+    assert [each.index for each in await store.arrays.members("g0")] == [0, 1]
+    await store.commit(AtomicWrite(jobs=[replace(found[1], consented=True)]))
+    assert (await store.job("g0-1")).task == found[1].task
+    await store.arrays.start("g0", NOW)
+    await store.arrays.start("g0", NOW)
+    assert (await store.arrays.get("g0")).started is True
+    await store.arrays.restart("g0")
+    assert (await store.arrays.get("g0")).started is False
+    assert (await Spec().submit(store)).started is None
+    with pytest.raises(StaleVersion):
+        await store.submit_all(make_group("g0", "trainer"))
+    [late] = make_group("g9", "late")
+    with pytest.raises(DependencyMissing, match="project p has no group rl"):
+        await store.submit(late.job, late.event)
+    await store.submit(replace(late.job, array_id="g0"), late.event)
+    assert (await store.arrays.find("p", "rl")).counts == {"queued": 3}
+
+
+async def test_what_members_reported_goes_with_them(store: Store) -> None:
+    await Spec().submit(store)
+
+    def make(index: int, rung: int, value: float, stopped: bool = False) -> RungValue:
+        job_id = f"a0-0000{index}"
+        return RungValue(array_id="a0", job_id=job_id, rung=rung, value=value, stopped=stopped)
+
+    rungs = [make(0, 0, 0.5), make(0, 1, 1e300), make(1, 0, -0.25, stopped=True)]
+    await store.commit(AtomicWrite(rungs=rungs))
+    await store.commit(AtomicWrite(rungs=[make(0, 0, 9.0)]))  # a repeated report changes nothing
+    assert [await store.arrays.count_rungs(f"a0-0000{index}") for index in range(3)] == [2, 1, 0]
+    values = {"a0-00000": {0: 0.5, 1: 1e300}, "a0-00001": {0: -0.25}}
+    assert await store.arrays.list_rungs("a0") == values
+    assert [each.early for each in await store.arrays.members("a0")] == [False, True, False]
+    job = await store.job("a0-00001")
+    await store.commit(AtomicWrite(jobs=[replace(job, phase=JobPhase.DONE)]))
+    await store.remove_job(await store.job("a0-00001"))
+    assert await store.arrays.list_rungs("a0") == {"a0-00000": values["a0-00000"]}

@@ -209,7 +209,10 @@ def check_end(trace: JobTrace) -> None:
     assert [key for key, count in reported.items() if count > 1] == []
     if not {"stopping", "stopped", "standby", "takeover"} & {event.kind for event in trace.events}:
         assert AttemptOutcome.STOPPED not in outcomes, "nobody wanted a stop"
-    if job.phase is JobPhase.DONE and job.stop_cause is not StopCause.HELPED:
+    if job.phase is JobPhase.DONE and job.stop_cause not in (
+        StopCause.HELPED,
+        StopCause.EARLY,
+    ):
         assert outcomes[-1] is AttemptOutcome.SUCCEEDED
         assert job.exit_code == 0
     if job.phase is JobPhase.STOPPED:

@@ -38,6 +38,8 @@ TABLES: dict[str, Any] = {
     "outputs": keys.Output,
     "volumes": keys.VolumeMount,
     "checkpoint": keys.Checkpoint,
+    "group": keys.Group,
+    "stop_early": keys.StopEarly,
     "limits": keys.Limits,
     "limits.idle": keys.IdleGpus,
     "retry": keys.Retry,

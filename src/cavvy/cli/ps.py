@@ -92,9 +92,16 @@ def _array_out(
 
     def show(found: ArrayDetail) -> None:
         jobs = [job for job in found.jobs if not phases or job.phase in phases]
+        shown = metric
         if metric is not None:
             jobs = rank_members(jobs, metric, highest=highest)
-        members_out(jobs[:limit], output, metric)
+        elif found.best:
+            shown, most = read_best(found.best)
+            ranked = rank_members(
+                [job for job in jobs if shown in job.progress], shown, highest=most
+            )
+            jobs = ranked + [job for job in jobs if job not in ranked]
+        members_out(jobs[:limit], output, shown)
 
     place = project or default_project()
     show_repeatedly(lambda client: read_array(client, place, name), show, watch, output)

@@ -11,7 +11,7 @@ _REMOVAL_S = 600  # in which the files of 10,000 jobs are deleted
 
 class ArrayMemberView(Answer, frozen=True, kw_only=True):
     """One job of an array. `params` are its values of the parameters that differ between the jobs,
-    and `progress` is what its last attempt reported.
+    and `progress` is what its last attempt reported. If `early` is set, it was stopped early.
     """
 
     index: int
@@ -27,6 +27,7 @@ class ArrayMemberView(Answer, frozen=True, kw_only=True):
     spent_micros: int
     params: dict[str, Scalar]
     progress: dict[str, float | str]
+    early: bool = False
 
 
 class ArrayDetail(Answer, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class ArrayDetail(Answer, frozen=True, kw_only=True):
     parallel: int | None
     jobs: list[ArrayMemberView]
     group: bool = False
+    best: str = ""  # the metric by which the task compares its jobs, with :min or :max
 
 
 def read_array(client: ApiClient, project: str, name: str) -> ArrayDetail:

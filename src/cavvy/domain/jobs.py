@@ -79,8 +79,8 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.STOPPING: {
         JobPhase.STOPPED: "the work was stopped by the user",
         JobPhase.FAILED: "a limit stopped the work, or the work failed before the stop reached it",
-        JobPhase.DONE: "the work succeeded before the stop reached it, or the job helped other "
-        "jobs, which have succeeded",
+        JobPhase.DONE: "the work succeeded before the stop reached it, the job helped other jobs, "
+        "which have succeeded, or it was stopped early in its sweep",
     },
     JobPhase.DONE: {},
     JobPhase.FAILED: {JobPhase.QUEUED: "the user asked for a retry"},
@@ -185,10 +185,11 @@ class StopCause(StrEnum):
     DEADLINE = "deadline"
     DEPENDENCY = "dependency"  # a job that had to end first did not end as required
     GROUP = "group"  # another job of its group failed, or the jobs that it helped were stopped
+    EARLY = "early"  # the job of a sweep fell behind others of its sweep
     HELPED = "helped"  # a helper is no longer needed: the jobs that it helped have succeeded
 
 
-_ORDERED = frozenset({StopCause.USER, StopCause.GROUP, StopCause.HELPED})
+_ORDERED = frozenset({StopCause.USER, StopCause.GROUP, StopCause.EARLY, StopCause.HELPED})
 
 
 class WaitKind(StrEnum):

@@ -449,6 +449,21 @@ class SweptParam(Struct, frozen=True):
     texts: tuple[str, ...]
 
 
+class EarlyStop(Struct, frozen=True, kw_only=True):
+    """How jobs of a sweep are stopped early, by successive halving: of the jobs that have reached
+    `min_steps`, times a power of `reduction`, only the best one of `reduction` go on.
+
+    `metric` is the name of the value that decides, and `highest` whether its maximum is the best.
+    `step` is the name under which the program reports its steps, or "" for the usual names.
+    """
+
+    metric: str
+    highest: bool = False
+    min_steps: int = 1
+    reduction: int = 4
+    step: str = ""
+
+
 class TaskSpec(Struct, frozen=True, kw_only=True):
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
@@ -467,6 +482,8 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     array: tuple[IndexRange, ...] = ()
     sweep: tuple[SweptParam, ...] = ()
     parallel: int | None = None  # how many jobs of the array run at once
+    best: str = ""  # the metric by which the jobs are compared, with :min or :max
+    stop_early: EarlyStop | None = None  # how jobs of the sweep are stopped before their end
     after: tuple[JobDependency, ...] = ()  # the jobs that end before the task starts
     group: JobGroup | None = None  # the jobs that start together with the task
     resources: ResourceSpec = ResourceSpec()

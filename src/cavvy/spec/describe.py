@@ -80,7 +80,8 @@ def _members(task: TaskSpec) -> str:
         return ""
     at_once = f", at most {task.parallel} at once" if task.parallel else ""
     over = " by ".join(f"{len(each.values)} values of {each.name}" for each in task.sweep)
-    return f"{count_members(task):,}{over and f' ({over})'}{at_once}"
+    early = ", those that fall behind are stopped early" if task.stop_early else ""
+    return f"{count_members(task):,}{over and f' ({over})'}{at_once}{early}"
 
 
 def describe_spares(task: TaskSpec) -> str:

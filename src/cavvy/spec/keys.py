@@ -172,6 +172,14 @@ class Group(TypedDict):
     linger: NotRequired[Length]
 
 
+class StopEarly(TypedDict, total=False):
+    """How jobs of a sweep are stopped early."""
+
+    min_steps: Whole
+    reduction: Whole
+    step: str
+
+
 class Checkpoint(TypedDict):
     """A folder whose files are passed from one attempt to the next."""
 

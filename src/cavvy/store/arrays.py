@@ -80,6 +80,7 @@ _PROGRESS = (
     "SELECT j.id, n.document FROM jobs j JOIN attempts a ON a.job_id = j.id AND "
     "a.number = j.attempt JOIN nodes n ON n.attempt_id = a.id WHERE j.array_id = ? AND n.rank = 0"
 )
+_EARLY = "SELECT job_id FROM rung_values WHERE array_id = ? AND stopped"
 _HOLDS = (
     "SELECT 1 FROM jobs j JOIN attempts a ON a.job_id = j.id "
     "WHERE j.array_id = ? AND a.phase <> 'ended' LIMIT 1"
@@ -92,6 +93,7 @@ class ArrayMember(Struct, frozen=True, kw_only=True):
     index: int
     job: JobSummary
     progress: dict[str, float | str]
+    early: bool = False  # whether it was stopped early
 
 
 class NewJob(Struct, frozen=True, kw_only=True):
@@ -142,6 +144,21 @@ class SqlArrays:
         rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
         return [row[0] for row in rows]
 
+    async def count_rungs(self, job_id: str) -> int:
+        """Return how many rungs a job of a sweep has reached, see `RungValue`."""
+        sql = "SELECT COUNT(*) FROM rung_values WHERE job_id = ?"
+        rows = await self._read(lambda session: session.run(sql, (job_id,)).fetchall())
+        return int(rows[0][0])
+
+    async def list_rungs(self, array_id: str) -> dict[str, dict[int, float]]:
+        """Return the values of each job at each rung that it has reached."""
+        sql = "SELECT job_id, rung, value FROM rung_values WHERE array_id = ?"
+        rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
+        found: dict[str, dict[int, float]] = {}
+        for job_id, rung, value in rows:
+            found.setdefault(job_id, {})[rung] = value
+        return found
+
     async def start(self, group_id: str, now: datetime) -> None:
         """Record that the jobs of a group have started together."""
         await self._mark(group_id, to_micros(now), "started = 0")
@@ -186,8 +203,14 @@ class SqlArrays:
                 job_id: decode_node(document).progress
                 for job_id, document in session.run(_PROGRESS, (array_id,)).fetchall()
             }
+            early = {row[0] for row in session.run(_EARLY, (array_id,)).fetchall()}
             return [
-                ArrayMember(index=indices[job.id], job=job, progress=reported.get(job.id, {}))
+                ArrayMember(
+                    index=indices[job.id],
+                    job=job,
+                    progress=reported.get(job.id, {}),
+                    early=job.id in early,
+                )
                 for job in found
             ]
 

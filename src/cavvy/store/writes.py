@@ -50,6 +50,7 @@ from cavvy.store.rows import (
     HOSTS,
     JOB_COLUMNS,
     OBSERVATIONS,
+    RUNGS,
     DocumentCache,
     insert_into,
     job_values,
@@ -67,6 +68,7 @@ _NEXT_NUMBER = (
 )
 _CHARGED = f"{CHARGES.select} WHERE attempt_id = ? AND rank = ?"
 _DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
+_INSERT_RUNG = f"{RUNGS.insert} ON CONFLICT DO NOTHING"
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
 _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -104,6 +106,8 @@ def write_changes(
         _write_events(session, changes.events)
     for seen in changes.observations:
         session.run(OBSERVATIONS.insert, OBSERVATIONS.values(storable_observation(seen)))
+    for rung in changes.rungs:
+        session.run(_INSERT_RUNG, RUNGS.values(rung))
     if changes.allocations:
         _write_allocations(session, changes.allocations)
     return written
@@ -162,7 +166,7 @@ def remove_job(session: DatabaseSession, job: JobRecord) -> None:
         remove_empty(session, job.array_id)
     attempts = "SELECT id FROM attempts WHERE job_id = ?"
     session.run(f"DELETE FROM nodes WHERE attempt_id IN ({attempts})", (job.id,))
-    for table in ("events", "checkpoints", "documents"):
+    for table in ("events", "checkpoints", "documents", "rung_values"):
         session.run(f"DELETE FROM {table} WHERE job_id = ?", (job.id,))
 
 

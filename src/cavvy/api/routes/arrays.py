@@ -27,7 +27,8 @@ router = RouteGroup("jobs", "/v1")
 async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array_wire.ArrayDetail:
     array = await _find(app_state, project, name)
     members = await app_state.store.arrays.members(array.id)
-    sweep = (await app_state.store.job(members[0].job.id)).task.sweep if members else ()
+    task = (await app_state.store.job(members[0].job.id)).task if members else None
+    sweep = () if task is None else task.sweep
     jobs = [
         array_wire.ArrayMemberView(
             index=each.index,
@@ -43,6 +44,7 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
             spent_micros=each.job.spent.micros,
             params={one.name: one.values[at] for one, at in choose_values(sweep, each.index)},
             progress=each.progress,
+            early=each.early,
         )
         for each in members
     ]
@@ -50,6 +52,7 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
         array=views.array_row(array),
         parallel=array.parallel,
         group=array.started is not None,
+        best="" if task is None else task.best,
         jobs=jobs,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from importlib.util import find_spec
 
 import msgspec
 
@@ -52,6 +53,7 @@ from cavvy.domain.units import (
 )
 from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, parse_task
+from cavvy.packages import extra_command
 from cavvy.planner.candidates import (
     Candidates,
     merge_candidates,
@@ -253,7 +255,9 @@ async def _read_graph(
 
 
 async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
-    """Raise ApiProblem if a secret or a file of the task is missing."""
+    """Raise ApiProblem if a secret or a file of the task is missing, or what the server needs for
+    it."""
+    check_tuning(task)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, task.project, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
@@ -288,6 +292,7 @@ async def check_submission(
     await app_state.store.archive.check(project)
     await check_after(app_state, task)
     task, _ = await join_group(app_state, task)
+    check_tuning(task)
     await check_secrets(app_state, task)
     app_state.control_plane.jobs.check_times(task)
     placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
@@ -594,6 +599,16 @@ async def _check_earlier(app_state: AppState, task: TaskSpec, name: str) -> None
             "invalid-task",
             f"after: job {name} repeats and never ends",
             "name one of its runs, which `cavvy ps` lists",
+        )
+
+
+def check_tuning(task: TaskSpec) -> None:
+    """Raise ApiProblem if the server cannot decide which jobs of the sweep to stop early."""
+    if task.stop_early is not None and find_spec("optuna") is None:
+        raise ApiProblem(
+            "invalid-task",
+            "stop_early: the server has no Optuna, which decides which jobs are stopped",
+            f"install it on the server: {extra_command('tuning')}",
         )
 
 

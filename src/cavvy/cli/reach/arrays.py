@@ -79,6 +79,8 @@ def follow_to_end(client: "ApiClient", array: "Submitted") -> NoReturn:
 
     with leave_running(array.project, array.name, "wait"):
         jobs = follow_array(client, array.project, array.id).jobs
+    if saved := say_saved(jobs):
+        click.echo(saved, err=True)
     failed = [each for each in jobs if each.phase != "done"]
     for each in failed[:_SHOWN]:
         click.echo(f"{each.name}: {each.phase}, {each.reason}", err=True)
@@ -155,9 +157,29 @@ def members_out(jobs: "Sequence[ArrayMemberView]", output: str, metric: str | No
     rows = [
         {
             **{column.name: getattr(job, column.name, None) for column in columns},
+            **({"phase": "early"} if job.early and job.phase == "done" else {}),
             **{f"params.{name}": job.params.get(name) for name in params},
             **{f"metrics.{name}": job.progress.get(name) for name in metrics},
         }
         for job in jobs
     ]
     rows_out(columns, rows, output, empty="the array has no jobs")
+    if output == "table" and (saved := say_saved(jobs)):
+        click.echo(saved)
+
+
+def say_saved(jobs: "Sequence[ArrayMemberView]") -> str:
+    """Return how many jobs were stopped early, and what they would have cost in addition if each
+    had cost as much as the mean of those that ran to their end; "" if none was stopped."""
+    from cavvy.domain.units import Money, format_usd
+
+    early = [job for job in jobs if job.early]
+    whole = [job.spent_micros for job in jobs if job.phase == "done" and not job.early]
+    if not early:
+        return ""
+    told = f"{len(early)} of {len(jobs)} jobs were stopped early"
+    if not whole:
+        return told
+    mean = sum(whole) // len(whole)
+    saved = sum(max(0, mean - job.spent_micros) for job in early)
+    return f"{told}, which saved about {format_usd(Money(saved))}" if saved else told

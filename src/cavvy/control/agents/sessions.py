@@ -27,7 +27,10 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
 from cavvy.control.decide.job import MARGIN, cap_of
+from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
+from cavvy.control.early_stopping import EarlyStopper, Judge
+from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order, attempt_id
 from cavvy.domain.messages import (
@@ -104,6 +107,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
         None
     )  # the provider's notice before it reclaims a node
     read_blob: ReadBlob | None = None  # None if this server has no frozen folders
+    judge: Judge | None = None  # of reports in sweeps; None for Optuna
 
 
 class _NotYet(Exception):
@@ -126,6 +130,7 @@ class AgentSessions:
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
+        self._early = EarlyStopper(store, agent_dependencies.judge)
         self._secrets = WorkSecrets(store, clock, agent_dependencies.open_secrets)
         self.memory = AgentMemory()
         # tells the other servers that the waiting order requests of a gang must be answered
@@ -507,10 +512,20 @@ class AgentSessions:
             await self._price_sent(report)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
+            rungs: Sequence[RungValue] = ()
+            stop = RowChanges()
+            if job.task.stop_early is not None and rank == 0 and attempt.number == job.attempt:
+                rungs, stop = await self._early.check(job, report.node.progress, now)
             await self._store.commit(
-                AtomicWrite(attempts=attempts, nodes=[report.node], events=report.events)
+                AtomicWrite(
+                    jobs=[] if stop.job is None else [stop.job],
+                    attempts=attempts,
+                    nodes=[report.node],
+                    events=[*report.events, *stop.events],
+                    rungs=rungs,
+                )
             )
-            if report.moved:
+            if report.moved or stop.job is not None:
                 self._hint(job.id)
         every = report.attempt.checkpoint_every
         return MessagesStored(

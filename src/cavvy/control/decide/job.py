@@ -136,7 +136,7 @@ DECIDE: dict[JobPhase, Callable[[JobSnapshot, datetime], Action]] = {
 
 
 def _stopped(job: JobRecord, exit_code: int | None = None) -> AdvanceJob:
-    if job.stop_cause is StopCause.HELPED:
+    if job.stop_cause in (StopCause.HELPED, StopCause.EARLY):
         return AdvanceJob(phase=JobPhase.DONE, reason=job.stop_reason or "stopped", exit_code=0)
     phase = JobPhase.FAILED if job.stop_outcome is AttemptOutcome.LIMIT else JobPhase.STOPPED
     return AdvanceJob(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)

@@ -5,16 +5,20 @@ from collections.abc import Iterator
 from itertools import chain
 
 from cavvy.domain.arrays import MOST_MEMBERS, count_members, is_array
-from cavvy.domain.tasks import IndexRange, TaskSpec
+from cavvy.domain.tasks import EarlyStop, IndexRange, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.spec.fields.kinds import (
     TEXT_OR_NUMBER,
     EitherKind,
     ListKind,
     MapKind,
     ScalarKind,
+    SectionReader,
     WrongValue,
     read_text,
+    section,
     text_kind,
+    whole,
 )
 from cavvy.spec.fields.params import WRITTEN, WrittenValue, check_name
 from cavvy.spec.problems import shown
@@ -99,12 +103,63 @@ SWEEP = MapKind(
 )
 
 
+_METRIC = re.compile(r"([^\s:]{1,64}):(min|max)")
+
+
+def _read_metric(text: str) -> str:
+    if not _METRIC.fullmatch(text.strip()):
+        hint = "for example val_loss:min or accuracy:max"
+        raise WrongValue(f"{shown(text)} is not a metric with min or max", suggestion=hint)
+    return text.strip()
+
+
+def _read_rule(text: str) -> EarlyStop:
+    if text.strip().lower() != "asha":
+        raise WrongValue(f"{shown(text)} is not a rule", suggestion="write `asha`")
+    return EarlyStop(metric="")
+
+
+def _build_rule(table: SectionReader) -> EarlyStop | None:
+    return table.make(EarlyStop, metric="")
+
+
+BEST = text_kind("a metric with min or max, such as val_loss:min", _read_metric)
+STOP_EARLY = EitherKind(
+    (
+        text_kind("asha", _read_rule),
+        section(
+            "stop_early",
+            _build_rule,
+            min_steps=whole(1, 1_000_000_000),
+            reduction=whole(2, 100),
+            step=text_kind("the name of a value that the program reports"),
+        ),
+    )
+)
+
+
+def check_early(table: SectionReader) -> EarlyStop | None:
+    """Return how the jobs of the sweep are stopped early, with the metric that decides."""
+    best: str | None = table.get("best")
+    rule: EarlyStop | None = table.get("stop_early")
+    if rule is not None and not table.has("best"):
+        message = "`best` is missing: the metric by which the jobs are compared"
+        table.wrong("stop_early", message, suggestion="add, for example, `best: val_loss:min`")
+    if rule is None or best is None:
+        return None
+    metric, _, which = best.rpartition(":")
+    return replace(rule, metric=metric, highest=which == "max")
+
+
 def list_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
     """Yield each key of the task that cannot be used as it is with or without an array: the key,
     the reason, and a hint."""
     if not is_array(task):
         if task.parallel is not None:
             yield "parallel", "only an array or a sweep has jobs that run in parallel", "delete it"
+        for key, value in (("best", task.best), ("stop_early", task.stop_early)):
+            if value:
+                yield key, "only the jobs of a sweep are compared", "add `sweep`, or delete it"
         return
     kind = "sweep" if task.sweep else "array"
     if task.array and task.sweep:

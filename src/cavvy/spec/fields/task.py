@@ -11,7 +11,7 @@ from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, check_after
-from cavvy.spec.fields.arrays import ARRAY, SWEEP
+from cavvy.spec.fields.arrays import ARRAY, BEST, STOP_EARLY, SWEEP, check_early
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.group import GROUP, check_group
 from cavvy.spec.fields.image import IMAGE
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         Schedule,
         Service,
         Setup,
+        StopEarly,
         Switch,
         Topology,
         VolumeMount,
@@ -187,7 +188,10 @@ def _build(table: SectionReader) -> TaskSpec | None:
     ):
         table.wrong(outside.field, str(outside), suggestion=OUTSIDE_HINT)
     task = table.make(TaskSpec, name="")
-    return task and replace(task, work=_with_device(table, task.work, task.resources))
+    stop_early = check_early(table)
+    return task and replace(
+        task, work=_with_device(table, task.work, task.resources), stop_early=stop_early
+    )
 
 
 def _with_device(
@@ -313,6 +317,8 @@ class TaskKeys(TypedDict, total=False):
     array: Annotated["str", ARRAY]
     sweep: Annotated["Mapping[str, Scalar | Sequence[Scalar]]", FieldSpec(SWEEP, to=())]
     parallel: Annotated["Whole", whole(1, 10_000)]
+    best: Annotated["str", BEST]
+    stop_early: Annotated["str | StopEarly", STOP_EARLY]
     after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]
     group: Annotated["str | Group", GROUP]
     resources: Annotated["Resources", RESOURCES]
