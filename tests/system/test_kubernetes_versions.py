@@ -17,7 +17,7 @@ from tests.unit.test_kubernetes_reading import make_node, make_spec
 
 from cavvy.agent.bundle import make_archive
 from cavvy.domain.services import ReplicaCount, ServiceSpec
-from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
+from cavvy.domain.tasks import TaskSpec, TopologyNeed, Volume, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.providers.kubernetes import pods
 from cavvy.providers.kubernetes.bundle import make_bundle
@@ -93,6 +93,10 @@ def make_all() -> list[dict[str, Any]]:
         (node,) = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, node_labels)], (), {}, ())
         found.append(pods.make_pod(spec, 1, "m", owner, node, options, "agent"))
         found.append(pods.make_pod(make_spec(), 0, "m", owner, node, read_options({}), "agent"))
+        for queue in ("", "gold"):
+            near = replace(spec, topology=TopologyNeed(same="rack", prefer="zone", slice=2))
+            own = replace(options, queue=queue)
+            found.append(pods.make_pod(near, 1, "m", owner, node, own, "agent"))
     task = TaskSpec(
         name="t", run="true", nodes=2, env={"A": "b"}, secrets=("KEY",), volumes=VOLUMES
     )

@@ -8,8 +8,10 @@ import pytest
 from cavvy.domain.tasks import TaskSpec, TopologyNeed
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.system import read_job_options
+from cavvy.providers.batch.system import JobOptions, read_job_options
+from cavvy.providers.pbs.export import make_export as export_pbs
 from cavvy.providers.slurm import MANIFEST
+from cavvy.providers.slurm.export import make_export as export_slurm
 from cavvy.providers.slurm.script import object_to_topology, place_together
 
 NAMES = {"rack": "r1|r2", "block": "block", "leaf": "switch"}
@@ -30,8 +32,15 @@ NAMES = {"rack": "r1|r2", "block": "block", "leaf": "switch"}
 def test_slurm_places_nodes_by_its_own_options(
     need: TopologyNeed | None, options: list[str]
 ) -> None:
-    gang: Any = SimpleNamespace(topology=need, nodes=8)
-    assert place_together(gang, NAMES) == options
+    assert place_together(need, 8, NAMES) == options
+
+
+def test_exported_scripts_place_nodes_as_well() -> None:
+    task = TaskSpec(name="t", run="x", nodes=8, topology=TopologyNeed(same="rack"))
+    script = export_slurm(task, None, 8, JobOptions(topology=NAMES), "")
+    assert "#SBATCH --constraint=[r1|r2]" in script
+    script = export_pbs(task, None, 8, JobOptions(topology={"rack": "rack_id"}), "")
+    assert "#PBS -l place=scatter:group=rack_id" in script
 
 
 def test_what_slurm_cannot_keep_is_refused() -> None:

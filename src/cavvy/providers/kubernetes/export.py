@@ -37,6 +37,7 @@ from cavvy.providers.kubernetes.pods import (
     make_volumes,
 )
 from cavvy.providers.kubernetes.service_export import list_service_notes, make_service
+from cavvy.providers.kubernetes.topology import place_together
 from cavvy.spec.support import read_options as read_task_options
 
 Object = dict[str, Any]
@@ -178,7 +179,10 @@ def _pod(
     if all(each.path.rstrip("/") != SHM for each in volumes):
         spec["volumes"].append({"name": "shm", **SHM_SOURCE})
         container["volumeMounts"].append({"name": "shm", "mountPath": SHM})
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    if task.topology is not None and nodes > 1:
+        place_together(pod, task.topology, rank, {"app": task.name}, options.topology)
+    return pod
 
 
 def _list_volumes(task: TaskSpec) -> list[Volume]:

@@ -11,7 +11,7 @@ from cavvy.spec.problems import nearest
 
 Object = dict[str, Any]
 
-SLICE = "cavvy/slice"
+SLICE, _RANK = "cavvy/slice", "cavvy/rank"
 # Labels that Kubernetes and NVIDIA's GPU feature discovery give to nodes, by their names in tasks.
 _LABELS = {
     "zone": "topology.kubernetes.io/zone",
@@ -52,6 +52,7 @@ def place_together(
 ) -> None:
     """Add to a pod where it is placed. `gang` are labels of all pods of the gang."""
     if f"{_KUEUE}/queue-name" in pod["metadata"]["labels"]:
+        pod["metadata"]["labels"].setdefault(_RANK, str(rank))
         pod["metadata"]["annotations"] |= _annotate(need, own)
         return
     affinity = pod["spec"].setdefault("affinity", {}).setdefault("podAffinity", {})
@@ -80,7 +81,7 @@ def _annotate(need: TopologyNeed, own: Mapping[str, str]) -> Mapping[str, str]:
     needs one of them beside that of slices."""
     same = find_label(need.same, own) if need.same else ""
     prefer = find_label(need.prefer, own) if need.prefer else ""
-    found = {f"{_KUEUE}/pod-group-pod-index-label": "cavvy/rank"}
+    found = {f"{_KUEUE}/pod-group-pod-index-label": _RANK}
     if same and need.slice is not None:
         found[f"{_KUEUE}/podset-slice-required-topology"] = same
         found[f"{_KUEUE}/podset-slice-size"] = str(need.slice)

@@ -17,7 +17,7 @@ from cavvy.providers.batch.export import (
     take_first_choice,
 )
 from cavvy.providers.batch.system import JobOptions
-from cavvy.providers.pbs.script import HOSTS, format_length, make_chunk
+from cavvy.providers.pbs.script import HOSTS, format_length, group_nodes, make_chunk
 
 _LONGEST_NAME = 15  # characters; newer servers accept 236
 # The job's number, and an index for each job of an array: 123.server or 123[4].server.
@@ -88,7 +88,7 @@ def _list_options(
         *([shlex.join(job_options.options)] if job_options.options else []),
         f"-N {name}",
         f"-l select={chunks}",
-        "-l place=scatter",
+        f"-l place=scatter{group_nodes(task.topology, job_options)}",
         *([f"-q {offer.zone}"] if offer is not None and offer.zone else []),
         *([f"-A {job_options.account}"] if job_options.account else []),
         *([f"-l walltime={format_length(task.limits.duration)}"] if task.limits.duration else []),

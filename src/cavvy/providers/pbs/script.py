@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import TopologyNeed
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
@@ -63,7 +64,7 @@ def make_options(
         *("-q", queue.name),
         *("-N", gang.name),
         *("-l", f"select={gang.nodes}:{make_chunk(gang.offer, gpu_resource)}"),
-        *("-l", f"place=scatter{_group(gang, job_options)}"),
+        *("-l", f"place=scatter{group_nodes(gang.topology, job_options)}"),
         *(["-l", f"walltime={format_length(length)}"] if length else []),
         *("-r", "n"),
         *("-v", f"{MARK}={mark}"),
@@ -73,10 +74,9 @@ def make_options(
     ]
 
 
-def _group(gang: GangSpec, job_options: JobOptions) -> str:
+def group_nodes(need: TopologyNeed | None, job_options: JobOptions) -> str:
     """Return the part of `place` by which all nodes have the same value of a resource, or ""."""
-    same = gang.topology.same if gang.topology is not None else None
-    resource = job_options.topology.get(same or "")
+    resource = job_options.topology.get((need and need.same) or "")
     return f":group={resource}" if resource else ""
 
 

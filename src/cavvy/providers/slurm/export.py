@@ -17,7 +17,7 @@ from cavvy.providers.batch.export import (
     take_first_choice,
 )
 from cavvy.providers.batch.system import WAIT, JobOptions
-from cavvy.providers.slurm.script import format_length, gres_of, make_srun
+from cavvy.providers.slurm.script import format_length, gres_of, make_srun, place_together
 
 _MINUTE = timedelta(minutes=1)
 # The CPUs that the job has on each node, or on the smallest of its nodes if it asked for no number.
@@ -41,6 +41,7 @@ def make_export(
     options = [
         f"--job-name={task.name}",
         f"--nodes={nodes}",
+        *place_together(task.topology, nodes, job_options.topology),
         "--ntasks-per-node=1",
         *_size(task, offer),
         *([f"--account={job_options.account}"] if job_options.account else []),

@@ -57,7 +57,7 @@ def make_options(
         f"--job-name={gang.name}",
         f"--comment={files.mark}",
         f"--nodes={gang.nodes}",
-        *place_together(gang, job_options.topology),
+        *place_together(gang.topology, gang.nodes, job_options.topology),
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, int(offer.vcpus))}",
         f"--mem={offer.memory_mib}M",
@@ -72,16 +72,17 @@ def make_options(
     return [*options, f"--gres={gres}"] if gres else options
 
 
-def place_together(gang: GangSpec, names: Mapping[str, str]) -> Sequence[str]:
-    """Return the options that place the gang's nodes close to each other
+def place_together(
+    need: TopologyNeed | None, nodes: int, names: Mapping[str, str]
+) -> Sequence[str]:
+    """Return the options that place nodes close to each other
     (https://slurm.schedmd.com/sbatch.html)."""
-    need = gang.topology
     if need is None:
         return []
     same, prefer = (names.get(label or "", "") for label in (need.same, need.prefer))
     found = ["--switches=1"] if prefer == SWITCH else []
     if same == BLOCK:
-        found.append(f"--segment={need.slice or gang.nodes}")
+        found.append(f"--segment={need.slice or nodes}")
     elif same:
         found.append(f"--constraint=[{same}]")
     return found
