@@ -1,17 +1,23 @@
 """The queue and the capacity as estimates of starts need them (`control.decide.queue_state`)."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, make_queue_state
+from cavvy.control.start_estimator import StartEstimator
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.shares import HeldShare, QueueRow
+from cavvy.domain.services import SERVICE_TAG
+from cavvy.domain.shares import EndedGang, HeldShare, QueueRow
 from cavvy.domain.tasks import AcceleratorNeed, JobLimits, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.scheduler.shares import ShareBook, ShareLimits, ShareRule
 from cavvy.scheduler.start_estimates import HeldPart, LaneDemand
@@ -115,3 +121,32 @@ def test_nodes_of_clouds_are_counted_in_pools(capacity: int | None, free: float)
     assert (unknown.demands, unknown.boots_s) == ((), ())  # nobody knows how long its nodes boot
     assert [gang.parts for gang in state.running] == [[HeldPart(0, 0, (4.0, 0.0, 0.0))]] * 2
     assert [gang.left_s for gang in state.running] == [None, 60]
+
+
+def test_the_end_of_a_running_gang_is_that_of_gangs_like_it() -> None:
+    async def ended_gangs(limit: int) -> list[EndedGang]:
+        return [
+            EndedGang(
+                attempt_id=f"old-{number}",
+                project="p",
+                user="",
+                name=f"train-{number}",
+                provider="own",
+                held=20 * MINUTE,
+                boot=MINUTE,
+            )
+            for number in range(9)
+        ]
+
+    store = SimpleNamespace(queue=SimpleNamespace(ended_gangs=ended_gangs))
+    estimator = StartEstimator(cast(Any, store), cast(Any, None), cast(Any, None))
+    began = {"running_at": NOW - 4 * MINUTE}
+    replica = job("replica")
+    replica = replace(replica, task=replace(replica.task, tags={SERVICE_TAG: "s"}))
+    gangs = [
+        runs(job("train-10"), offer("h1"), **began),
+        runs(job("boots"), offer("h1")),
+        runs(replica, offer("h1"), **began),
+    ]
+    ends = asyncio.run(estimator.estimate_ends(gangs, NOW))
+    assert ends == {"train-10-1": NOW + 15 * MINUTE}

@@ -122,9 +122,9 @@ def hosts(output: str) -> None:
 def who(names: tuple[str, ...], output: str) -> None:
     """Show who holds which GPUs of own hosts, and until when.
 
-    UNTIL is when the job's time limit ends it, or when its nodes are taken. In a task,
-    `limits: {duration: 8h}` sets a limit. GPUs are counted from 0, in the order of the host; JSON
-    has their IDs.
+    UNTIL is when the job's time limit ends it or its nodes are taken, or else an estimate from
+    earlier jobs like it. In a task, `limits: {duration: 8h}` sets a limit. GPUs are counted from 0,
+    in the order of the host; JSON has their IDs.
     """
     from cavvy.cli.view import formatting
     from cavvy.client.maintenance_wire import list_hosts

@@ -40,9 +40,9 @@ class HolderView(Answer, frozen=True, kw_only=True):
     The names are "" if the job belongs to a project that the caller may not see.
 
     `until` is when it ends: when its nodes are taken (`until_from` is "notice"), when nodes without
-    work are released ("kept"), or when its time limit ends it ("limit"). None means that it is not
-    known. `lost_s` is the work that the job would repeat if it left now, and `lost_micros` the cost
-    of this work.
+    work are released ("kept"), when its time limit ends it ("limit"), or when jobs like it ended
+    ("estimate"). None means that it is not known. `lost_s` is the work that the job would repeat if
+    it left now, and `lost_micros` the cost of this work.
     """
 
     project: str

@@ -6,7 +6,9 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from math import inf
 from random import Random
+from statistics import median
 
 from cavvy.control.decide.placement import MarketSnapshot, list_usable
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, find_kind_of, make_queue_state
@@ -15,18 +17,20 @@ from cavvy.control.fair_queue import FairQueue
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
 from cavvy.domain.offers import Offer
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import EndedGang, QueueRow
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import jobs_of
 from cavvy.scheduler.estimate_errors import LATEST, EstimateOutcome, correct
 from cavvy.scheduler.reservations import ReservedHosts
-from cavvy.scheduler.run_times import PastGang, RunTimes, find_kind
+from cavvy.scheduler.run_times import PastGang, PlannedGang, RunTimes, find_kind
 from cavvy.scheduler.shares import ShareLimits
 from cavvy.scheduler.start_estimates import DEEPEST, StartEstimate, estimate_starts
 from cavvy.store.sql import Store
 
 _PAST = 800  # ended gangs that are read
+_ENDS = 25  # draws of the end of a running gang
 _BOOTS = 50  # boot times of each provider that count
 _FRESH = timedelta(milliseconds=10)  # for each waiting job, how long the estimates are used again
 _OFFERS_AGE = timedelta(minutes=1)  # while jobs wait, the queue reads the offers more often
@@ -74,6 +78,26 @@ class StartEstimator:
                 self._starts = await self._compute(line, now)
                 self._at, self._known = now, {row.id for row in line}
             return {each: self._starts[each] for each in job_ids if each in self._starts}
+
+    async def estimate_ends(
+        self, gangs: Sequence[GangRow], now: datetime
+    ) -> Mapping[str, datetime]:
+        """Return when the running gangs probably end, by the ID of their attempt: the median of the
+        run times of gangs like them. A gang is missing if none is known, or if it is a replica.
+        """
+        ended = await self._store.queue.ended_gangs(_PAST)
+        run_times = RunTimes(_list_past(ended, gangs, now), Random(0))
+        found = {}
+        for each in gangs:
+            began = each.attempt.running_at
+            if began is None or SERVICE_TAG in each.job.task.tags:
+                continue
+            age_s = max(0.0, (now - each.attempt.created_at) / _SECOND)
+            planned = PlannedGang(kind=find_kind_of(each.job), age_s=age_s)
+            left_s = median(run_times.draw(planned, 0) for _ in range(_ENDS))
+            if left_s < inf:
+                found[each.attempt.id] = now + left_s * _SECOND
+        return found
 
     async def _compute(
         self, line: Sequence[QueueRow], now: datetime

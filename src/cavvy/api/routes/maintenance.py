@@ -1,8 +1,8 @@
 """Routes for maintenance of the server's own hosts: who holds what, cordon, drain and uncordon, and
 reservations."""
 
-from collections.abc import Sequence
-from datetime import UTC, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from re import compile as pattern
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_query, name_user, on_installation
 from cavvy.client import maintenance_wire as wire
 from cavvy.control.decide.maintenance import find_end, find_loss
+from cavvy.control.decide.queue_state import GangRow
 from cavvy.control.maintenance import ForeignNode, HostStatus, NodeHolder, UnknownNode
 from cavvy.control.reservations import (
     ReservationClash,
@@ -43,7 +44,15 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.Ho
         return []
     found = await app_state.control_plane.maintenance.list()
     reserved = await app_state.control_plane.reservations.list()
-    return [_view(app_state, each, projects, reserved) for each in found]
+    running = {
+        each.attempt.id: GangRow(attempt=each.attempt, job=each.job)
+        for status in found
+        for each in status.holders
+        if find_end(each.attempt, each.job)[0] is None
+    }
+    estimator, now = app_state.control_plane.start_estimator, app_state.now()
+    ends = await estimator.estimate_ends([*running.values()], now) if running else {}
+    return [_view(app_state, each, projects, reserved, ends) for each in found]
 
 
 @router.post(
@@ -205,6 +214,7 @@ def _view(
     status: HostStatus,
     projects: ProjectFilter,
     reserved: Sequence[Reservation] = (),
+    ends: Mapping[str, datetime] | None = None,
 ) -> wire.HostView:
     host, state = status.host, status.state
     mine = [each for each in reserved if any(part.host == host.name for part in each.parts)]
@@ -223,16 +233,23 @@ def _view(
         devices=list(host.devices),
         kinds=list(host.kinds),
         sick=dict(status.sick),
-        holders=[_holder(app_state, each, projects) for each in status.holders],
+        holders=[_holder(app_state, each, projects, ends or {}) for each in status.holders],
         reservations=[_reservation(each) for each in told],
     )
 
 
-def _holder(app_state: AppState, holder: NodeHolder, projects: ProjectFilter) -> wire.HolderView:
+def _holder(
+    app_state: AppState,
+    holder: NodeHolder,
+    projects: ProjectFilter,
+    ends: Mapping[str, datetime],
+) -> wire.HolderView:
     allocation, attempt, job = holder.allocation, holder.attempt, holder.job
     seen = is_visible(job.project, projects)
     loss = find_loss(attempt, job, app_state.now())
     until, source = find_end(attempt, job)
+    if until is None and attempt.id in ends:
+        until, source = ends[attempt.id], "estimate"
     return wire.HolderView(
         project=job.project if seen else "",
         job=job.name if seen else "",
