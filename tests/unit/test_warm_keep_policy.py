@@ -38,7 +38,15 @@ from cavvy.domain.jobs import (
     NodePhase,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import JobLimits, NetworkNeed, RetryPolicy, TaskSpec, Volume, VolumeKind
+from cavvy.domain.tasks import (
+    JobLimits,
+    NetworkNeed,
+    RetryPolicy,
+    TaskSpec,
+    TopologyNeed,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
@@ -186,6 +194,7 @@ def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
     assert fits(ATTEMPT, JOB, JOB)
     assert not fits(ATTEMPT, JOB, replace(JOB, project="q"))
     assert not fits(ATTEMPT, JOB, asking(nodes=2))
+    assert not fits(ATTEMPT, JOB, asking(topology=TopologyNeed(same="rack")))
     assert not fits(ATTEMPT, JOB, asking(image="ubuntu:24.04"))
     assert not fits(ATTEMPT, JOB, asking(retry=RetryPolicy(parallel=2)))
     assert not fits(ATTEMPT, JOB, asking(image_login="KEY"))
