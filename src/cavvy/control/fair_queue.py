@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
-from cavvy.domain.policies import PolicyBook, ProjectPolicy
+from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.shares import DOLLARS, MIN_RUN, ProjectUse, QueueRow, accelerators_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.shares import (
@@ -33,11 +33,6 @@ _MOST_KNOWN = 100_000  # waiting jobs whose accelerators are kept
 _AT_ONCE = 1000  # jobs that are read at once
 _FEW = 64  # jobs that a pass may start which reads only the first jobs of each project
 _CLOCKS = timedelta(minutes=1)  # by which the clocks of several servers may differ
-
-
-def make_rules(policies: PolicyBook) -> Mapping[str, ShareRule]:
-    """Return what each project with a policy may use."""
-    return {each.project: _make_rule(each.policy) for each in policies}
 
 
 def _need_gangs(rules: Mapping[str, ShareRule]) -> bool:
@@ -177,6 +172,7 @@ class FairQueue:
         self._places: Mapping[str, int] = {}
         self._absent: set[str] = set()  # jobs that were asked for, and were not waiting
         self._lined_up = datetime.min.replace(tzinfo=UTC)
+        self._rules: Mapping[str, tuple[ProjectPolicy, ShareRule]] = {}  # by project
         self._accelerators: dict[str, tuple[str, ...]] = {}  # of waiting jobs, by their ID
 
     async def order_heads(self, limit: int, now: datetime) -> tuple[Sequence[QueueTurn], ShareBook]:
@@ -276,7 +272,14 @@ class FairQueue:
     async def _read_book(self, now: datetime) -> tuple[ShareBook, Mapping[str, ProjectUse]]:
         """Return the state of all projects, and their use as it is stored."""
         policies, uses = await self._store.policies(), await self._store.queue.used()
-        rules = make_rules(policies)
+        known = self._rules  # the store returns the same object for a policy that has not changed
+        self._rules = {
+            each.project: known[each.project]
+            if each.project in known and known[each.project][0] is each.policy
+            else (each.policy, _make_rule(each.policy))
+            for each in policies
+        }
+        rules = {name: rule for name, (_, rule) in self._rules.items()}
         book = ShareBook(
             parents=policies.parents,
             rules=rules,

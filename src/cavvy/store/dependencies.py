@@ -76,8 +76,8 @@ class SqlDependencies:
 
         def read(session: DatabaseSession) -> Sequence[str]:
             array = job.array_id
-            if job.phase in JOB_ENDS and session.run(_UNFINISHED, (array,)).fetchone():
-                array = None
+            if array is not None and job.phase in JOB_ENDS:
+                array = None if session.run(_UNFINISHED, (array,)).fetchone() else array
             return [row[0] for row in session.run(_CONCERNED, (job.id, array or job.id)).fetchall()]
 
         return await self._read(read)
