@@ -10,9 +10,11 @@ from tests.contract.store_suite import (
     NOW,
     after,
     begin,
+    make_allocation,
     make_attempt,
     make_charge,
     make_event,
+    make_host,
     make_job,
     make_node,
     make_offer,
@@ -42,6 +44,7 @@ from cavvy.store.base import (
     SealedSecret,
     StaleVersion,
 )
+from cavvy.store.held import HeldReader
 from cavvy.store.queue import AGEING, _read_use
 from cavvy.store.sql import Store
 
@@ -612,13 +615,59 @@ async def test_how_long_gangs_held_their_nodes(store: Store) -> None:
     assert await store.queue.ended_gangs(1) == [last]
 
 
+async def test_what_another_server_has_written_is_held(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other server has read what was held before, and does not know what is written."""
+    other, user = HeldReader(), {"user": "ann", "attempt": 1, "phase": JobPhase.RUNNING}
+    await store.put_host(make_host(devices=8, cpus=8))
+
+    async def check(shares: list[HeldShare], *gangs: str) -> None:
+        assert (await store._read(other.read_held))[0] == shares
+        found = await store._read(other.read_allocations)
+        assert [each.gang for each in found] == list(gangs)
+        assert (await store.queue.held())[0] == shares
+        assert await store.allocations() == found
+        assert await store._read(other.read_allocations) is found  # unless something changes
+
+    await check([])
+    job = await submit(store, "j1", **user)
+    held = make_allocation("g1", "GPU-0")
+    first = make_attempt(job, gang="g1")
+    await store.commit(AtomicWrite(attempts=[first], allocations=[held]))
+    await check([HeldShare("p", "ann", WITHOUT_GPU, 1)], "g1")
+    second = make_attempt(await submit(store, "j2", **user), gang="g2")
+    ended = replace(first, phase=AttemptPhase.ENDED, version=1)
+    again = replace(job, phase=JobPhase.QUEUED)
+    swapped = AtomicWrite(
+        jobs=[again],
+        attempts=[ended, second],
+        release=["g1"],
+        allocations=[replace(held, gang="g2")],
+    )
+    await store.commit(swapped)
+    await check([HeldShare("p", "ann", WITHOUT_GPU, 1)], "g2")
+    await store.commit(AtomicWrite(jobs=[replace(await store.job("j2"), phase=JobPhase.QUEUED)]))
+    await check([HeldShare("p", "ann", WITHOUT_GPU, 0)], "g2")
+    monkeypatch.setattr("cavvy.store.held._AT_ONCE", 4)  # more are read in another way
+    many = [await submit(store, f"k{n}", **{**user, "user": f"u{n % 2}"}) for n in range(6)]
+    await store.commit(AtomicWrite(attempts=[make_attempt(each, gang=each.id) for each in many]))
+    await check(
+        [
+            HeldShare("p", "ann", WITHOUT_GPU, 0),
+            *(HeldShare("p", f"u{n}", 3 * WITHOUT_GPU, 3) for n in range(2)),
+        ],
+        "g2",
+    )
+
+
 async def test_what_projects_hold_and_have_used(store: Store) -> None:
     job = await submit(store, "j1", user="ann", phase=JobPhase.RUNNING)
     attempt = await begin(store, job)
     kept = await submit(store, "j2", user="ann", phase=JobPhase.DONE)
     await begin(store, kept, phase=AttemptPhase.KEPT)
     await begin(store, await submit(store, "j3", project="q"), phase=AttemptPhase.ENDED)
-    assert await store.queue.held() == [HeldShare("p", "ann", WITHOUT_GPU, 1, WITHOUT_GPU)]
+    assert (await store.queue.held())[0] == [HeldShare("p", "ann", WITHOUT_GPU, 1, WITHOUT_GPU)]
     held = [
         HeldGang("p", "ann", share_of(attempt.offer, attempt.nodes, WITHOUT_GPU), idle=idle)
         for idle in (False, True)
@@ -626,11 +675,13 @@ async def test_what_projects_hold_and_have_used(store: Store) -> None:
     assert await store.queue.held_gangs() == held
     assert await store.queue.count_waiting("ann") == {}
     await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
-    assert await store.queue.held() == [HeldShare("p", "ann", 0, 0, WITHOUT_GPU)]
+    assert (await store.queue.held())[0] == [HeldShare("p", "ann", 0, 0, WITHOUT_GPU)]
     gangs = [await begin(store, job, number) for number in (2, 3)]  # one of them is a standby gang
-    assert await store.queue.held() == [HeldShare("p", "ann", 2 * WITHOUT_GPU, 1, WITHOUT_GPU)]
-    gangs.append(await begin(store, await submit(store, "j4", user="ann")))  # it waits again
-    assert await store.queue.held() == [HeldShare("p", "ann", 3 * WITHOUT_GPU, 1, WITHOUT_GPU)]
+    assert (await store.queue.held())[0] == [HeldShare("p", "ann", 2 * WITHOUT_GPU, 1, WITHOUT_GPU)]
+    gangs.append(
+        await begin(store, await submit(store, "j4", user="ann", attempt=1))
+    )  # it waits again
+    assert (await store.queue.held())[0] == [HeldShare("p", "ann", 3 * WITHOUT_GPU, 1, WITHOUT_GPU)]
     assert await store.queue.count_waiting("ann") == {"p": 1}
     ended = [replace(each, phase=AttemptPhase.ENDED) for each in gangs]
     await store.commit(AtomicWrite(attempts=ended))

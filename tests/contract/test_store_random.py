@@ -24,8 +24,10 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import AttemptPhase, JobPhase, RunOrigin
+from cavvy.domain.shares import HeldShare
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StoreError
+from cavvy.store.held import HeldReader
 from cavvy.store.sql import Store
 
 JOBS, NUMBERS, RANKS = 3, 2, 2
@@ -80,7 +82,7 @@ async def plan(
 
 
 async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]:
-    job = make_job(f"j{write.job}", name="other")
+    job = make_job(f"j{write.job}", name="other", attempt=1)
     version = 0
     try:
         job = await memory.job(job.id)
@@ -125,7 +127,7 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
 def do(store: Store, planned: AtomicWrite | tuple[int, str], salt: int) -> Awaitable[object]:
     if isinstance(planned, AtomicWrite):
         return store.commit(planned)
-    job = make_job(f"j{planned[0]}", name=planned[1], user=str(salt))
+    job = make_job(f"j{planned[0]}", name=planned[1], user=str(salt), attempt=1)
     return store.submit(job, make_event(job))
 
 
@@ -166,13 +168,31 @@ async def everything(store: Store) -> object:
     ]
 
 
+HELD = """
+    SELECT a.project, j.user_name, SUM(CASE a.phase WHEN 'kept' THEN 0 ELSE j.size END),
+    COUNT(DISTINCT CASE WHEN a.phase <> 'kept' AND j.phase <> 'queued' THEN j.id END),
+    SUM(CASE a.phase WHEN 'kept' THEN j.size ELSE 0 END)
+    FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended'
+    GROUP BY a.project, j.user_name ORDER BY a.project, j.user_name
+"""
+
+
+async def check_held(store: Store, another: HeldReader) -> None:
+    """What is held is the same as if all of it were read again, for the server that writes and for
+    another one."""
+    held = (await store.queue.held())[0]
+    assert held == await store._read(lambda s: [HeldShare(*row) for row in s.run(HELD).fetchall()])
+    assert (await store._read(another.read_held))[0] == held
+    assert await store.allocations() == await store._read(HeldReader().read_allocations)
+
+
 async def begin_all(store: Store) -> None:
     """A host, and two jobs of three with an attempt each: most random writes then find what they
     need.
     """
     await store.put_host(make_host(devices=2, cpus=3))
     for i in range(JOBS - 1):
-        job = make_job(f"j{i}")
+        job = make_job(f"j{i}", attempt=1)
         await store.submit(job, make_event(job))
         await store.commit(AtomicWrite(attempts=[make_attempt(job, gang=f"g{i}1")]))
 
@@ -184,6 +204,7 @@ async def compare(groups: Sequence[list["tuple[int, str] | list[Write]"]]) -> No
         try:
             for store in (memory, sql):
                 await begin_all(store)
+            another = HeldReader()
             for salt, group in enumerate(groups):
                 planned = [await plan(memory, step, salt) for step in group]
                 wanted = [await told(do(memory, each, salt)) for each in planned]
@@ -191,6 +212,7 @@ async def compare(groups: Sequence[list["tuple[int, str] | list[Write]"]]) -> No
                     await asyncio.gather(*(told(do(sql, each, salt)) for each in planned)) == wanted
                 )
                 assert await everything(sql) == await everything(memory)
+                await check_held(sql, another)
         finally:
             await sql.close()
 

@@ -212,11 +212,8 @@ class LongLine(SqlQueue):
         self.reads += 1
         return self.waiting
 
-    async def held(self) -> Sequence[HeldShare]:
-        return ()
-
-    async def running(self) -> Mapping[str, int]:
-        return {}
+    async def held(self) -> tuple[Sequence[HeldShare], Mapping[str, int]]:
+        return (), {}
 
     async def used(self) -> Mapping[str, ProjectUse]:
         return {}

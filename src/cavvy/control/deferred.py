@@ -259,8 +259,11 @@ class Deferred:
         return found
 
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
+        found = await self._store.allocations(host)
+        if not self._kept:
+            return found
         released = {gang for changes in self._kept for gang in changes.release}
-        return [each for each in await self._store.allocations(host) if each.gang not in released]
+        return [each for each in found if each.gang not in released]
 
 
 def _check(version: int, kept: JobRecord | Attempt | Node | None) -> None:

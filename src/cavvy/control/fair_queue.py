@@ -115,7 +115,7 @@ def take_turns(
 _LineKey = tuple[str | None, str]
 
 
-class _Lines:
+class _QueueLines:
     """The first waiting jobs of each line. The next jobs of a line are needed only if all of its
     jobs that are known have their turns.
 
@@ -190,7 +190,7 @@ class FairQueue:
         if limit > _FEW:
             rows = await self._store.queue.heads(now, limit)
             return take_turns(await self._name_accelerators(rows, book), book, limit)[0]
-        lines = _Lines(await self._store.queue.firsts(now))
+        lines = _QueueLines(await self._store.queue.firsts(now))
         while True:
             rows = await self._name_accelerators(lines.sort(), book)
             turns, taken = take_turns(rows, book, limit)
@@ -280,12 +280,13 @@ class FairQueue:
             for each in policies
         }
         rules = {name: rule for name, (_, rule) in self._rules.items()}
+        held, running = await self._store.queue.held()
         book = ShareBook(
             parents=policies.parents,
             rules=rules,
             used_h=advance(uses, now, self.half_life),
-            held=await self._store.queue.held(),
-            running=await self._store.queue.running(),
+            held=held,
+            running=running,
             gangs=await self._store.queue.held_gangs() if _need_gangs(rules) else (),
         )
         return book, uses

@@ -325,11 +325,13 @@ class HostRater:
     memory. `changes` names the hosts whose allocations have changed, once for each change.
     """
 
-    def __init__(self, hosts: Iterable[Host], allocations: Iterable[Allocation]) -> None:
+    def __init__(self, hosts: Iterable[Host], allocations: Sequence[Allocation]) -> None:
         self.index = HostIndex(hosts)
         self.separates = all(host.separates for host in self.index.by_name.values())
         self.changes: list[str] = []
-        self._held = _by_host(allocations)
+        self._given, self._ids = allocations, set(map(id, allocations))
+        self._held = _by_host(self._given)
+        self._added: set[str] = set()  # hosts with allocations that were not given
         self._free: dict[str, Sequence[FreeNode]] = {}
         self._idle: dict[str, int] = {}  # how many devices of a host no job holds
         self._rater: PlacementRater | None = None
@@ -356,13 +358,20 @@ class HostRater:
         self._fitting[key] = known, len(self.changes)
         return known
 
-    def renew(self, allocations: Iterable[Allocation]) -> None:
-        """Count these allocations as held, and no others."""
-        before, self._held = self._held, _by_host(allocations)
-        for name in {**before, **self._held}:
-            if before.get(name, ()) != self._held.get(name, ()):
+    def renew(self, allocations: Sequence[Allocation]) -> None:
+        """Count these allocations as held, and no others. Those that are the same objects as before
+        are not compared."""
+        ids, before = set(map(id, allocations)), self._given
+        lost, new, same = self._ids - ids, ids - self._ids, ids & self._ids
+        changed = {each.host for each in before if id(each) in lost} if lost else set()
+        added = _by_host(each for each in allocations if id(each) in new) if new else {}
+        for name in sorted({*self._added, *changed, *added}):
+            kept = [each for each in self._held.get(name, ()) if id(each) in same]
+            held = sorted([*kept, *added.get(name, ())], key=lambda each: (each.gang, each.rank))
+            if name in self._added or held != self._held.get(name, []):
                 self._change(name)
-        self._rater = None
+            self._held[name] = held
+        self._given, self._ids, self._added, self._rater = allocations, ids, set(), None
 
     def list_held(self, hosts: Iterable[Host]) -> Sequence[Allocation]:
         """Return the allocations on these hosts."""
@@ -388,6 +397,7 @@ class HostRater:
         """Count the allocations as held from now on."""
         for each in allocations:
             self._held.setdefault(each.host, []).append(each)
+            self._added.add(each.host)
             self._change(each.host)
 
     def remove(self, allocations: Iterable[Allocation]) -> None:

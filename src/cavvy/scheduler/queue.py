@@ -2,7 +2,7 @@
 decisions are returned as values.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import chain
 
@@ -97,6 +97,7 @@ class JobScheduler:
 
     def __init__(self, capacity: QueueCapacity) -> None:
         self._all_hosts = capacity.hosts
+        self._allocations: Sequence[Allocation] | None = capacity.allocations  # that are counted
         self._silent = HostIndex(host for host in capacity.hosts if not host.ready)
         self._rater = HostRater(
             (host for host in capacity.hosts if host.ready), capacity.allocations
@@ -108,9 +109,11 @@ class JobScheduler:
 
     def _begin(self, capacity: QueueCapacity) -> None:
         self._resting = frozenset(capacity.resting)
-        self._awaited = frozenset(capacity.awaited)
+        awaited = capacity.awaited
+        self._awaited = awaited if isinstance(awaited, Set) else frozenset(awaited)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # hosts and offers for which earlier jobs wait
+        self._blocking: set[OfferLine] = set()  # lines all of whose offers are in `blocked`
         self._waits = HostWaits(self._rater.index.by_name)  # earlier jobs that wait for hosts
         self._jobs_left = JOBS  # how many jobs may still be checked for backfill
 
@@ -120,7 +123,9 @@ class JobScheduler:
         worn = len(self._rater.changes) > _MOST_CHANGES
         if worn or capacity.hosts != self._all_hosts:
             return JobScheduler(capacity)
-        self._rater.renew(capacity.allocations)
+        if capacity.allocations is not self._allocations:
+            self._rater.renew(capacity.allocations)
+            self._allocations = capacity.allocations
         same = frozenset(capacity.resting) == self._resting
         self._old_lines, self._lines = (self._lines if same else {}), {}
         self._begin(capacity)
@@ -168,6 +173,7 @@ class JobScheduler:
 
     def _take(self, placed: JobPlacement) -> None:
         self._rater.add(placed.allocations)
+        self._allocations = None
         take(self._used, placed.offer, placed.job.task.nodes)
 
     def _explain_topology(self, choices: Iterable[WaitingJob]) -> str:
@@ -185,9 +191,13 @@ class JobScheduler:
         job = choices[0].job
         lines = [(each, self._line_of(each.offers)) for each in choices]
         behind = _join([line.behind for _, line in lines])
-        earlier = self.blocked.issuperset(behind)
+        known = all(line in self._blocking for _, line in lines)
+        earlier = known or self.blocked.issuperset(behind)
         for each, line in lines:
-            self.blocked.update(self._list_blocks(each, line))
+            if line not in self._blocking:
+                self.blocked.update(self._list_blocks(each, line))
+            if not each.avoid:
+                self._blocking.add(line)
         self._waits.add(
             lambda host: [
                 (each.job.task, offer) for each, line in lines for offer in line.find_on(host)

@@ -18,6 +18,7 @@ from cavvy.domain.shares import (
 from cavvy.domain.values import Struct
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
+from cavvy.store.held import HeldReader
 
 # While a job waits, it gains one point of priority each hour, so that no job waits for ever behind
 # later jobs of higher priority. As all waiting jobs gain the same, the order of two jobs never
@@ -61,15 +62,6 @@ _BESIDE_ARRAYS = "machine IS NULL AND pool IS NULL AND array_id IS NULL"
 _FIRST_OF_PROJECTS = _select_firsts("project", _BESIDE_ARRAYS)
 _FIRST_OF_ARRAYS = _select_firsts("array_id", "array_id IS NOT NULL")
 _ALL = f"SELECT {_COLUMNS}, {_PARALLEL} FROM jobs WHERE {_FREE} ORDER BY {TURN}, id"
-_KEPT = "CASE a.phase WHEN 'kept' THEN"
-_HELD = (
-    f"SELECT a.project, j.user_name, SUM({_KEPT} 0 ELSE j.size END), "
-    # a job that waits for its next attempt does not run, though its last nodes are still held
-    "COUNT(DISTINCT CASE WHEN a.phase <> 'kept' AND j.phase <> 'queued' THEN j.id END), "
-    f"SUM({_KEPT} j.size ELSE 0 END) "
-    "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' "
-    "GROUP BY a.project, j.user_name ORDER BY a.project, j.user_name"
-)
 _GANGS = (
     "SELECT a.project, j.user_name, j.size, a.phase, a.document FROM attempts a "
     "JOIN jobs j ON j.id = a.job_id WHERE a.phase <> 'ended' ORDER BY a.id"
@@ -77,12 +69,6 @@ _GANGS = (
 _WAITING = (
     "SELECT project, CAST(COUNT(*) AS BIGINT) FROM jobs WHERE phase = 'queued' AND user_name = ? "
     "GROUP BY project"
-)
-_RUNNING = (
-    "SELECT j.array_id, CAST(COUNT(DISTINCT j.id) AS BIGINT) FROM attempts a JOIN jobs j "
-    "ON j.id = a.job_id WHERE a.phase NOT IN ('ended', 'kept') AND j.phase <> 'queued' "
-    "AND j.array_id IS NOT NULL "
-    "GROUP BY j.array_id"
 )
 # IDs of attempts sort by the time when their jobs were submitted
 _ENDED = (
@@ -129,9 +115,10 @@ _MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 class SqlQueue:
     """Reads the queue, and stores how much each project has used."""
 
-    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+    def __init__(self, read: RunTransaction, write: RunTransaction, held: HeldReader) -> None:
         self._read = read
         self._write = write
+        self._held = held
 
     async def firsts(self, now: datetime) -> Sequence[PlacedRow]:
         """Return those jobs without a machine or pool that may start now which are the first of
@@ -187,10 +174,10 @@ class SqlQueue:
         """Return all jobs without a machine or pool that may start now, sorted as by `heads`."""
         return await self._rows(_ALL, to_micros(now))
 
-    async def held(self) -> Sequence[HeldShare]:
-        """Return what each user holds in each project now."""
-        found = await self._read(lambda session: session.run(_HELD).fetchall())
-        return [HeldShare(*row) for row in found]
+    async def held(self) -> tuple[Sequence[HeldShare], Mapping[str, int]]:
+        """Return what each user holds in each project now, and how many members of each array run
+        now."""
+        return await self._read(self._held.read_held)
 
     async def held_gangs(self) -> Sequence[HeldGang]:
         """Return what each gang holds now on its offer."""
@@ -206,10 +193,6 @@ class SqlQueue:
         """Return how many jobs of a user wait in each project."""
         found = await self._read(lambda session: session.run(_WAITING, (user,)).fetchall())
         return dict(found)
-
-    async def running(self) -> Mapping[str, int]:
-        """Return how many members of each array run now."""
-        return dict(await self._read(lambda session: session.run(_RUNNING).fetchall()))
 
     async def ended_gangs(self, limit: int) -> Sequence[EndedGang]:
         """Return how long gangs that have ended held their nodes, those of the jobs that were

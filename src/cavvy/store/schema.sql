@@ -58,6 +58,7 @@ CREATE INDEX jobs_project_turns ON jobs
     WHERE phase = 'queued' AND machine IS NULL AND pool IS NULL AND array_id IS NULL;
 CREATE INDEX jobs_later ON jobs (phase, not_before)
     WHERE phase = 'queued' AND not_before IS NOT NULL;
+CREATE INDEX jobs_again ON jobs (phase, attempt, id) WHERE phase = 'queued' AND attempt > 0;
 CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine_turns ON jobs
@@ -145,6 +146,7 @@ CREATE TABLE attempts (
 );
 CREATE INDEX attempts_bought ON attempts (bought_as);
 CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
+CREATE INDEX attempts_changes ON attempts (phase, version, id) WHERE phase <> 'ended';
 
 CREATE TABLE nodes (
     attempt_id {id} NOT NULL,

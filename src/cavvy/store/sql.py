@@ -50,6 +50,7 @@ from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translating
 from cavvy.store.fence import FENCE, fenced
+from cavvy.store.held import HeldReader
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
 from cavvy.store.node_pools import SqlNodePools
@@ -127,12 +128,13 @@ class Store:
         self._documents = DocumentCache()
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
+        self._held = HeldReader()
         database = self._read, self._write
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
-        self.retention, self.queue = SqlRetention(*database), SqlQueue(*database)
+        self.retention, self.queue = SqlRetention(*database), SqlQueue(*database, self._held)
         self.arrays = SqlArrays(*database)
         self.dependencies = SqlDependencies(self._read)
         self.node_pools, self.maintenance = SqlNodePools(*database), SqlMaintenance(*database)
@@ -244,6 +246,7 @@ class Store:
         written = await self._write(
             lambda session: write_changes(session, changes, self._documents)
         )
+        self._held.note(changes)
         for row in written:
             if row.documents:
                 self._documents.keep(row.job.id, row.job.version, row.job.task, row.job.origin)
@@ -582,8 +585,10 @@ class Store:
         return await self._all(HOSTS, "ORDER BY name")
 
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
-        where, values = _if_given("host", host)
-        return await self._all(ALLOCATIONS, f"WHERE {where} ORDER BY host, gang, rank", *values)
+        """Return the allocations on one host or on all hosts, sorted by host, gang and rank."""
+        if host is None:
+            return await self._read(self._held.read_allocations)
+        return await self._all(ALLOCATIONS, "WHERE host = ? ORDER BY gang, rank", host)
 
     async def put_secret(self, secret: SealedSecret) -> None:
         await self._change(SECRETS.upsert, *SECRETS.values(secret))

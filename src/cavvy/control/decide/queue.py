@@ -1,6 +1,6 @@
 """Decides which waiting jobs start, and the reasons shown for jobs that wait."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import AdvanceJob
@@ -224,7 +224,7 @@ def _without_numbers(reason: str) -> str:
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
     """Return whether each existing offer already has a job that waits for it."""
-    return snapshot.places <= frozenset(blocked)
+    return snapshot.places <= (blocked if isinstance(blocked, Set) else frozenset(blocked))
 
 
 def looks_deep(
