@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.account import FakeAccount
 
-BOX = Host(name="fake/box", cpus=4, memory_mib=8192)
+BOX = Host(name="fake/box", cpus=4, memory_mib=8192, devices=("g0", "g1"))
 OWN = Offer(
     provider="fake",
     region="box",
@@ -91,6 +91,8 @@ async def test_what_maintenance_refuses(api: Api) -> None:
     for reason in ("a\nb", "x" * 201):
         assert (await post(api, "cordon", node="box", reason=reason))[0] == 422
     assert (await post(api, "cordon", node="box", unknown=1))[0] == 422
+    status, answer = await post(api, "cordon", node="box", gpus=[2])
+    assert (status, answer["message"]) == (404, "fake/box has no GPU 2")
     for node, hint in (("aws/us-east-1", "drill preempt"), ("kubernetes/gpu-1", "kubectl drain")):
         status, answer = await post(api, "cordon", node=node)
         assert (status, answer["code"]) == (409, "node-not-own")
@@ -165,7 +167,7 @@ async def test_what_reservations_refuse(api: Api) -> None:
         ({"nodes": ["aws/x"]}, 409, "maintains its own nodes"),
         ({"nodes": []}, 422, "nodes or a number of GPUs"),
         ({"gpus": 2}, 422, "not both"),
-        ({"nodes": [], "gpus": 2}, 422, "have 0 GPUs"),
+        ({"nodes": [], "gpus": 3}, 422, "have 2 GPUs that can be used"),
         ({"nodes": [], "gpus": -2}, 422, "cannot be reserved"),
         ({"name": "A b"}, 422, "`name`"),
         ({"reason": "a\nb"}, 422, "`reason`"),
@@ -173,7 +175,13 @@ async def test_what_reservations_refuse(api: Api) -> None:
     for change, status, text in wrong:
         got, answer = await reserve(api, **change)
         assert (got, text in answer["message"]) == (status, True), (change, answer)
-    assert (await reserve(api, name="mine"))[0] == 201
+    await post(api, "cordon", node="box", gpus=[0])
+    got, answer = await reserve(api, nodes=[], gpus=2)
+    assert (got, "have 1 GPU that can be used" in answer["message"]) == (422, True)
+    got, made = await reserve(api, nodes=[], gpus=1, name="mine")
+    assert (got, made["parts"]) == (201, [{"host": "fake/box", "devices": ["g1"]}])
+    got, answer = await reserve(api, nodes=[], gpus=1)
+    assert (got, "because of the reservations mine" in answer["message"]) == (409, True)
     far = (api.app_state.now() + timedelta(days=2)).isoformat()
     got, answer = await reserve(api, name="mine", begins_at=far)
     assert (got, answer["code"], "named mine" in answer["message"]) == (

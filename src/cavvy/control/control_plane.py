@@ -587,6 +587,8 @@ class ControlPlane:
                 if count % _WEBHOOKS_EVERY == 0:
                     keys += await self._webhooks.unfinished()
                 keys += await self._serving.unfinished()
+                keys += await self.maintenance.unfinished()
+                keys += await self.reservations.unfinished()
             except StoreError as error:
                 _log.warning("the jobs were not checked for changes: %s", error)
                 continue

@@ -160,12 +160,13 @@ class ReservationService:
         if ask.nodes:
             found = [await self._maintenance.find(name) for name in ask.nodes]
             return tuple(ReservedPart(name) for name in dict.fromkeys(each.name for each in found))
-        hosts = await self._pool.reported_hosts()
+        market = (await self._pool.market()).market
+        hosts = [host for host in market.hosts if host.ready]
         total = sum(len(host.devices) for host in hosts)
         if not 0 < ask.gpus <= total:
             raise ReservationRefused(
                 f"{format_count(ask.gpus, 'GPU')} cannot be reserved: the own hosts of this server "
-                f"have {format_count(total, 'GPU')}",
+                f"have {format_count(total, 'GPU')} that can be used",
                 "`cavvy nodes hosts` lists them",
             )
         busy = await self._find_busy(hosts, wanted, parents)
