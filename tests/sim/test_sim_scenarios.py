@@ -552,6 +552,37 @@ def test_a_quota_of_one_accelerator_comes_back_when_a_limit_of_all_is_reached() 
     assert lender.attempts[0].created_at < second.created_at
 
 
+def test_a_later_job_gets_its_quota_back_while_an_earlier_one_cannot() -> None:
+    """No project has borrowed the accelerator that the first waiting job needs."""
+    sold = replace(
+        CHEAP,
+        instance_type="H100",
+        accelerator="H100",
+        accelerator_count=1,
+        accelerator_memory_mib=81920,
+        capacity=1,
+    )
+    need = ResourceSpec(accelerators=(AcceleratorNeed(name="H100"),))
+    saves = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
+    jobs = [task(9000, name=f"a{n}", project="a", checkpoint=saves) for n in range(2)]
+    jobs.append(task(9000, name="d", project="d", resources=need, checkpoint=saves))
+    waiting = (
+        SimSubmission(task=task(100, name="b", project="b", resources=need), at_s=50),
+        SimSubmission(task=task(100, name="c", project="c"), at_s=100),
+    )
+    ending = run_scenario(
+        offers=(FREE, sold),
+        submissions=(*(SimSubmission(task=each) for each in jobs), *waiting),
+        policies=tuple(BoundPolicy(name, ProjectPolicy(quota_gpus=1)) for name in "bcd"),
+    )
+    traces = {trace.job.name: trace for trace in ending.traces}
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
+    assert [len(traces[name].attempts) for name in "bcd"] == [1, 1, 1]
+    assert sorted(len(traces[name].attempts) for name in ("a0", "a1")) == [1, 2]
+    starts = {name: traces[name].attempts[0].created_at - START for name in "bc"}
+    assert starts["c"] < timedelta(hours=1) < starts["b"]
+
+
 def array(run_s: float, count: int, **changes: object) -> SimSubmission:
     return SimSubmission(task=task(run_s, array=(IndexRange(0, count - 1),), **changes))
 
