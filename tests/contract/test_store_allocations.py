@@ -46,6 +46,8 @@ async def test_a_release_makes_room_in_the_same_write(store: Store) -> None:
         AtomicWrite(release=["g1", "never"], allocations=[make_allocation("g2", "GPU-0", "GPU-1")])
     )
     assert await store.allocations() == [make_allocation("g2", "GPU-0", "GPU-1")]
+    assert await store.allocations_of("g2") == await store.allocations()
+    assert await store.allocations_of("g1") == []
 
 
 async def test_the_parts_of_a_device_are_at_most_one_device(store: Store) -> None:

@@ -219,8 +219,8 @@ class GangOperator:
 
     async def _make_spec(self, rows: JobRows, attempt: Attempt) -> GangSpec:
         job, task = rows.job, rows.job.task
-        allocations = await self._store.allocations() if attempt.offer.shared else ()
-        mine = [each for each in allocations if each.gang == attempt.gang]
+        shared = attempt.offer.shared
+        allocations = await self._store.allocations_of(attempt.gang) if shared else ()
         longest = task.limits.duration if task.machine is None else None
         return GangSpec(
             name=attempt.gang,
@@ -230,7 +230,7 @@ class GangOperator:
             agent_endpoint=self._out.agent_endpoint(attempt.gang),
             lease=first_lease(job, attempt, rows.spent),
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
-            allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
+            allocations=tuple(allocations),
             labels={**task.tags, "project": job.project, "job": job.name},
             params=task.params,
             inputs=task.inputs,

@@ -266,7 +266,8 @@ class JobReconciler:
         """Return the offer or host that the job must avoid, or ""."""
         if own is None or not again.avoid:
             return ""
-        return failed_place(own, await self._store.allocations() if fails_a_host(own) else ())
+        on_hosts = fails_a_host(own)
+        return failed_place(own, await self._store.allocations_of(own.gang) if on_hosts else ())
 
     # Its attempts
 

@@ -590,6 +590,10 @@ class Store:
             return await self._read(self._held.read_allocations)
         return await self._all(ALLOCATIONS, "WHERE host = ? ORDER BY gang, rank", host)
 
+    async def allocations_of(self, gang: str) -> Sequence[Allocation]:
+        """Return the allocations of one gang, sorted by rank."""
+        return await self._all(ALLOCATIONS, "WHERE gang = ? ORDER BY rank", gang)
+
     async def put_secret(self, secret: SealedSecret) -> None:
         await self._change(SECRETS.upsert, *SECRETS.values(secret))
 
