@@ -3,9 +3,12 @@ looked up, and a pool of ours gives nodes to this cluster and to one of Kubernet
 """
 
 import asyncio
+import grp
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -27,11 +30,15 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     if reason := why_no_accounting():
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("slurm")
-    with cluster_at(folder, min_job_age=2, accounting=True) as made, slurm_environment(made):
+    with (
+        # another run of pytest may close the folder that contains those of all tests
+        TemporaryDirectory(prefix="cavvy-slurm-") as folder,
+        cluster_at(Path(folder), min_job_age=2, accounting=True) as made,
+        slurm_environment(made),
+    ):
         made.run("sacctmgr", "-i", "add", "qos", "few")
         made.run("sacctmgr", "-i", "modify", "qos", "few", "set", "GrpTRES=gres/gpu=4")
         made.run("sacctmgr", "-i", "modify", "user", "root", "set", "QOS=normal,few")
@@ -103,19 +110,34 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
     asyncio.run(scenario())
 
 
+_AS_USER = """
+name: {name}
+resources: {{cpu: 1, memory: 512MiB, providers: [slurm]}}
+run: '{run}'
+"""
+
+
 @pytest.fixture(scope="module")
 def owner(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     """The owner of a server on this machine, whose jobs may reach the daemons of the cluster."""
     with user_at(tmp_path_factory.mktemp("user")) as user:
-        user.variables.update(PATH=cluster.environ["PATH"])
-        user.settings("[providers.local]\nhide_server = false\n")
+        user.variables.update(SLURM_CONF=str(cluster.conf), PATH=cluster.environ["PATH"])
+        homes = cluster.folder / "homes"
+        homes.mkdir()
+        homes.chmod(0o755)
+        for name in ("root", "games"):
+            (homes / name).mkdir(mode=0o700)
+            shutil.chown(homes / name, name, name)
+        slurm = f'folder = "{homes}/%u/cavvy"\npartitions = "main"\nunix_users = "ann=games"\n'
+        slurm += 'python = "/usr/bin/python3"\n'
+        user.settings(f"[providers.local]\nhide_server = false\n[providers.slurm]\n{slurm}")
         yield user
 
 
 _POOL = """
 name: burst
 max: 1
-resources: {cpu: 1, memory: 512MiB}
+resources: {cpu: 1, memory: 512MiB, providers: [local]}
 join: exec slurmd -D -N $CLUSTER_NODE -b -f %s
 """
 
@@ -147,7 +169,7 @@ def test_a_cluster_autoscaler_orders_and_removes_nodes_of_a_pool(
 ) -> None:
     """The autoscaler speaks the published protocol by TLS on both sides, as its `cloud-config`
     says. A node is a process on this machine."""
-    pool = "{name: k8s, max: 2, resources: {cpu: 1, memory: 256MiB}, join: 'env; sleep 600'}"
+    pool = "{name: k8s, max: 2, resources: {cpu: 1, providers: [local]}, join: 'env; sleep 600'}"
     owner.cli("pool", "apply", owner.task(pool, "k8s.yaml"))
     authority, other = Authority(tmp_path), tmp_path / "other"
     other.mkdir()
@@ -192,3 +214,30 @@ def test_a_cluster_autoscaler_orders_and_removes_nodes_of_a_pool(
     assert owner.ended(name).reason == "the cluster released the node"
     serving.terminate()
     assert serving.wait(START_S) == 143
+
+
+def test_a_job_is_submitted_as_the_unix_user_of_its_user(cluster: Cluster, owner: User) -> None:
+    cluster.run("sacctmgr", "-i", "add", "user", "games", "Account=vision")
+    for stranger in ("eve", "root", "$(id)", "games", "ann=games"):
+        owner.variables["LOGNAME"] = stranger
+        refused = owner.submit(_AS_USER.format(name="refused", run="true"))
+        owner.wait(refused, lambda job: f"user {stranger} has no Unix user" in str(job.attempts))  # noqa: B023
+        owner.cli("stop", refused)
+    owner.variables["LOGNAME"] = "ann"
+    run = "id -un; id -G; touch made; pwd; env; echo begun; sleep 600"
+    name = owner.submit(_AS_USER.format(name="mine", run=run))
+    wait_until(lambda: "begun" in owner.said(name), lambda: str(owner.job(name)))
+    user, groups, folder, *env = owner.said(name).splitlines()
+    assert (user, groups) == ("games", str(grp.getgrnam("games").gr_gid))
+    assert not {"HOME=/root", "USER=root", "LOGNAME=root", "LOGNAME=ann"} & {*env}
+    made = Path(folder) / "made"
+    assert (made.owner(), made.is_relative_to(cluster.folder / "homes/games")) == ("games", True)
+    [job] = cluster.run("squeue", "-h", "-u", "games", "-o", "%i %u").splitlines()
+    assert job.split()[1] == "games"
+    owner.cli("stop", name)
+    assert owner.ended(name).phase == "stopped"
+    cluster.until(lambda: not cluster.jobs("PD,R,CG"))
+    told = cluster.run("sacct", "-nXPj", job.split()[0], "-o", "user,account,state")
+    assert told.startswith("games|vision|"), told
+    wait_until(lambda: not list((cluster.folder / "homes/games/cavvy").glob("*/gangs/*")))
+    assert not list((cluster.folder / "homes").rglob("gangs/*"))

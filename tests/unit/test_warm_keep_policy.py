@@ -195,6 +195,10 @@ def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
     assert not fits(ATTEMPT, JOB, replace(JOB, project="q"))
     assert not fits(ATTEMPT, JOB, asking(nodes=2))
     assert not fits(ATTEMPT, JOB, asking(topology=TopologyNeed(same="rack")))
+    by_user, other = replace(ATTEMPT, offer=replace(OFFER, by_user=True)), replace(JOB, user="eve")
+    assert fits(ATTEMPT, JOB, other)
+    assert fits(by_user, JOB, JOB)
+    assert not fits(by_user, JOB, other), "it runs as the Unix user of the former job"
     assert not fits(ATTEMPT, JOB, asking(image="ubuntu:24.04"))
     assert not fits(ATTEMPT, JOB, asking(retry=RetryPolicy(parallel=2)))
     assert not fits(ATTEMPT, JOB, asking(image_login="KEY"))

@@ -232,6 +232,7 @@ class GangOperator:
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
             allocations=tuple(allocations),
             labels={**task.tags, "project": job.project, "job": job.name},
+            user=job.user,
             params=task.params,
             inputs=task.inputs,
             volumes=[  # the agent mounts folders of the node itself

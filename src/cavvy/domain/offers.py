@@ -74,7 +74,8 @@ class Offer(Struct, frozen=True, kw_only=True):
     hosts of a TPU slice. The number of a gang's nodes is a multiple of `hosts`, and all amounts are
     for one host. `shared` means that several jobs share the host's devices; a job then holds only
     the devices that it requests. `owned` means that the node is one of the user's own machines or
-    of an own cluster, and is not rented for the job.
+    of an own cluster, and is not rented for the job. `by_user` means that the node runs as the Unix
+    user of the job's user, so that it is not handed on to a job of another user.
     """
 
     provider: str
@@ -104,6 +105,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     shared: bool = False
     reserved: bool = False
     owned: bool = False
+    by_user: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`

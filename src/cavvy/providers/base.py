@@ -242,6 +242,7 @@ class GangSpec(Struct, frozen=True, kw_only=True):
     )
     allocations: Sequence[Allocation] = ()  # on shared hosts: one allocation per rank
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
+    user: str = ""  # the job's user, for clusters on which each user's jobs run as this user
     # the task's parameters, for services that show a job's parameters to their users
     params: Mapping[str, Scalar] = field(default_factory=dict)
     # the task's inputs, for services that can place files on a node before the agent starts

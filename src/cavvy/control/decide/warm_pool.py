@@ -124,6 +124,7 @@ def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
         or old.machine is not None
         or old.pool != new.pool
         or kept.nodes != new.nodes
+        or (kept.offer.by_user and former.user != job.user)
         or new.volumes
         or new.retry.parallel > 1
     ):

@@ -72,6 +72,11 @@ class MachinePool:
                 return record_holder(machine, job, bought_at=now)
             case MachineIsReady(gang=kept):
                 assert holder is not None
+                if kept.offer.by_user and holder.user != job.user:
+                    return MachineIsUnfit(
+                        reason=f"machine {job.task.machine} runs as the Unix user of {holder.user},"
+                        f" and this job is of {job.user}"
+                    )
                 if limit := find_limit(kept.offer):
                     return MachineIsBusy(reason=limit)
                 ready = await self._warm.prepare(kept, holder, now)

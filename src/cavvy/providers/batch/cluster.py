@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.shapes import (
     NodeShape,
@@ -56,14 +56,20 @@ class BatchCluster(Struct, frozen=True, kw_only=True):
 
 
 def list_offers(
-    cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
+    cluster: BatchCluster,
+    prices: PartPrices,
+    *,
+    provider: str,
+    title: str,
+    queue: bool,
+    by_user: bool = False,
 ) -> Sequence[Offer]:
     """Return one offer for each queue, kind of node and number of accelerators. For nodes without
     accelerators, return one offer for each part that `list_parts` lists. Each accelerator has an
     equal share of the node's CPUs and memory.
 
     If `queue` is True, jobs can wait in the batch system's own queue, so offers have no capacity
-    limit.
+    limit. `by_user` is True if jobs run as the Unix users of their users.
     """
     kinds: dict[tuple[str, NodeShape], list[ClusterNode]] = {}
     for each in cluster.queues:
@@ -91,7 +97,7 @@ def list_offers(
                 capacity=None if queue else idle,
                 source=f"{title}, {idle} idle",
             )
-            offers[offer.key] = offer
+            offers[offer.key] = replace(offer, by_user=by_user)
     return list(offers.values())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import ProviderError, Refused, TryAgain
 from cavvy.providers.hosts.connection import (
     HostAddress,
@@ -45,6 +45,8 @@ _BOOT = (  # the helper and the module that it imports are sent through standard
     f"exec(compile(read({len(_PROGRAM)}), 'cavvy-login-helper', 'exec'), "
     "{'__name__': '__main__'})"
 )
+_BECOME = (Path(__file__).parent / "become_user.py").read_bytes()
+_SUDO = ("sudo", "-n", "-H", "-u")
 _T = TypeVar("_T")
 _NOTHING = type(None)
 
@@ -87,7 +89,7 @@ class MailLetter(Struct, frozen=True):
 
 class LoginNode(Struct, frozen=True, kw_only=True):
     """The settings for the connection to the login node. If `host` is "", the login node is this
-    machine.
+    machine. In `folder`, `~` is the home folder of the user, and `%u` the user.
     """
 
     host: str
@@ -95,6 +97,7 @@ class LoginNode(Struct, frozen=True, kw_only=True):
     python: str
     folder: str
     tools: tuple[str, ...]
+    user: str = ""  # the Unix user of the helper; "" for the user of the login
 
     @property
     def address(self) -> HostAddress:
@@ -139,6 +142,7 @@ class _OpenLogin(Struct):
 
     link: HostConnection
     calls: RemoteCalls
+    refusals: Sequence[int] = _NO_PROGRAM  # exit codes of a program that cannot be used
     letters: asyncio.Queue[MailLetter | None] = field(default_factory=asyncio.Queue)
     reading: asyncio.Task[None] | None = None
     hello: HelperHello | None = None
@@ -155,7 +159,7 @@ class _OpenLogin(Struct):
         error: ProviderError = TryAgain(
             f"the connection to the login node broke: {self.link.said or 'without a message'}"
         )
-        if self.hello is None and self.link.exit_code in _NO_PROGRAM:
+        if self.hello is None and self.link.exit_code in self.refusals:
             error = Refused(f"the login node cannot be used: {self.link.said}")
         self.reading = None
         self.letters.put_nowait(None)
@@ -168,12 +172,21 @@ class _OpenLogin(Struct):
 
 
 class LoginSession:
-    """Sends requests to the login-node helper. Every method may raise TryAgain or Refused."""
+    """Sends requests to the login-node helper. Every method may raise TryAgain or Refused. With a
+    `user` of the login node, `own` is the session of the login itself.
+    """
 
-    def __init__(self, where: LoginNode) -> None:
+    def __init__(self, where: LoginNode, own: "LoginSession | None" = None) -> None:
         self._where = where
+        self._own = own
         self._login: _OpenLogin | None = None
         self._starting = asyncio.Lock()
+
+    def for_user(self, user: str) -> "LoginSession":
+        """Return a session in which the helper runs as this user of the login node. The login must
+        be root, or be allowed to run `sudo -n -u USER`.
+        """
+        return LoginSession(replace(self._where, user=user), self)
 
     async def hello(self) -> HelperHello:
         hello = (await self._connected()).hello
@@ -245,6 +258,20 @@ class LoginSession:
     async def _ask(self, do: str, kind: type[_T], data: bytes = b"", **fields: object) -> _T:
         return await (await self._connected()).ask(do, kind, data, **fields)
 
+    async def _make_program(self) -> tuple[Sequence[str], bytes]:
+        """Return the arguments that start the helper, and its standard input."""
+        python = [self._where.python, "-I", "-S", "-c"]
+        if self._own is None:
+            return [*python, _BOOT], _FRAMES + _PROGRAM
+        names = f"{{'__name__': '__main__', 'user': {self._where.user!r}, 'boot': {_BOOT!r}}}"
+        start = (
+            f"import sys; exec(compile(sys.stdin.buffer.read({len(_BECOME)}), "
+            f"'cavvy-become-user', 'exec'), {names})"
+        )
+        root = (await self._own.hello()).uid == 0
+        before = [] if root else [*_SUDO, self._where.user, "--"]
+        return [*before, *python, start], _BECOME + _FRAMES + _PROGRAM
+
     async def _connected(self) -> _OpenLogin:
         async with self._starting:
             if self._login is not None and self._login.reading is not None:
@@ -253,14 +280,17 @@ class LoginSession:
                 link = await open_connection(self._where.address, timeout_s=_CALL_S)
             except HostUnknown as error:
                 raise Refused(str(error)) from error
-            link.start([self._where.python, "-I", "-S", "-c", _BOOT], _FRAMES + _PROGRAM)
+            argv, given = await self._make_program()
+            link.start(argv, given)
             login = _OpenLogin(link, RemoteCalls())
+            if self._where.user:  # 1 is the exit code of sudo if it is not permitted
+                login.refusals = (1, *_NO_PROGRAM)
             login.reading = asyncio.create_task(login.read())
             try:
                 login.hello = await login.ask(
                     "hello",
                     HelperHello,
-                    folder=self._where.folder,
+                    folder=self._where.folder.replace("%u", self._where.user or "cavvy"),
                     tools=list(self._where.tools),
                 )
             except BaseException:

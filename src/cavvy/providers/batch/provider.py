@@ -2,7 +2,7 @@
 and the installation's mark.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
@@ -11,10 +11,11 @@ from cavvy.domain.units import parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.cluster import BatchCluster, count_room, list_offers
-from cavvy.providers.batch.gangs import BatchGangs, ReclaimRules, mark_of
-from cavvy.providers.batch.login_session import LoginSession
+from cavvy.providers.batch.gangs import ReclaimRules, mark_of
+from cavvy.providers.batch.login_session import LoginNode, LoginSession
 from cavvy.providers.batch.shapes import PartPrices, count_gpus
 from cavvy.providers.batch.system import BatchSystem, JobFiles
+from cavvy.providers.batch.users import UserGangs
 from cavvy.providers.batch.workspace import SharedWorkspace
 
 # maximum age of the data about queues and nodes in a launch; `offers` always reads new data
@@ -24,11 +25,17 @@ _CLUSTER_AGE = timedelta(minutes=10)
 class BatchProvider:
     """Implements `Provider` for any batch system, and the abilities listed in the manifest."""
 
-    def __init__(self, manifest: Manifest, context: ProviderContext, system: BatchSystem) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        context: ProviderContext,
+        where: LoginNode,
+        make_system: Callable[[LoginSession], BatchSystem],
+    ) -> None:
         self.manifest = manifest
-        self.system = system
+        self.system = make_system(LoginSession(where))
         self._context = context
-        self._gangs = BatchGangs(system, context)
+        self._gangs = UserGangs(manifest, context, make_system, self.system)
         self._cluster: tuple[datetime, BatchCluster] | None = None
 
     @property
@@ -47,10 +54,12 @@ class BatchProvider:
             provider=self.manifest.name,
             title=self.system.title,
             queue=bool(settings.get("queue", True)),
+            by_user=bool(self._gangs.users),
         )
 
     async def launch(self, gang: GangSpec) -> None:
-        if await self._gangs.knows_end(gang.name):
+        system, gangs = await self._gangs.choose(gang)
+        if await gangs.knows_end(gang.name):
             return
         cluster, offer = await self._known_cluster(), gang.offer
         queue = cluster.queue(offer.zone)
@@ -64,14 +73,14 @@ class BatchProvider:
 
         async def submit(workspace: SharedWorkspace, agent: str) -> str:
             files = JobFiles(mark=mark_of(workspace), folder=workspace.gang(gang.name), agent=agent)
-            return await self.system.commands.submit(*self.system.make_job(gang, queue, files))
+            return await system.commands.submit(*system.make_job(gang, queue, files))
 
         rules = ReclaimRules(
             source=self.system.title,
             seconds=queue.reclaim_s,
             warning_s=self.system.job_options.warning_s,
         )
-        await self._gangs.launch(gang, rules, submit)
+        await gangs.launch(gang, rules, submit)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return await self._gangs.gangs(name)
@@ -111,6 +120,7 @@ class BatchProvider:
             ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
             ("Python of the login node", hello.python),
+            *await self._gangs.describe(),
             *await self.system.explain_accounts(user, hello),
         ]
 
@@ -119,7 +129,6 @@ class BatchProvider:
 
     async def close(self) -> None:
         await self._gangs.close()
-        await self.login_session.close()
 
     async def _known_cluster(self) -> BatchCluster:
         if self._cluster is None or self._context.now() - self._cluster[0] >= _CLUSTER_AGE:

@@ -54,7 +54,9 @@ Facts = Mapping[str, Any]
 
 def make_provider(manifest: Manifest, context: ProviderContext) -> BatchProvider:
     """Create the provider of one cluster."""
-    return BatchProvider(manifest, context, PbsSystem(context.settings))
+    settings = context.settings
+    where = read_where(settings, _TOOLS)
+    return BatchProvider(manifest, context, where, lambda login: PbsSystem(settings, login))
 
 
 class PbsSystem:
@@ -62,8 +64,8 @@ class PbsSystem:
 
     title, queues = "PBS", "queues"
 
-    def __init__(self, settings: Mapping[str, Scalar]) -> None:
-        self.commands = BatchCommands(LoginSession(read_where(settings, _TOOLS)), DIALECT)
+    def __init__(self, settings: Mapping[str, Scalar], login_session: LoginSession) -> None:
+        self.commands = BatchCommands(login_session, DIALECT)
         self.job_options = read_job_options(settings, "qsub_options")
         self._settings = settings
         self._gpu, self._gpu_resource = self._text("gpu"), self._text("gpu_resource")

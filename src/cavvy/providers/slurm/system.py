@@ -93,7 +93,9 @@ _ENFORCING = {
 def make_provider(manifest: Manifest, context: ProviderContext) -> BatchProvider:
     """Create the provider of one cluster."""
     manifest = with_containers(manifest, str(context.settings.get("container", "")))
-    return BatchProvider(manifest, context, SlurmSystem(context.settings))
+    settings = context.settings
+    where = read_where(settings, _TOOLS)
+    return BatchProvider(manifest, context, where, lambda login: SlurmSystem(settings, login))
 
 
 class SlurmSystem:
@@ -101,8 +103,8 @@ class SlurmSystem:
 
     title, queues = "Slurm", "partitions"
 
-    def __init__(self, settings: Mapping[str, Scalar]) -> None:
-        self.commands = BatchCommands(LoginSession(read_where(settings, _TOOLS)), DIALECT)
+    def __init__(self, settings: Mapping[str, Scalar], login_session: LoginSession) -> None:
+        self.commands = BatchCommands(login_session, DIALECT)
         self.job_options = read_job_options(settings, "sbatch_options")
         self._qos = str(settings.get("qos", ""))
         self._pyxis = settings.get("container") == "pyxis"
