@@ -49,6 +49,19 @@ def test_the_exit_code_is_that_of_the_first_failed_job(client: FakeClient, clock
     assert [line.split(":")[0] for line in found.stdout.splitlines()] == ["good", "bad"]
 
 
+def test_jobs_that_ended_because_of_another_do_not_count(
+    client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {
+        "trainer": make_job(name="trainer", phase="stopped", exit_code=143, stop_cause="group"),
+        "reward": make_job(name="reward", phase="failed", exit_code=3),
+        "report": make_job(name="report", phase="stopped", stop_cause="dependency"),
+    }
+    monkeypatch.setattr(client, "job", lambda project, name, session: jobs[name])
+    assert wait.wait_for_all(cast(Any, client), "default", [*jobs], graph=True) == 3
+    assert wait.wait_for_all(cast(Any, client), "default", [*jobs]) == 143
+
+
 def test_a_job_that_runs_is_waited_for_until_it_ends(
     client: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

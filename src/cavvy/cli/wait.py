@@ -64,7 +64,7 @@ def wait_for_all(
     graph: bool = False,
 ) -> int:
     """Wait for jobs and arrays, and print how they ended. Return the exit code of the first that
-    did not succeed, or 0. In a graph, jobs that did not start because of another job do not count.
+    did not succeed, or 0. In a graph, jobs do not count that ended because of another job.
     """
     from cavvy.client import ApiError
 
@@ -80,7 +80,7 @@ def wait_for_all(
             code = code or exit_code_of(ended)
             continue
         click.echo(f"{job.name}: {job.phase}, {job.reason}")
-        if graph and job.stop_cause == "dependency":
+        if graph and job.stop_cause in ("dependency", "group"):
             continue
         if job.phase in ENDED and job.phase != "done":
             code = code or job.exit_code or 1

@@ -262,7 +262,8 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     origin: Raw
     not_before: datetime | None
     stop_reason: str | None
-    stop_cause: str | None = None  # user, budget, duration, deadline or dependency
+    # user, budget, duration, deadline, dependency, group, early or helped
+    stop_cause: str | None = None
     consented: bool
     ceiling_micros: int | None
     attempts: list[AttemptView]
