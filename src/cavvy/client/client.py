@@ -24,7 +24,7 @@ from cavvy.client.transport import ClientConnection, HttpAnswer
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 27  # increases with every change to the routes
+REVISION = 28  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
