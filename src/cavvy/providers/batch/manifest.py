@@ -58,8 +58,9 @@ def make_manifest(
                 "unix_users",
                 "Submit each job as the Unix user of its Cavvy user, such as `ann=amueller "
                 "bob@example.org=bob`; jobs of other users are refused. The login must be root or "
-                "be allowed to run `sudo -n -u UNIX_USER`, and `folder` needs `~` or `%u`. Without "
-                "this setting, all jobs run as the user of the login.",
+                "be allowed to run `sudo -n -u UNIX_USER`, and `folder` needs `~` or `%u`. "
+                "Members of a project can run commands in its jobs, also in those of other "
+                "users. Without this setting, all jobs run as the user of the login.",
             ),
             *settings,
             text(
