@@ -418,7 +418,7 @@ class ShareLimits:
         self._full: dict[tuple[str, str | None, str], str] = {}
         self._lines: dict[str, Sequence[str]] = {}
         self._members = Counter(book.running)
-        for each in book.held:
+        for each in book.held if self._bounds else ():
             self._add(each.project, each.user, {GPUS: each.gpus, JOBS: each.jobs})
         for gang in book.gangs:
             if not gang.idle:

@@ -72,6 +72,7 @@ class HeldReader:
         self._of_user: _Index = defaultdict(set)
         self._of_array: _Index = defaultdict(set)
         self._shares: dict[tuple[str, str], HeldShare] = {}
+        self._listed: Sequence[HeldShare] | None = None  # the same, sorted
         self._running: dict[str, int] = {}
         self._allocations: list[Allocation] = []
         self._places: list[tuple[str, str, int]] = []  # host, gang and rank of each of them
@@ -91,8 +92,9 @@ class HeldReader:
             if self._jobs or mark != self._mark:
                 self._read_attempts(session, mark)
             self._read_again(session)
-            shares = [self._shares[key] for key in sorted(self._shares)]
-            return shares, dict(self._running)
+            if self._listed is None:
+                self._listed = [self._shares[key] for key in sorted(self._shares)]
+            return self._listed, dict(self._running)
 
     def read_allocations(self, session: DatabaseSession) -> Sequence[Allocation]:
         """Return all allocations, sorted by host, gang and rank. The same list is returned until
@@ -161,6 +163,7 @@ class HeldReader:
         for user in {(each.project, each.user) for each in touched}:
             found = [self._attempts[each] for each in self._of_user.get(user, ())]
             self._shares.pop(user, None)
+            self._listed = None
             if found:
                 self._shares[user] = HeldShare(
                     *user,
