@@ -30,7 +30,7 @@ from cavvy.client import ApiClient, connect
 from cavvy.client.accounts import AccountClient
 from cavvy.client.policy_wire import PolicyAsk, put_policy
 
-_SUBMITTERS = 4
+_SUBMITTERS = 16  # connections, as in `jobs.py`
 _SETTINGS = """[server]
 idle_stop_s = 0
 [providers.local]
