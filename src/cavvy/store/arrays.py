@@ -283,8 +283,10 @@ def _merge(one: StoredArray, other: StoredArray) -> StoredArray:
 
 def insert_group(session: DatabaseSession, job: JobRecord, name: str) -> None:
     """Insert the group of a new job, without the job. If the name is in use, the group gets the
-    first free one of NAME-2, NAME-3 and so on."""
+    first free one of NAME-2, NAME-3 and so on. Raises StaleVersion."""
     texts, free = check_readable(job), name
+    if session.run("SELECT 1 FROM job_arrays WHERE id = ?", (job.array_id,)).fetchone():
+        raise StaleVersion(f"group {job.array_id} exists already")
     while session.run(_TAKEN, (job.project, free, job.project, free)).fetchone() or not (
         session.run(
             _INSERT_GROUP, (job.array_id, job.project, free, None, *texts, None, 0)
