@@ -196,6 +196,10 @@ class QueueReconciler:
         )
         try:
             stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
+        except asyncio.CancelledError:
+            for start in self._starting:
+                start.cancel()  # else a write that hangs keeps the server from stopping
+            raise
         finally:
             errors = await self._finish_starts()
         if errors:
