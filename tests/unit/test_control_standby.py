@@ -13,8 +13,8 @@ from cavvy.control.decide.standby import (
     AskAdvisor,
     StandbyQuestion,
     answer_standby,
-    buys_gang,
     decide_standby,
+    list_started,
     take_over,
 )
 from cavvy.control.unit_of_work import UnitOfWork
@@ -550,12 +550,8 @@ def test_a_gang_that_is_taken_right_after_its_start_keeps_those_beside_it() -> N
     assert uow.job.standbys == (2,)
 
 
-@pytest.mark.parametrize(
-    ("number", "offer", "buys"), [(1, FIXED, False), (2, FIXED, True), (2, FREE, False)]
-)
-def test_only_another_gang_that_costs_money_is_bought(
-    number: int, offer: Offer, buys: bool
-) -> None:
-    made = replace(attempt(number), offer=offer)
-    assert buys_gang(Step(changes=RowChanges(attempts=(made,))), JOB) is buys
-    assert not buys_gang(Step(), JOB)
+@pytest.mark.parametrize(("number", "starts"), [(1, False), (2, True)])
+def test_only_another_gang_is_checked_against_budgets_and_limits(number: int, starts: bool) -> None:
+    made = attempt(number)
+    assert list_started(Step(changes=RowChanges(attempts=(made,))), JOB) == [made] * starts
+    assert not list_started(Step(), JOB)

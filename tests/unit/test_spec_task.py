@@ -402,6 +402,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "checkpoint": {"path": "p"},
     "topology: slice": {"same": "rack"},
     "group": {"name": "g", "helper": True},
+    ": best": {"sweep": {"lr": [1, 2]}},
+    ": stop_early": {"sweep": {"lr": [1, 2]}, "best": "val_loss:min"},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
     "setup": {"run": "make"},
@@ -486,6 +488,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         "run": "x",
         "params": {"lr": 1},
         **({"nodes": 8} if "topology" in document else {}),
+        **({"sweep": {"lr": [1, 2]}, "best": "val_loss:min"} if path == "stop_early" else {}),
         **({"workdir": "."} if "setup" in document or path == "image" or name == "image" else {}),
         **document,
     }

@@ -54,7 +54,7 @@ from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import QUEUE
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
-from cavvy.domain.jobs import AttemptPhase, JobRecord
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.retention import RetentionDays
 from cavvy.domain.shares import HALF_LIFE, MIN_RUN
 from cavvy.domain.tasks import Delivery, TaskSpec
@@ -317,14 +317,19 @@ class ControlPlane:
             budgets=self.budgets,
             hint=self.hint,
             notify=self._notify,
-            standbys=StandbyGangs(
-                self._clock, self.advisor, self._name_gang, self.budgets.find_block
-            ),
+            standbys=StandbyGangs(self._clock, self.advisor, self._name_gang, self._find_block),
             warm=self._warm,
             pools=PoolNodes(self._store),
             schedules=schedules,
         )
         return JobReconciler(self._deferred, self._clock, dependencies)
+
+    async def _find_block(self, job: JobRecord, gangs: Sequence[Attempt]) -> str:
+        """Return which budget or limit keeps a running job from these further gangs, or ""."""
+        paid = any(each.offer.rate.micros_per_hour for each in gangs)
+        if paid and (reason := await self.budgets.find_block(job)):
+            return reason
+        return await self.fair_queue.find_limit(job, gangs, self._clock.now())
 
     def hint(self, key: str) -> None:
         """Reconcile this key now, because the state of the key's object has changed."""

@@ -10,8 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
+from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.policies import ProjectPolicy
-from cavvy.domain.shares import DOLLARS, MIN_RUN, ProjectUse, QueueRow, accelerators_of_task
+from cavvy.domain.shares import (
+    DOLLARS,
+    MIN_RUN,
+    ProjectUse,
+    QueueRow,
+    accelerators_of_task,
+    share_of,
+    size_of_task,
+)
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.shares import (
     SLACK,
@@ -19,6 +28,7 @@ from cavvy.scheduler.shares import (
     ProjectStanding,
     QueueTurn,
     ShareBook,
+    ShareLimits,
     ShareRule,
     decay,
     give_turns,
@@ -90,6 +100,12 @@ class QueuePlace(Struct, frozen=True):
 
     position: int
     ahead: Mapping[str, int]
+
+
+def make_row(job: JobRecord) -> QueueRow:
+    """Return what the order of the queue and the limits depend on."""
+    size, parallel = size_of_task(job.task), job.task.parallel
+    return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
 
 
 def take_turns(
@@ -242,6 +258,14 @@ class FairQueue:
             self._absent = {each for each in job_ids if each not in self._places}
             self._lined_up = now
         return self._line
+
+    async def find_limit(self, job: JobRecord, gangs: Sequence[Attempt], now: datetime) -> str:
+        """Return which limit keeps a running job from these further gangs, or "". They count beside
+        the gang that the job leaves, because this one is held until its work has ended."""
+        limits = ShareLimits((await self._read_book(now))[0])
+        row = make_row(job)
+        shares = [share_of(each.offer, each.nodes, row.size) for each in gangs]
+        return next((reason for each in shares if (reason := limits.refuse(row, each))), "")
 
     @property
     def book(self) -> ShareBook:

@@ -59,7 +59,7 @@ from cavvy.control.decide.reservations import compare_reserved, wait_for_reserva
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
-from cavvy.control.fair_queue import FairQueue
+from cavvy.control.fair_queue import FairQueue, make_row
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
@@ -260,7 +260,7 @@ class QueueReconciler:
                             (limited if each.limited else stays).append(each)
                 if not grouped[group]:
                     continue
-            row = _make_row(job)
+            row = make_row(job)
             if reason := limits.find(row):
                 wait = JobWait(job=job, reason=reason, behind=())
                 limited.append(QueueWait(wait=wait, again_at=now + _LOOK_AGAIN))
@@ -351,7 +351,7 @@ class QueueReconciler:
             if blocked := await self._find_block(place.job, place):
                 return blocked.wait.reason
         return limits.start_gangs(
-            [(_make_row(each.job), share_on(each.job, each.offer)) for each in places]
+            [(make_row(each.job), share_on(each.job, each.offer)) for each in places]
         )
 
     async def _read_owns(self, group: Sequence[JobRecord]) -> Mapping[str, Attempt]:
@@ -532,7 +532,7 @@ class QueueReconciler:
         of them. Later jobs under the same limits then wait, too."""
         if not self._limits.count_offers:
             return lines
-        row = _make_row(job)
+        row = make_row(job)
         shares = {offer.key: share_on(wish, offer) for wish, offers in lines for offer in offers}
         kept = [
             (wish, tuple(each for each in offers if self._limits.admits(row, shares[each.key])))
@@ -547,13 +547,13 @@ class QueueReconciler:
     def _within_limits(
         self, job: JobRecord, allows: Callable[[Offer], bool]
     ) -> Callable[[Offer], bool]:
-        row = _make_row(job)
+        row = make_row(job)
         return lambda offer: self._limits.admits(row, share_on(job, offer)) and allows(offer)
 
     def _count_gang(self, job: JobRecord, offer: Offer) -> str:
         """Return why the limits keep the job from taking over a gang on this offer, or count it as
         held and return ""."""
-        row, share = _make_row(job), share_on(job, offer)
+        row, share = make_row(job), share_on(job, offer)
         if not self._limits.admits(row, share):
             return self._limits.hold(row, share)
         self._limits.start_gang(job.project, job.user, share)
@@ -659,7 +659,7 @@ class QueueReconciler:
         running: Sequence[tuple[Attempt, JobRecord]] = ()
         for job in (each.wait.job for each in looked):
             found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
-            row = _make_row(job)
+            row = make_row(job)
             ranked = await self._rank(job, found)
             wanted = [
                 (wish, tuple(one for one in offers if quotas.entitles(row, share_on(wish, one))))
@@ -721,11 +721,6 @@ class QueueReconciler:
             resting=await self._advisor.history.cooling_down(),
             awaited=self._behind,
         )
-
-
-def _make_row(job: JobRecord) -> QueueRow:
-    size, parallel = size_of_task(job.task), job.task.parallel
-    return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
 
 
 def _needs_of(job: JobRecord) -> tuple[object, ...]:

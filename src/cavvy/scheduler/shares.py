@@ -483,6 +483,11 @@ class ShareLimits:
         wait, as it gets no other offer."""
         return self._compare(row, list_amounts(self._on_offers, share), hold=True)
 
+    def refuse(self, row: QueueRow, share: GangShare) -> str:
+        """Return why a job may hold no further gang like this, or "" if it may."""
+        amounts = self._certain(row) | list_amounts(self._on_offers, share)
+        return self._compare(row, amounts, hold=False)
+
     def list_bounds(
         self, row: QueueRow, share: GangShare | None = None
     ) -> Iterator[tuple[str, float, float]]:

@@ -151,10 +151,10 @@ def answer_standby(
     return step if step.after is None else replace(step, after=min(step.after, asked.within))
 
 
-def buys_gang(step: Step, job: JobRecord) -> bool:
-    """Return whether the step starts another gang that costs money."""
+def list_started(step: Step, job: JobRecord) -> Sequence[Attempt]:
+    """Return the gangs that the step starts beside those of the job."""
     made = () if step.changes is None else step.changes.attempts
-    return any(each.number > job.last_number and each.offer.rate.micros_per_hour for each in made)
+    return [each for each in made if each.number > job.last_number]
 
 
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:

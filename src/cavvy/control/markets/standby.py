@@ -1,8 +1,8 @@
 """Carries out the decisions of `decide.standby`. Queries the deadline advisor if a decision needs
-its answer, and checks budgets before a second gang is bought.
+its answer, and checks budgets and limits before a second gang starts.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
@@ -13,16 +13,16 @@ from cavvy.control.decide.standby import (
     AskAdvisor,
     StandbyQuestion,
     answer_standby,
-    buys_gang,
     decide_standby,
+    list_started,
 )
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.unit_of_work import UnitOfWork
-from cavvy.domain.jobs import JobRecord
+from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.planner.deadline.recommendation import Recommendation
 
-# Returns why a job may start no paid work, or "".
-FindBlock = Callable[[JobRecord], Awaitable[str]]
+# Returns why a job may not start these further gangs, or "".
+FindBlock = Callable[[JobRecord, Sequence[Attempt]], Awaitable[str]]
 
 
 class StandbyGangs:
@@ -55,7 +55,8 @@ class StandbyGangs:
             asked, reviews[step.key] = step, now + REVIEW
             answer = await self._ask(uow.rows, asked)
             step = answer_standby(uow.rows, asked, answer, self._name_gang, now)
-            if buys_gang(step, uow.job) and await self._find_block(uow.job):
+            started = list_started(step, uow.job)
+            if started and await self._find_block(uow.job, started):
                 step = Step(after=min(REVIEW, asked.within))
             reviews[asked.key] = step.review_at or reviews[asked.key]
             if step.changes is not None:
