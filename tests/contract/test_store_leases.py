@@ -70,10 +70,11 @@ def run(url: str, sql: str) -> None:
 
 
 def disconnect(url: str, name: str) -> None:
-    """End the connection of a replica, as PostgreSQL does when its process is killed."""
+    """End the connection of a replica, as PostgreSQL does when its process is killed, and wait
+    until it has ended (at most 60,000 ms)."""
     run(
         url,
-        "SELECT pg_terminate_backend(CAST(backend AS INTEGER)) FROM cavvy_replicas "
+        "SELECT pg_terminate_backend(CAST(backend AS INTEGER), 60000) FROM cavvy_replicas "
         f"WHERE id = '{name}'",
     )
 
