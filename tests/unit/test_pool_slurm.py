@@ -1,11 +1,13 @@
 """A pool as the cloud nodes of a Slurm cluster: names of nodes, programs and lines of slurm.conf."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.unit.test_cli_layout import POOL
 
-from cavvy.cli.clusters.slurm import _make_conf, find_pools
+from cavvy.cli.clusters.slurm import _make_conf, _make_program, find_pools
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.pool_wire import PoolShapeView
 from cavvy.domain.values import replace
@@ -25,6 +27,23 @@ def test_a_node_belongs_to_the_pool_in_its_name() -> None:
 def test_a_wrong_list_of_nodes(hostlist: str) -> None:
     with pytest.raises(CommandFailure):
         find_pools(hostlist)
+
+
+def test_a_program_works_where_it_can_write_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmctld runs the programs as SlurmUser, who may not own their folder."""
+    command = tmp_path / "command"
+    command.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    program = tmp_path / "resume"
+    program.write_text(_make_program("slurm-resume", "lab", tmp_path))
+    (tmp_path / "log").mkdir()  # nobody can append to it, not even root
+    done = subprocess.run(["sh", program, "burst-[1-3]"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    called = (tmp_path / "called").read_text()
+    assert called == "-m cavvy pool slurm-resume -p lab -- burst-[1-3]\n"
 
 
 def test_the_lines_state_what_the_smallest_node_has() -> None:

@@ -30,12 +30,14 @@ _LARGE = re.compile(r"[0-9]{6}")
 _KEPT = ("CAVVY_HOME", "CAVVY_CONFIG", "CAVVY_CONTEXT", "XDG_RUNTIME_DIR")
 _PROGRAM = """#!/bin/sh
 # {what}: Slurm runs this program as SlurmUser, without the variables of a login.
-# The file `environ` next to it may set more variables, such as CAVVY_TOKEN.
+# The file `environ` next to it may set more variables, such as HTTPS_PROXY.
 HOME=${{HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}}
 PATH=${{PATH:-/usr/local/bin:/usr/bin:/bin}}
 export HOME PATH{exports}
 [ ! -r {folder}/environ ] || . {folder}/environ
-exec {command} pool {name} -p {project} -- "$1" >>{folder}/log 2>&1 </dev/null
+log={folder}/log
+(: >>"$log") 2>/dev/null || log=/dev/null
+exec {command} pool {name} -p {project} -- "$1" >>"$log" 2>&1 </dev/null
 """
 _CONF = """\
 # Nodes of pool {pool} of project {project}, which Cavvy starts and removes, see
@@ -89,8 +91,8 @@ def suspend(hostlist: str, project: str) -> None:
 def conf(name: str, project: str, programs: str) -> None:
     """Print the lines of slurm.conf for the nodes of a pool, and write the programs that they name.
 
-    Run this on the machine of slurmctld, as root or as SlurmUser, then restart slurmctld. The
-    pool's file needs `join`.
+    Run this on the machine of slurmctld as SlurmUser, then restart slurmctld. SlurmUser must be
+    able to use the server: `cavvy login`. The pool's file needs `join`.
     """
     from cavvy.client.pool_wire import read_pool, read_shape
 
@@ -107,10 +109,13 @@ def conf(name: str, project: str, programs: str) -> None:
             path.write_text(_make_program(str(program.name), project, folder))
             path.chmod(0o755)
     except OSError as error:
-        hint = "run this as root, or choose another folder with --programs"
+        hint = "let root create it for SlurmUser, or choose another folder with --programs"
         raise CommandFailure(f"{folder} cannot be written: {error.strerror}", hint) from error
     click.echo(_make_conf(pool, shape, folder), nl=False)
     click.echo(f"{folder}/resume and {folder}/suspend are written", err=True)
+    if os.geteuid() == 0:
+        told = "if SlurmUser is not root, run this as SlurmUser, who must be able to use the server"
+        click.echo(f"note: {told}", err=True)
 
 
 def find_pools(hostlist: str) -> Mapping[str, Sequence[str]]:
