@@ -127,7 +127,8 @@ async def test_a_reserved_host_is_kept_free_for_its_project(api: Api) -> None:
 
     async def is_told() -> bool:
         job = (await api.http.get(f"/v1/projects/default/jobs/{held['name']}")).json()
-        return "fake/box is reserved for project lab from" in str(job["reason"])
+        reason = str(job["reason"])
+        return "fake/box is reserved for another project from" in reason and "lab" not in reason
 
     await until(is_told)
     short = await api.submit(JOB.replace("1h", "10m").replace("held", "short"))
@@ -171,6 +172,9 @@ async def test_what_reservations_refuse(api: Api) -> None:
         ({"nodes": [], "gpus": -2}, 422, "cannot be reserved"),
         ({"name": "A b"}, 422, "`name`"),
         ({"reason": "a\nb"}, 422, "`reason`"),
+        ({"user": "ann\x1b[2J"}, 422, "`user`"),
+        ({"begins_at": "0001-01-01T00:00:00+14:00"}, 422, "time zone"),
+        ({"begins_at": "9999-12-31T23:59:59-14:00"}, 422, "time zone"),
     ]
     for change, status, text in wrong:
         got, answer = await reserve(api, **change)

@@ -160,6 +160,9 @@ def test_only_the_project_of_a_reservation_runs_there() -> None:
         left = trace.attempts[0].ended_at
         assert left is not None
         assert begin - timedelta(minutes=1) < left - START <= begin + timedelta(seconds=10)
+        (told,) = (event.text for event in trace.events if event.kind == "drained")
+        assert "reserved for another project from" in told
+        assert "lab" not in told
     assert places(kept_out) == ["b"]
     assert places(limited) == places(owner) == places(after) == ["a"]
 

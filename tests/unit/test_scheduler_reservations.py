@@ -57,6 +57,15 @@ def is_kept_out(
     return bool(book.find_closed(ReservedFor(project=project, user=user, runs=runs), at))
 
 
+def test_only_the_members_of_a_project_read_its_name() -> None:
+    found = replace(WHOLE, user="ann")
+    times = "from 2026-01-01 01:00 to 2026-01-01 02:00 UTC"
+    assert found.describe() == f"reserved for project lab, user ann, {times}"
+    assert found.describe("lab") == found.describe()
+    for reader in ("team", "other", ""):
+        assert found.describe(reader) == f"reserved for another project {times}"
+
+
 def test_a_job_starts_there_only_if_it_surely_ends_before_the_begin() -> None:
     assert is_kept_out(None), "it may run for ever"
     assert is_kept_out(HOUR)

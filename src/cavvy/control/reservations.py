@@ -247,8 +247,11 @@ class ReservationService:
         step = decide_drain(work, found.begins_at, now)
         if found.begins_at > now + _LOOK_AGAIN:
             step = replace(step, release=())
-        why = f"its nodes are {found.describe()}"
-        after = await self._maintenance.leave(step, list(holders.values()), why, now)
+        own = [each for each in holders.values() if each.job.project == found.project]
+        others = [each for each in holders.values() if each.job.project != found.project]
+        for some, reader in ((own, found.project), (others, "")):
+            why = f"its nodes are {found.describe(reader)}"
+            after = await self._maintenance.leave(step, some, why, now)
         if now < found.begins_at:
             return min(after, found.begins_at - now)
         self._hint(QUEUE)

@@ -53,8 +53,12 @@ class Reservation(Struct, frozen=True, kw_only=True):
     reason: str = ""
     version: int = 0
 
-    def describe(self) -> str:
-        """Return which jobs may use the parts, and when."""
+    def describe(self, reader: str | None = None) -> str:
+        """Return which jobs may use the parts, and when. If `reader` is given, the text is for the
+        members of this project, who may not see the names of others."""
         user = f", user {self.user}," if self.user else ""
+        who = f"project {self.project}{user}"
+        if reader not in (None, self.project):
+            who = "another project"
         times = f"{self.begins_at:%Y-%m-%d %H:%M} to {self.ends_at:%Y-%m-%d %H:%M} UTC"
-        return f"reserved for project {self.project}{user} from {times}"
+        return f"reserved for {who} from {times}"

@@ -2,6 +2,7 @@
 reservations."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from re import compile as pattern
 from typing import Annotated
@@ -121,11 +122,13 @@ async def add_reservation(
     request: Request, app_state: AppState, ask: wire.ReservationAsk
 ) -> wire.ReservationView:
     _check_text("reason", ask.reason)
+    _check_text("user", ask.user)
     if ask.name and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
             "invalid-request", "`name` has at most 63 lower-case letters, digits and hyphens"
         )
-    if ask.begins_at.tzinfo is None or not 0 < ask.length_s <= _LONGEST_S:
+    begins_at = _read_time(ask.begins_at)
+    if begins_at is None or not 0 < ask.length_s <= _LONGEST_S:
         raise ApiProblem(
             "invalid-request",
             "`begins_at` needs a time zone, and `length_s` is more than 0 and at most a year",
@@ -146,7 +149,7 @@ async def add_reservation(
         name=ask.name,
         nodes=ask.nodes,
         gpus=ask.gpus,
-        begins_at=ask.begins_at.astimezone(UTC),
+        begins_at=begins_at,
         length=timedelta(seconds=ask.length_s),
         reason=ask.reason,
         made_by=name_user(request, ask.made_by),
@@ -185,6 +188,13 @@ async def _cordon(
     return _view(app_state, status, None)
 
 
+def _read_time(time: datetime) -> datetime | None:
+    """Return the time in UTC, or None if it has no time zone, or if UTC has no such time."""
+    with suppress(OverflowError):
+        return None if time.tzinfo is None else time.astimezone(UTC)
+    return None
+
+
 def _check_text(name: str, text: str) -> None:
     if len(text) > _LONGEST_REASON or not text.isprintable():
         raise ApiProblem(
@@ -219,7 +229,9 @@ def _view(
     host, state = status.host, status.state
     mine = [each for each in reserved if any(part.host == host.name for part in each.parts)]
     told = [
-        each if is_visible(each.project, projects) else replace(each, project="", user="", name="")
+        each
+        if is_visible(each.project, projects)
+        else replace(each, project="", user="", name="", reason="")
         for each in mine
     ]
     return wire.HostView(

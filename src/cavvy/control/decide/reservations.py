@@ -23,7 +23,9 @@ def wait_for_reservation(job: JobRecord, closed: Sequence[Reservation], now: dat
     """Return why the job waits whose offers are all reserved for others."""
     first = min(closed, key=lambda each: each.ends_at)
     hosts = ", ".join(dict.fromkeys(part.host for part in first.parts))
-    reason = f"waits because {hosts} is {first.describe()} (reservation {first.name})"
+    reason = f"waits because {hosts} is {first.describe(job.project)}"
+    if job.project == first.project:
+        reason += f" (reservation {first.name})"
     if first.begins_at > now:
         reason += "; a `limits.duration` that ends before lets it start"
     times = [each.begins_at if each.begins_at > now else each.ends_at for each in closed]
