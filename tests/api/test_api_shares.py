@@ -1,5 +1,6 @@
 """The order of the queue as users see it: shares of projects, and what is before a job."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.api.api_state import Api, until
 from tests.api.team import make_team
 from tests.api.test_api_agents import claim, report
 
+from cavvy.client.ids import make_key
 from cavvy.domain.accounts import Role
 
 JOB = "{run: 'true'}"
@@ -134,6 +136,27 @@ async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
     assert (await api.post_job(JOB, project="p", user="ann")).status_code == 403
     for project, user in (("p", "bob"), ("q", "ann")):
         assert (await api.post_job(JOB, project=project, user=user)).status_code == 201
+
+
+async def test_an_array_that_is_sent_again_does_not_count_twice(api: Api) -> None:
+    """The answer to the first request may have been lost."""
+    assert await put(api, "p", user_waiting=2) == 204
+    await begin(api, "q", "q")
+    await until(lambda: is_full(api))
+    array, key = "{run: 'true', array: 0-1}", make_key()
+    sent = [await api.post_job(array, project="p", user="ann", key=key) for _ in range(2)]
+    assert [each.status_code for each in sent] == [201, 200]
+    assert sent[0].json()["id"] == sent[1].json()["id"]
+    assert (await api.post_job(array, project="p", user="ann")).status_code == 403
+
+
+async def test_jobs_submitted_at_once_do_not_pass_the_limit_of_a_user(api: Api) -> None:
+    assert await put(api, "p", user_waiting=2) == 204
+    await begin(api, "q", "q")
+    await until(lambda: is_full(api))
+    sent = (api.post_job(JOB, project="p", user="ann") for _ in range(8))
+    answers = [each.status_code for each in await asyncio.gather(*sent)]
+    assert sorted(answers) == [201] * 2 + [403] * 6
 
 
 async def _equal(read: Callable[[], Awaitable[list[str]]], expected: list[str]) -> bool:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
@@ -74,6 +75,8 @@ class AppState(Struct, kw_only=True):
     hook_limits: HookLimits = field(default_factory=HookLimits)
     # held while a thread parses a long task file; parallel threads would parse no faster
     parsing: Lock = field(default_factory=Lock)
+    # Held while a user's waiting jobs are counted and new ones are stored, by user.
+    submitting: WeakValueDictionary[str, Lock] = field(default_factory=WeakValueDictionary)
     # number of waiting order requests, keyed by gang
     polling: Counter[str] = field(default_factory=Counter)
 

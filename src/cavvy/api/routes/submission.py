@@ -3,8 +3,8 @@
 import asyncio
 import re
 from asyncio import to_thread
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -40,7 +40,7 @@ from cavvy.domain.authorization import list_line
 from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
-from cavvy.domain.policies import PolicyBook
+from cavvy.domain.policies import BoundPolicy, PolicyBook
 from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import (
@@ -104,14 +104,12 @@ async def submit_task(
     announce(job_id, task)
     await check_after(app_state, task)
     await _check_parts(app_state, task, origin)
-    if refusal := await _find_full(app_state, project, ask.user, max(1, count_members(task))):
-        if key is not None and await app_state.store.find_jobs([key]):
-            return await _made_before(app_state, project, key, origin), False
-        raise refusal
     task, group = await join_group(app_state, task)
     admitted = await _admit(app_state, task, now, ask, origin, job_id, account)
+    members = max(1, count_members(task))
     try:
-        job = await jobs.enqueue(replace(admitted, group=group), project)
+        async with _counting(app_state, project, ask.user, members, [job_id]):
+            job = await jobs.enqueue(replace(admitted, group=group), project)
     except StaleVersion:
         if key is None:
             raise
@@ -161,12 +159,10 @@ async def submit_graph(
         origin = origins[number]
         asks.append(await _admit(app_state, task, now, each, origin, key, account))
     members = sum(max(1, count_members(each.task)) for each in asks)
-    refusal = await _find_full(app_state, project, asks[0].user, members)
-    if refusal and not await app_state.store.find_jobs([each.id for each in asks]):
-        raise refusal
     created = True
     try:
-        await jobs.submit_all(asks, project)
+        async with _counting(app_state, project, asks[0].user, members, ask.keys):
+            await jobs.submit_all(asks, project)
     except StaleVersion:
         created = False
     for origin in origins:
@@ -175,15 +171,44 @@ async def submit_graph(
     return [await _made_before(app_state, project, *each) for each in keyed], created
 
 
-async def _find_full(app_state: AppState, project: str, user: str, new: int) -> ApiProblem | None:
-    """Return why the user may not have so many more jobs that wait, if a policy limits them."""
+@asynccontextmanager
+async def _counting(
+    app_state: AppState, project: str, user: str, new: int, keys: Sequence[str]
+) -> AsyncIterator[None]:
+    """Check that the user may have so many more jobs that wait, if a policy limits them. Until they
+    are stored, no other submission of the user is counted. Raises ApiProblem, or StaleVersion if
+    jobs with these IDs exist already.
+    """
     limits = [
         (each, each.policy.user_waiting)
         for each in await app_state.store.policies_of(project)
         if each.policy.user_waiting is not None
     ]
     if not limits:
-        return None
+        yield
+        return
+    async with app_state.submitting.setdefault(user, asyncio.Lock()):
+        if refusal := await _find_full(app_state, limits, user, new):
+            if await _have_made(app_state, keys):
+                raise StaleVersion("a job with this ID exists already")
+            raise refusal
+        yield
+
+
+async def _have_made(app_state: AppState, keys: Sequence[str]) -> bool:
+    """Return whether a job or an array with one of these IDs exists."""
+    if await app_state.store.find_jobs(keys):
+        return True
+    for key in keys:
+        with suppress(RowNotFound):
+            return bool(await app_state.store.arrays.get(key))
+    return False
+
+
+async def _find_full(
+    app_state: AppState, limits: Sequence[tuple[BoundPolicy, int]], user: str, new: int
+) -> ApiProblem | None:
+    """Return why the user may not have so many more jobs that wait."""
     waiting = await app_state.store.queue.count_waiting(user)
     book = await app_state.store.policies()
     for bound, most in limits:
