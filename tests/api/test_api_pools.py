@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 from tests.api.api_state import Api, until
 
 from cavvy.client.ids import make_key
+from cavvy.control import node_pools
 from cavvy.domain.jobs import JobPhase
 
 POOL = "{name: small, max: 1, idle: 20m, resources: {cpu: 1}}"
@@ -132,6 +134,24 @@ async def test_another_cluster_orders_and_releases_nodes_by_name(api: Api) -> No
     await apply(api, consent=True)
     answer = await api.http.post(NODES.replace("burst", "small"), json={"nodes": ["small-1"]})
     assert "has no `join`" in answer.json()["message"]
+
+
+async def test_a_cluster_cannot_order_nodes_without_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pools, "MOST_NODES", 2)
+    await apply(api, CLUSTER.replace(", secrets: [MUNGE_KEY]", ""), consent=True)
+    for names, code in (
+        (["burst-1", "burst-2"], None),
+        (["burst-2", "burst-1"], None),
+        (["burst-1", "burst-3"], "pool-unfit"),
+    ):
+        answer = await api.http.post(NODES, json={"nodes": names})
+        assert (answer.json()["code"] if answer.status_code != 200 else None) == code
+    assert "has 2 nodes" in answer.json()["message"]
+    assert "release nodes" in answer.json()["hint"]
+    left = await api.http.post(f"{NODES}/release", json={"nodes": ["burst-1", "burst-2"]})
+    assert left.json() == []
 
 
 async def test_a_node_that_has_ended_is_told_until_it_is_ordered_again(api: Api) -> None:

@@ -104,6 +104,14 @@ def test_a_report_without_a_number_and_a_step_is_not_judged(
     assert sweep.rungs() == {}
 
 
+def test_a_huge_step_reaches_few_rungs() -> None:
+    """Each rung is a row that all later reports of the sweep read."""
+    pytest.importorskip("optuna")
+    sweep = Sweep(judge_by_optuna, replace(RULE, min_steps=1, reduction=2))
+    sweep.report("a", loss=0.5, step=1e300)
+    assert 40 < len(sweep.rungs()["a"]) <= 51
+
+
 def test_a_task_may_name_its_steps() -> None:
     progress = {"done": 3.0, "epoch": 1.0}
     assert find_step(progress, RULE) == 3

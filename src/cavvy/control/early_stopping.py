@@ -20,6 +20,7 @@ from cavvy.store.sql import Store
 
 # The names under which programs report their steps, if the task names none.
 _STEPS = ("done", "step", "steps", "epoch", "epochs")
+_MOST_STEPS = 10**15  # more steps count as this many: each power of `reduction` is a row
 _FIRST = 0  # place of the judged job among the trials
 
 Progress = Mapping[str, float | str]
@@ -98,7 +99,7 @@ def find_step(progress: Progress, rule: EarlyStop) -> int | None:
     """Return the step that a program has reported, or None."""
     for name in (rule.step,) if rule.step else _STEPS:
         if (value := _read_number(progress.get(name))) is not None and value >= 0:
-            return int(value)
+            return min(int(value), _MOST_STEPS)
     return None
 
 

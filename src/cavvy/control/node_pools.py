@@ -10,7 +10,7 @@ another cluster orders by name: each of them is a job that runs until the cluste
 Errors, which are subclasses of JobServiceError:
 
 * PoolInUse: the pool still has unfinished jobs
-* NotOfCluster: the nodes of the pool do not belong to another cluster
+* NotOfCluster: the nodes of the pool do not belong to another cluster, or are too many
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ from cavvy.control.decide.requests import is_stopping
 from cavvy.control.job_service import JobService, JobServiceError
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
-from cavvy.domain.node_pools import CLUSTER_NODE_TAG, NodePool, OrderedNode
+from cavvy.domain.node_pools import CLUSTER_NODE_TAG, MOST_NODES, NodePool, OrderedNode
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money, format_count
 from cavvy.domain.values import Struct, replace
@@ -57,7 +57,7 @@ class PoolInUse(JobServiceError):
 
 
 class NotOfCluster(JobServiceError):
-    """Raised if a node is ordered by name from a pool without `join`."""
+    """Raised if a node is ordered by name from a pool without `join`, or too many are ordered."""
 
 
 class ClusterNodeStatus(Struct, frozen=True, kw_only=True):
@@ -214,8 +214,14 @@ class PoolService:
                     f"pool {name} has no `join`, so its nodes cannot be given to another cluster"
                 )
             jobs = {each.node.name: each for each in await self._list_members(pool)}
-            fresh = [each for each in dict.fromkeys(nodes) if not _is_live(jobs.get(each))]
+            fresh = {each: None for each in nodes if not _is_live(jobs.get(each))}
             members = [each for each in pool.members if each.name not in fresh]
+            if fresh and len(members) + len(fresh) > MOST_NODES:
+                raise NotOfCluster(
+                    f"pool {name} has {len(members):,} nodes, and with these it would have more "
+                    f"than {MOST_NODES:,}",
+                    "release nodes that the cluster no longer needs",
+                )
             added = [OrderedNode(name=each, job_id=self._jobs.make_id()) for each in fresh]
             with suppress(StaleVersion):
                 if added:
@@ -231,12 +237,13 @@ class PoolService:
         """Give these nodes of the cluster back. Names that the cluster does not have are ignored,
         because a release may be repeated. Raises RowNotFound.
         """
+        wanted = set(nodes)
         for _ in range(_TRIES):
             pool = await self._store.node_pools.get(project, name)
-            gone = [each for each in pool.members if each.name in nodes]
+            gone = [each for each in pool.members if each.name in wanted]
             with suppress(StaleVersion):
                 if gone:
-                    left = tuple(each for each in pool.members if each not in gone)
+                    left = tuple(each for each in pool.members if each.name not in wanted)
                     await self._store.node_pools.put(replace(pool, members=left))
                 # If the server is killed here, `reconcile` stops the jobs.
                 await self._stop([each.job_id for each in gone], project, _RELEASED)

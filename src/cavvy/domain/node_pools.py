@@ -8,6 +8,7 @@ from cavvy.domain.values import Struct
 # How long a node without work stays if the pool does not say: the default of
 # --scale-down-unneeded-time of the cluster autoscaler of Kubernetes.
 USUAL_IDLE = timedelta(minutes=10)
+MOST_NODES = 10_000  # as many as one job may have
 POOL_TAG = "cavvy-pool"  # the tag of the jobs that start the nodes of a pool's minimum
 # The tag of the jobs that are nodes of another cluster, with the name of the node.
 CLUSTER_NODE_TAG = "cavvy-cluster-node"

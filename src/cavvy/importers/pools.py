@@ -3,11 +3,11 @@
 from datetime import timedelta
 from typing import Any
 
-from cavvy.domain.node_pools import USUAL_IDLE, NodePool
+from cavvy.domain.node_pools import MOST_NODES, USUAL_IDLE, NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, parse_file
-from cavvy.spec.fields.node_pool import MOST_NODES, SHORTEST_IDLE, parse_pool
+from cavvy.spec.fields.node_pool import SHORTEST_IDLE, parse_pool
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import MapNode, compose_all, to_value
 

@@ -20,11 +20,10 @@ from cavvy.control.decide.requests import is_stopping
 from cavvy.control.node_pools import ClusterNodeStatus, NotOfCluster, PoolInUse, PoolStatus
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
-from cavvy.domain.node_pools import NodePool
+from cavvy.domain.node_pools import MOST_NODES, NodePool
 from cavvy.domain.values import replace
 from cavvy.importers.pools import read_pool
 from cavvy.spec.fields.kinds import WrongValue, check_slug
-from cavvy.spec.fields.node_pool import MOST_NODES
 from cavvy.spec.problems import SpecError
 from cavvy.store.base import ProjectFilter, RowNotFound
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from cavvy.domain.node_pools import NodePool
+from cavvy.domain.node_pools import MOST_NODES, NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.values import replace
 from cavvy.spec.fields.image import IMAGE
@@ -26,7 +26,6 @@ from cavvy.spec.problems import ProblemNotes, shown, slug
 from cavvy.spec.tree import MapNode, ScalarNode, check_single, compose_all, describe
 
 SHORTEST_IDLE = timedelta(minutes=1)
-MOST_NODES = 10_000  # as many as one job may have
 
 
 def parse_pool(text: str, *, file: str, project: str) -> NodePool:
