@@ -107,6 +107,7 @@ def check_user(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.chown(shared / _USER, _USER, _USER)
     monkeypatch.setenv("CAVVY_TOKEN", "secret")
     monkeypatch.setenv("SLURM_CONF", "/etc/x")
+    monkeypatch.setenv("SLURM_JWT", "secret")
     where = LoginNode(
         host="", ssh_options=(), python="/usr/bin/python3", folder=f"{shared}/%u/cavvy", tools=()
     )

@@ -223,6 +223,22 @@ def test_a_job_group_of_skypilot_is_a_group(tmp_path: Path) -> None:
         assert load_task(file, options=options).task == each.task
 
 
+@pytest.mark.parametrize(
+    "delay", ["25h", "{default: 30s, buffer: 2d}", "99999999999w", f"{'9' * 5000}s"]
+)
+def test_a_job_group_whose_helpers_stay_too_long_is_refused(tmp_path: Path, delay: str) -> None:
+    file = write(tmp_path, JOB_GROUP.replace("{default: 30s, buffer: 1m}", delay))
+    with pytest.raises(SpecError, match=r":4:.*is too long") as refused:
+        load_tasks(file)
+    assert "at most 24h" in str(refused.value)
+
+
+def test_a_node_with_an_impossible_number_keeps_its_name(tmp_path: Path) -> None:
+    name = f"reward_server-{'9' * 5000}.$SKYPILOT_JOBGROUP_NAME"
+    text = JOB_GROUP.replace("reward_server-1.$SKYPILOT_JOBGROUP_NAME", name)
+    assert name in (load_tasks(write(tmp_path, text))[0].task.setup or "")
+
+
 def test_a_job_group_without_primary_tasks_has_no_helpers(tmp_path: Path) -> None:
     text = "name: a\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: x\n"
     assert [each.task.group for each in load_tasks(write(tmp_path, text))] == [

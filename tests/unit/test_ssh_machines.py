@@ -132,6 +132,8 @@ def test_the_instances_that_nvidia_smi_lists_are_offered(
         ("", "GPU-1, 1, 1", "remapping a row failed"),
         ('Field "x" is not a valid field to query.', "garbage", ""),
         ("GPU-1", "GPU-1,", ""),
+        ("GPU-0, Yes\nGPU-1, ²", "GPU-1, ³, no", ""),
+        (f"GPU-1, {'9' * 5000}", "", ""),
     ],
 )
 def test_a_gpu_whose_memory_is_faulty_is_named(errors: str, remaps: str, problem: str) -> None:

@@ -87,7 +87,9 @@ fi
 """,
 }
 # The name of a node in a job group, as shell commands write it.
-_GROUP_NODE = re.compile(r"([\w-]+)-(\d+)\.\$(\{SKYPILOT_JOBGROUP_NAME\}|SKYPILOT_JOBGROUP_NAME\b)")
+_GROUP_NODE = re.compile(
+    r"([\w-]+)-([0-9]{1,6})\.\$(\{SKYPILOT_JOBGROUP_NAME\}|SKYPILOT_JOBGROUP_NAME\b)"
+)
 # In a container, programs can also use these names.
 _GROUP_HOSTS = r"""
 for _task in $(env | sed -n 's/^CAVVY_HOSTS_\([A-Z0-9_]*\)=.*/\1/p'); do

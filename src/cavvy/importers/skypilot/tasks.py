@@ -26,6 +26,7 @@ from cavvy.importers.skypilot.rules import (
 )
 from cavvy.importers.skypilot.serving import read_service
 from cavvy.importers.translation_header import WAIT, WAITS, write_secrets
+from cavvy.spec.fields.group import LONGEST_LINGER
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
@@ -45,13 +46,15 @@ _NOTED = {
 }
 
 
+_MOST_DIGITS, _SHOWN = 12, 20  # digits of a delay, and characters of it that a message shows
+_LONGEST_S = LONGEST_LINGER.total_seconds()
 _OF_NETWORKS = ("placement", "inter_connection")
 _UNITS = {
-    "s": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-    "w": timedelta(weeks=1),
+    "s": 1,
+    "m": 60,
+    "h": 3600,
+    "d": 86_400,
+    "w": 604_800,
 }
 _LOGIN = "SKYPILOT_DOCKER_LOGIN"
 # the parts of the login that SkyPilot requires beside the password, and that are not confidential
@@ -127,8 +130,13 @@ def _read_delay(header: Node, name: str) -> timedelta:
     delay = child(header, "termination_delay")
     own = text_at(delay, name) or text_at(delay, "default")
     text = own or (delay.text if isinstance(delay, ScalarNode) else "") or "0"
+    return timedelta(seconds=_read_seconds(text))
+
+
+def _read_seconds(text: str) -> int:
+    """Return the seconds of a delay such as 30s, or very many if it has too many digits."""
     number, unit = (text[:-1], text[-1].lower()) if text[-1].isalpha() else (text, "s")
-    return int(number) * _UNITS[unit]
+    return int(number.lstrip("0")[:_MOST_DIGITS] or 0) * _UNITS[unit]
 
 
 def _check_documents(
@@ -235,6 +243,11 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: ProblemNotes) -> N
             notes.add(mark_of(body, "name"), f"the job's name {name!r} {problem}")
         known.add(name or "")
     delay = child(header, "termination_delay")
+    helped = bool(items(child(header, "primary_tasks")))  # by all other tasks
+    for node in (delay, *(value for _, value in entries(delay))) if helped else ():
+        if isinstance(node, ScalarNode) and _read_seconds(node.text) > _LONGEST_S:
+            message = f"`termination_delay`: {node.text[:_SHOWN]} is too long"
+            notes.add(node.mark, message, expected="at most 24h")
     named = [each for each in items(child(header, "primary_tasks")) if isinstance(each, ScalarNode)]
     named += [key for key, _ in entries(delay) if key.text != "default"]
     for each in named:

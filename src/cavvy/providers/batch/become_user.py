@@ -11,6 +11,8 @@ import sys
 
 KEPT = ("PATH", "LANG", "TZ")
 KEPT_PREFIXES = ("LC_", "SLURM_", "PBS_")
+# By this token, the commands of Slurm would act as its owner instead of the user.
+TOKEN = "SLURM_JWT"
 
 
 def become(user: str) -> None:
@@ -33,7 +35,7 @@ def become(user: str) -> None:
         told = user + " cannot read the Python of the login (" + sys.executable + ")"
         refuse(told + ": set `python` to one that all users can read")
     for name in list(os.environ):
-        if name not in KEPT and not name.startswith(KEPT_PREFIXES):
+        if name == TOKEN or (name not in KEPT and not name.startswith(KEPT_PREFIXES)):
             del os.environ[name]
     names = {"USER": entry.pw_name, "LOGNAME": entry.pw_name}
     os.environ.update(names, HOME=entry.pw_dir, SHELL=entry.pw_shell or "/bin/sh")

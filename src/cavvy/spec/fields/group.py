@@ -6,6 +6,8 @@ from cavvy.domain.tasks import JobGroup
 from cavvy.spec.fields.kinds import FLAG, NAME, FieldSpec, SectionReader, either, section
 from cavvy.spec.fields.times import length_kind
 
+LONGEST_LINGER = timedelta(hours=24)
+
 
 def _build(table: SectionReader) -> JobGroup | None:
     if table.has("linger") and not table.get("helper", False):
@@ -22,7 +24,7 @@ GROUP = either(
         _build,
         name=FieldSpec(NAME, required=True),
         helper=FLAG,
-        linger=length_kind(timedelta(0), timedelta(hours=24)),
+        linger=length_kind(timedelta(0), LONGEST_LINGER),
     ),
 )
 

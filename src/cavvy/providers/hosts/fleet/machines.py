@@ -23,6 +23,7 @@ from cavvy.providers.hosts.models import (
 from cavvy.providers.hosts.nvidia import explain_memory
 from cavvy.providers.hosts.nvlink import read_domain
 
+_COUNT = re.compile(r"[0-9]{1,18}|yes", re.ASCII | re.IGNORECASE)  # of faults; or that one waits
 # (model, number of accelerators); the model is None if there are no accelerators
 DeviceShape = tuple[DeviceModel | None, int]
 
@@ -155,7 +156,8 @@ class _SmiRows:
         errors = self._errors.get(self.uuid(index), [""])[0]
         counts = (*self._remaps.get(self.uuid(index), ()), "", "")
         pending, failed = (each not in ("", "0") for each in counts[:2])
-        return explain_memory(int(errors or 0), pending=pending, failed=failed)
+        count = int(errors) if errors.isdigit() else 0
+        return explain_memory(count, pending=pending, failed=failed)
 
     def close(self) -> None: ...
 
@@ -164,7 +166,7 @@ def _read_rows(text: str) -> Mapping[str, Sequence[str]]:
     """Return the cells of each GPU's row by its UUID, "" for counts that the GPU does not have."""
     rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
     return {
-        row[0]: [cell if cell.isdigit() or cell.lower() == "yes" else "" for cell in row[1:]]
+        row[0]: [cell if _COUNT.fullmatch(cell) else "" for cell in row[1:]]
         for row in rows
         if len(row) > 1
     }
