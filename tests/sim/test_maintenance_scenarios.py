@@ -11,7 +11,14 @@ from tests.sim.test_sim_scenarios import FREE, HERE, task
 
 from cavvy.domain.accounts import Project
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.tasks import AcceleratorNeed, CheckpointPolicy, JobLimits, ResourceSpec
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    CheckpointPolicy,
+    JobLimits,
+    ResourceSpec,
+    TopologyNeed,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
@@ -121,6 +128,28 @@ def test_a_server_that_is_killed_during_a_drain_loses_and_doubles_no_work(
         if each.offer.region == "a" and each.ended_at is not None
     )
     assert gone - START < timedelta(seconds=DRAINED_S + WITHIN_S + 120), "the host is empty"
+
+
+def test_a_job_that_can_use_fewer_hosts_keeps_no_other_job_from_its_host() -> None:
+    """The job needs a rack, which only the dearer host has, and waits for the limit in dollars."""
+    racked = replace(HOSTS[1], labels=(("rack", "1"),))
+    rack = TopologyNeed(same="rack")
+    first, second = (task(3600, name=name, topology=rack) for name in ("first", "second"))
+    policy = ProjectPolicy(max_micros_per_hour=5_000_000)
+    ending = play(
+        SimScenario(
+            submissions=tuple(
+                SimSubmission(task=each) for each in (first, second, task(60, name="other"))
+            ),
+            script=CloudScript(offers=OFFERS, hosts=(HOSTS[0], racked)),
+            policies=(BoundPolicy("", policy),),
+            longest=timedelta(hours=8),
+        )
+    )
+    check_all(ending)
+    assert [places(trace) for trace in ending.traces] == [["b"], ["b"], ["a"]]
+    other = ending.traces[2].attempts[0]
+    assert other.created_at == START
 
 
 def make_reservation(*crashes: ServerCrash) -> SimScenario:

@@ -7,7 +7,7 @@ import pytest
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.maintenance import Reservation, ReservedPart
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.scheduler.reservations import (
@@ -99,6 +99,23 @@ def test_jobs_use_the_gpus_that_are_not_reserved() -> None:
     assert list_open(4, ReservedPart("ssh/b"))
     assert list_open(4, ReservedPart("ssh/gone"))
     assert list_open(4, ReservedPart("ssh/a", ("gone",)))
+
+
+def test_a_task_that_needs_one_rack_closes_no_offer_for_others() -> None:
+    """The offers are remembered for tasks that need the same."""
+    racks = {"a": "1", "b": "1", "c": "2"}
+    hosts = [
+        replace(HOSTS[0], name=f"ssh/{name}", group="ssh/hosts", labels=(("rack", rack),))
+        for name, rack in racks.items()
+    ]
+    book = ReservedHosts([WHOLE], hosts, PARENTS)
+    closed = book.occupy(book.find_closed(ReservedFor(project="o", user="", runs=None), NOW))
+    anywhere, offers = replace(TASK, nodes=2), (replace(OFFER, zone=None),)
+    one_rack = replace(anywhere, topology=TopologyNeed(same="rack"))
+    assert [book.list_open(task, "o", offers, closed) for task in (one_rack, anywhere)] == [
+        (),
+        offers,
+    ]
 
 
 def test_work_on_reserved_gpus_counts_once() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
+from msgspec.msgpack import encode
+
 from cavvy.autoscaler.node_pools import GrowPool, WaitForPool, decide_growth, explain_closed
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
@@ -30,6 +32,7 @@ from cavvy.control.decide.node_pools import (
     wait_for_offers,
 )
 from cavvy.control.decide.placement import (
+    FREE_FIELDS,
     MarketSnapshot,
     find_allowed,
     find_placement,
@@ -467,7 +470,7 @@ class QueueReconciler:
         """Start the job on an offer. If no offer can ever fit, end the job as failed. If the job
         must wait, return the reason.
         """
-        if reason := self._refused.get(_needs_of(job)):
+        if self._refused and (reason := self._refused.get(_needs_of(job))):
             return _wait_for_limit(job, reason, now)
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         lines = await self._rank(job, found)
@@ -726,10 +729,9 @@ class QueueReconciler:
 def _needs_of(job: JobRecord) -> tuple[object, ...]:
     """Return what decides which offers a job may use: jobs with the same needs wait for the same
     limits."""
-    task = job.task
-    place = task.machine, task.pool
-    gangs = task.nodes, task.retry.parallel
-    return job.project, job.user, job.consented, task.resources, gangs, place
+    own = job.id if job.attempt else ""  # a job avoids offers on which it failed
+    task = encode(replace(job.task, **FREE_FIELDS))
+    return job.project, job.user, job.consented, own, task
 
 
 def _make_group_row(group_id: str, jobs: Sequence[JobRecord]) -> QueueRow:

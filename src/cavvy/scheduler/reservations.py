@@ -14,11 +14,12 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.authorization import list_line
 from cavvy.domain.maintenance import Reservation, ReservedPart
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.packing import AllocationOwner, HostIndex, allocate_across, name_of
 
 _Offers = tuple[Offer, ...]
+_Need = tuple[int, ResourceSpec, TopologyNeed | None, str]  # what decides whether a task fits
 Parents = Mapping[str, str | None]  # the project above each project
 # A job may need this time to start and to end, in addition to its time limit and its grace period.
 MARGIN = timedelta(minutes=2)
@@ -60,7 +61,7 @@ class ReservedHosts:
         self._reservations, self._parents = reservations, parents
         self._hosts = HostIndex(hosts if reservations else ())
         # the open offers of the lines that were checked, by the identity of the line
-        self._open: dict[tuple[int, ResourceSpec, int, str], tuple[Sequence[Offer], _Offers]] = {}
+        self._open: dict[tuple[int, _Need], tuple[Sequence[Offer], _Offers]] = {}
 
     def find_closed(self, job: ReservedFor, now: datetime) -> Sequence[Reservation]:
         """Return the reservations whose parts the job may not use now."""
@@ -79,7 +80,8 @@ class ReservedHosts:
     ) -> _Offers:
         """Return the offers on which the task could ever run beside the occupied parts."""
         names = ",".join(each.gang for each in occupied)
-        key = id(offers), task.resources, task.nodes, f"{project} {names}"
+        need = task.nodes, task.resources, task.topology, f"{project} {names}"
+        key = id(offers), need
         if key not in self._open:
             touched = {each.host for each in occupied}
             groups = {self._hosts.by_name[name].group for name in touched}

@@ -35,7 +35,7 @@ from cavvy.scheduler.queue import JobPlacement
 
 # The fields of tasks and policies on which no offer depends, but for what providers object to. With
 # a new field, jobs that differ in it are compared with the offers one by one.
-_FREE_FIELDS: dict[str, Any] = {
+FREE_FIELDS: dict[str, Any] = {
     "name": "",
     "project": "",
     "run": "",
@@ -150,7 +150,7 @@ def _find_key(
     usual = replace(situation, submitted_at=None, avoid=()) == PlanningContext()
     if not usual or is_limited(job) or any(until > now for until in job.avoid.values()):
         return None
-    task = replace(job.task, **_FREE_FIELDS)
+    task = replace(job.task, **FREE_FIELDS)
     verdicts = [objections(job.task, account) for account in snapshot.list_accounts(job)]
     policies = [
         (bound.owner, policy)
