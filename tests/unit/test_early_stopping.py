@@ -104,6 +104,22 @@ def test_a_report_without_a_number_and_a_step_is_not_judged(
     assert sweep.rungs() == {}
 
 
+def test_reports_are_stored_where_optuna_is_missing() -> None:
+    """The server may have moved to another machine; a report that failed would be sent for ever."""
+
+    def judge(*_: object) -> RungVerdict:
+        raise ModuleNotFoundError("No module named 'optuna'")
+
+    sweep = Sweep(judge)
+    assert [sweep.report("a", loss=0.5, step=step) for step in (2, 2, 7)] == ["", "", ""]
+    assert sweep.rungs() == {"a": {0: 0.5, 1: 0.5}}
+    check = EarlyStopper(sweep.store, judge).check
+    job, progress = make_job("b"), {"loss": 0.5, "step": 2.0}
+    rungs, changes = asyncio.run(check(job, progress, NOW))  # type: ignore[arg-type]
+    assert len(rungs) == 1
+    assert "this server has no Optuna: " in changes.events[0].text
+
+
 def test_a_huge_step_reaches_few_rungs() -> None:
     """Each rung is a row that all later reports of the sweep read."""
     pytest.importorskip("optuna")

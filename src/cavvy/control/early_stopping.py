@@ -12,10 +12,12 @@ from math import isfinite
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.transitions import turn_job
 from cavvy.domain.arrays import RungValue
+from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobPhase, JobRecord, StopCause
 from cavvy.domain.tasks import EarlyStop
 from cavvy.domain.units import format_count
 from cavvy.domain.values import Struct, replace
+from cavvy.packages import extra_command
 from cavvy.store.sql import Store
 
 # The names under which programs report their steps, if the task names none.
@@ -70,7 +72,13 @@ class EarlyStopper:
         others = await self._store.arrays.list_rungs(array_id)
         others.pop(job.id, None)
         report = RungReport(step=step, value=value, passed=passed)
-        verdict = await to_thread(self._judge, rule, report, [*others.values()])
+        events: tuple[Event, ...] = ()
+        try:
+            verdict = await to_thread(self._judge, rule, report, [*others.values()])
+        except ImportError:  # the server has moved; the reports of its jobs must not fail
+            verdict = RungVerdict(reached=1, stops=False)
+            text = "not compared with other jobs, because this server has no Optuna: "
+            events = (make_event(job, now, "unjudged", text + extra_command("tuning")),)
         numbers = range(passed, passed + verdict.reached)
         rungs = [
             RungValue(
@@ -83,7 +91,7 @@ class EarlyStopper:
             for number in numbers
         ]
         if not verdict.stops:
-            return rungs, RowChanges()
+            return rungs, RowChanges(events=events)
         last = numbers[-1]
         beside = sum(last in each for each in others.values())
         reached = f"{rule.metric} {value:.6g} after {format_count(step, 'step')}"
