@@ -207,6 +207,7 @@ def test_the_keys_are_read() -> None:
         (text % "{eta: 3}", "write `reduction`"),
         ("{run: x, stop_early: asha}", "`best` is missing"),
         ("{run: x, best: loss}", "val_loss:min"),
+        ('{run: x, best: "\\e[2Jloss:min"}', "val_loss:min"),  # is shown in tables and reasons
     ):
         with pytest.raises(SpecError, match=told):
             parse_task(wrong, file="t.yaml")

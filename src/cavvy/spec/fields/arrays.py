@@ -107,7 +107,7 @@ _METRIC = re.compile(r"([^\s:]{1,64}):(min|max)")
 
 
 def _read_metric(text: str) -> str:
-    if not _METRIC.fullmatch(text.strip()):
+    if not _METRIC.fullmatch(text.strip()) or not text.strip().isprintable():
         hint = "for example val_loss:min or accuracy:max"
         raise WrongValue(f"{shown(text)} is not a metric with min or max", suggestion=hint)
     return text.strip()
