@@ -446,8 +446,11 @@ async def test_a_group_starts_together_and_others_join_it(api: Api) -> None:
         ("late", "waits until its group has started"),
     ):
         await until(lambda name=name, reason=reason: _reason(api, f"{base}/jobs/{name}", reason))
-    assert (await api.http.post(f"{base}/arrays/rl/stop", json={})).is_success
+    for name in ("trainer", "reward"):
+        assert (await api.http.post(f"{base}/jobs/{name}/stop", json={})).is_success
     await until(lambda: _phase(api, f"{base}/jobs/late", "stopped"))
+    reason = "the jobs with which its group began have ended before they started"
+    assert (await api.http.get(f"{base}/jobs/late")).json()["reason"] == reason
     answer = await api.post_job("{name: later, group: rl, run: 'true'}")
     assert answer.json()["message"] == "group: all jobs of the group rl have ended"
     answer = await api.http.post(f"{base}/jobs/trainer/retry")

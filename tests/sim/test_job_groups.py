@@ -153,6 +153,18 @@ def test_a_job_joins_a_group_that_has_started() -> None:
     assert by_name["evaluate"].attempts[0].created_at >= by_name["trainer"].attempts[0].running_at
 
 
+def test_a_job_that_joined_is_retried_after_its_group() -> None:
+    """The jobs with which the group began have succeeded, so that nothing starts again with it."""
+    late = replace(task(60), name="evaluate", group=JobGroup(name="rl", joins=True), env=FAILS)
+    again = UserIntervention(action=UserAction.RETRY, job=0, at_s=3000)
+    second = replace(TRAINER, name="second")
+    later = (SimSubmission(task=late, at_s=60),)
+    found = run(TRAINER, second, later=later, interventions=(again,))
+    assert phases(found).pop("evaluate") is JobPhase.FAILED
+    counts = {each.job.name: len(each.attempts) for each in found}
+    assert counts == {"trainer": 1, "second": 1, "evaluate": 2}
+
+
 @pytest.mark.parametrize("when", CrashMoment)
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_no_crash_loses_or_repeats_a_job_of_a_group(when: CrashMoment, first: int) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.dependencies import advise_retry, find_missed, say_missed
-from cavvy.control.decide.groups import object_to_lone_retry
+from cavvy.control.decide.groups import is_founding, object_to_lone_retry
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,
@@ -266,14 +266,16 @@ class JobService:
         return await self._store.arrays.get(array.id)
 
     async def retry_array(self, project: str, name: str, account: str = "") -> StoredArray:
-        """Queue all failed and stopped members again. If all jobs of a group have ended, those that
-        are queued again start together. Raises RowNotFound.
+        """Queue all failed and stopped members again. If all jobs of a group have ended, its
+        founding jobs that are queued again start together. Raises RowNotFound.
         """
         array = await self._store.arrays.find(project, name)
         ended = (JobPhase.FAILED, JobPhase.STOPPED)
         members = await self._store.arrays.members(array.id)
         wanted = [each.job.id for each in members if each.job.phase in ended]
-        if array.started and JOB_ENDS.issuperset(each.job.phase for each in members):
+        all_ended = JOB_ENDS.issuperset(each.job.phase for each in members)
+        again = await self._store.find_jobs(wanted) if array.started and wanted else ()
+        if all_ended and any(map(is_founding, again)):
             await self._store.arrays.restart(array.id)
         now = self._clock.now()
 

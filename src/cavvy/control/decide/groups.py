@@ -95,11 +95,12 @@ def _stop(job: JobRecord, reason: str, cause: StopCause, now: datetime) -> RowCh
 def decide_return(
     job: JobRecord, own: Attempt | None, group: Sequence[JobRecord], now: datetime
 ) -> Step:
-    """Decide whether a job gives its nodes back, because the group has not started yet and another
-    of its founding jobs finds no nodes. Otherwise return when to check the job again."""
-    if own is None or own.phase not in COMING or own.drill_until is not None:
-        return Step(after=NEVER)
+    """Decide whether a job of a group that has not started gives its nodes back, because another
+    of the founding jobs finds no nodes, or never starts. Otherwise return when to check the job
+    again."""
     if not is_founding(job):
+        return _end_unstarted(job, group, now)
+    if own is None or own.phase not in COMING or own.drill_until is not None:
         return Step(after=NEVER)
     missing = [each for each in group if is_founding(each) and each.phase is JobPhase.QUEUED]
     if not missing:
@@ -117,6 +118,14 @@ def decide_return(
             ),
         )
     )
+
+
+def _end_unstarted(job: JobRecord, group: Sequence[JobRecord], now: datetime) -> Step:
+    """Stop a job that has joined a group whose founding jobs have all ended before they started."""
+    if not all(each.phase in JOB_ENDS for each in group if is_founding(each)):
+        return Step(after=NEVER)
+    reason = "the jobs with which its group began have ended before they started"
+    return Step(changes=_stop(job, reason, StopCause.GROUP, now))
 
 
 def explain_unready(group: Sequence[JobRecord], owns: Mapping[str, Attempt], now: datetime) -> str:
