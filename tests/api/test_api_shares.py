@@ -122,6 +122,8 @@ async def test_a_quota_fits_into_the_quotas_and_limits_above_it(api: Api) -> Non
 
 
 async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
+    for made in ({"name": "p"}, {"name": "below", "parent": "p"}):
+        assert (await api.http.post("/v1/projects", json=made)).status_code == 201
     assert await put(api, "p", user_waiting=2) == 204
     await begin(api, "q", "q")
     await until(lambda: is_full(api))
@@ -134,6 +136,20 @@ async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
     )
     assert (await api.post_job(JOB, project="p", user="ann")).status_code == 201
     assert (await api.post_job(JOB, project="p", user="ann")).status_code == 403
+    key = make_key()
+    for status in (201, 200):  # the first answer was lost
+        answer = await api.post_job(str(array), project="p", user="cat", key=key)
+        assert answer.status_code == status
+    texts = [{"text": f"{{name: {name}, run: x}}", "user": "dan"} for name in "abc"]
+    graph = {"tasks": texts, "keys": [make_key() for _ in texts]}
+    answer = await api.http.post("/v1/projects/p/job-graphs", json=graph)
+    assert (answer.status_code, answer.json()["code"]) == (403, "policy-refused")
+    text = {"text": "{name: both, run: x, array: 0-1}", "user": "eve"}
+    graph = {"tasks": [text], "keys": [make_key()]}
+    for status in (201, 200):
+        answer = await api.http.post("/v1/projects/p/job-graphs", json=graph)
+        assert answer.status_code == status
+    assert (await api.post_job(JOB, project="below", user="ann")).status_code == 403
     for project, user in (("p", "bob"), ("q", "ann")):
         assert (await api.post_job(JOB, project=project, user=user)).status_code == 201
 
