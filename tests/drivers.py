@@ -90,7 +90,7 @@ int nvmlDeviceGetTotalEccErrors(void *h, int type, int counter, unsigned long lo
   *n = number("FAKE_ECC", 0); return 0;
 }
 int nvmlDeviceGetRemappedRows(void *h, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed) {
-  *c = *u = *pending = 0; *failed = number("FAKE_ROWS", 0); return 0;
+  *c = *u = 7; *pending = number("FAKE_PENDING", 0); *failed = number("FAKE_ROWS", 0); return 0;
 }
 
 typedef unsigned long long pointer_t; /* block number + 1, then 32 bits within the block */

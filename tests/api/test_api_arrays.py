@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 from tests.api.api_state import Api, until
 
+from cavvy.api.routes import submission
 from cavvy.client.ids import make_key
+from cavvy.control.early_stopping import RungVerdict
 from cavvy.domain.checkpoints import RemovedCheckpoints
-from cavvy.domain.jobs import JOB_ENDS, JobRecord
+from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord, StopCause
+from cavvy.domain.messages import AgentMessage, HostFacts, MessageKind
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 from cavvy.store.sql import Store
@@ -168,3 +171,35 @@ async def test_what_is_refused_is_not_stored(api: Api) -> None:
     assert (await read(api, "jobs"))["jobs"] == []
     answer = await api.http.get("/v1/projects/default/arrays/none")
     assert (answer.status_code, answer.json()["code"]) == (404, "job-not-found")
+
+
+async def test_the_first_rank_of_a_job_of_a_sweep_is_judged(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other ranks report says nothing about the job."""
+    monkeypatch.setattr(submission, "find_spec", lambda name: name)  # an installed Optuna
+    early = "best: 'loss:min', stop_early: {min_steps: 2, reduction: 2}"
+    await submit(api, f"{{name: tune, nodes: 2, sweep: {{lr: [1]}}, {early}, run: 'x'}}")
+    [job] = (await read(api, "arrays/tune"))["jobs"]
+    gang = (await api.attempt(job["id"])).gang
+    store, agents = api.app_state.store, api.app_state.control_plane.agents
+    agents._early._judge = lambda *report: RungVerdict(reached=1, stops=True)
+
+    def say(seq: int, kind: MessageKind, **fields: Any) -> list[AgentMessage]:
+        return [AgentMessage(seq=seq, at=api.app_state.now(), kind=kind, **fields)]
+
+    for rank in (0, 1):
+        await agents.claim(gang, rank, "n", "a", HostFacts(hostname="h"))
+        await agents.messages(gang, rank, "n", say(1, MessageKind.RUNNING))
+
+    async def runs() -> bool:
+        return (await store.job(job["id"])).phase is JobPhase.RUNNING
+
+    await until(runs)
+    progress = say(2, MessageKind.PROGRESS, values={"loss": 0.5, "step": 2})
+    for rank, rungs in ((1, {}), (0, {job["id"]: {0: 0.5}})):
+        await agents.messages(gang, rank, "n", progress)
+        array_id = (await store.job(job["id"])).array_id
+        assert array_id is not None
+        assert await store.arrays.list_rungs(array_id) == rungs
+    assert (await store.job(job["id"])).stop_cause is StopCause.EARLY

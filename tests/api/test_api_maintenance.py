@@ -7,6 +7,8 @@ from tests.api.api_state import Api, until
 
 from cavvy.control.reconcile import HOSTS
 from cavvy.domain.allocations import Host
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.messages import AgentMessage, HostFacts, MessageKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -193,3 +195,48 @@ async def test_what_reservations_refuse(api: Api) -> None:
         "reservation-clash",
         True,
     )
+
+
+async def test_closed_gpus_stay_closed_until_the_host_is_uncordoned(api: Api) -> None:
+    await add_host(api)
+    for at in (0, 1):
+        status, host = await post(api, "cordon", node="box", gpus=[at], reason=f"fault {at}")
+        assert (status, host["state"]) == (200, "ready")
+        assert [*host["sick"]] == ["g0", "g1"][: at + 1]
+    maintenance = api.app_state.control_plane.maintenance
+    assert await maintenance.unfinished() == ["node:fake/box"], "their work may have to leave"
+    _, host = await post(api, "cordon", node="box")
+    assert (host["state"], [*host["sick"]]) == ("cordoned", ["g0", "g1"])
+    assert host["sick"]["g1"] == "cordoned by an operator (fault 1)"
+    _, host = await post(api, "uncordon", node="box")
+    assert (host["state"], host["sick"]) == ("ready", {})
+    assert await maintenance.unfinished() == []
+
+
+async def test_work_that_saves_leaves_a_gpu_that_its_driver_calls_faulty(api: Api) -> None:
+    await add_host(api)
+    plane = api.app_state.control_plane
+    cloud = cast(FakeAccount, plane.pool.providers["fake"])
+    gpu = replace(OWN, instance_type="t4", accelerator="T4", accelerator_count=1)
+    cloud._offers[gpu.key] = gpu
+    plane.pool.expire()
+    saves = "checkpoint: {path: ckpt, every: 1m}, resources: {gpu: T4, regions: [box]}"
+    held = await api.submit(f"{{name: held, run: 'true', {saves}}}")
+    gang = (await api.attempt(held["id"])).gang
+    await plane.agents.claim(gang, 0, "n", "a", HostFacts(hostname="h"))
+    begun = AgentMessage(seq=1, at=api.app_state.now(), kind=MessageKind.RUNNING)
+    await plane.agents.messages(gang, 0, "n", [begun])
+
+    async def is_leaving() -> bool:
+        return (await api.app_state.store.attempt_of_gang(gang)).moved
+
+    async def runs() -> bool:
+        return (await api.app_state.store.job(held["id"])).phase is JobPhase.RUNNING
+
+    await until(runs)
+    assert not await is_leaving()
+    sick = replace(BOX, sick=(("g0", "3 uncorrected memory errors"),))
+    cloud.script = replace(cloud.script, hosts=(sick,))
+    plane.pool.expire()
+    plane.hint(HOSTS)
+    await until(is_leaving)

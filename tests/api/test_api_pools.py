@@ -129,6 +129,8 @@ async def test_another_cluster_orders_and_releases_nodes_by_name(api: Api) -> No
     for name in ("-x", "a b", "$(id)", ""):
         answer = await api.http.post(NODES, json={"nodes": [name]})
         assert answer.json()["code"] == "invalid-request", name
+    await apply(api, CLUSTER, consent=True)
+    assert await send(NODES, "burst-1") == again, "a pool that is applied again keeps its nodes"
     assert (await api.http.delete("/v1/projects/default/pools/burst")).status_code == 409
     await send(f"{NODES}/release", *again)
     await apply(api, consent=True)

@@ -149,7 +149,8 @@ async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
     for status in (201, 200):
         answer = await api.http.post("/v1/projects/p/job-graphs", json=graph)
         assert answer.status_code == status
-    assert (await api.post_job(JOB, project="below", user="ann")).status_code == 403
+    for project, status in (("below", 201), ("p", 201), ("below", 403), ("p", 403)):
+        assert (await api.post_job(JOB, project=project, user="fay")).status_code == status
     for project, user in (("p", "bob"), ("q", "ann")):
         assert (await api.post_job(JOB, project=project, user=user)).status_code == 201
 

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from tests.contract.store_suite import make_allocation, make_attempt, make_host, submit
+from tests.contract.store_suite import NOW, make_allocation, make_attempt, make_host, submit
 
+from cavvy.domain.maintenance import NodeState
 from cavvy.domain.values import replace
 from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
@@ -48,6 +49,21 @@ async def test_a_release_makes_room_in_the_same_write(store: Store) -> None:
     assert await store.allocations() == [make_allocation("g2", "GPU-0", "GPU-1")]
     assert await store.allocations_of("g2") == await store.allocations()
     assert await store.allocations_of("g1") == []
+
+
+async def test_nothing_is_placed_on_a_cordoned_host(store: Store) -> None:
+    """Also if it was decided before the host was cordoned."""
+    await store.put_host(make_host())
+    placed = AtomicWrite(allocations=[make_allocation("g1", "GPU-0")])
+    state = NodeState(name="local/here", cordoned_at=NOW)
+    state = await store.maintenance.put_state(state)
+    with pytest.raises(AllocationConflict, match="local/here is cordoned"):
+        await store.commit(placed)
+    with pytest.raises(StaleVersion):
+        await store.maintenance.put_state(replace(state, version=0))
+    await store.maintenance.put_state(replace(state, cordoned_at=None, sick={"GPU-1": "fault"}))
+    await store.commit(placed)
+    assert len(await store.allocations()) == 1
 
 
 async def test_the_parts_of_a_device_are_at_most_one_device(store: Store) -> None:

@@ -5,14 +5,20 @@ from datetime import timedelta
 import pytest
 from tests.sim.test_sim_scenarios import CHEAP, DEAR, run_scenario, task
 
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.jobs import AttemptOutcome, JobPhase, StopCause
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.shares import WITHOUT_GPU
 from cavvy.domain.tasks import JobGroup, ResourceSpec, TaskSpec
+from cavvy.domain.units import Money
 from cavvy.domain.values import replace
-from cavvy.providers.fake.script import CallOutcome, FaultScript
+from cavvy.providers.fake.script import CallOutcome, CloudScript, FaultScript
+from cavvy.sim.harness import START, play
 from cavvy.sim.scenario import (
     CrashMoment,
     JobTrace,
     ServerCrash,
+    SimScenario,
     SimSubmission,
     UserAction,
     UserIntervention,
@@ -163,6 +169,34 @@ def test_a_job_that_joined_is_retried_after_its_group() -> None:
     assert phases(found).pop("evaluate") is JobPhase.FAILED
     counts = {each.job.name: len(each.attempts) for each in found}
     assert counts == {"trainer": 1, "second": 1, "evaluate": 2}
+
+
+def begin(*submissions: SimSubmission, **more: object) -> list[JobTrace]:
+    """Play only the first half hour."""
+    script, longest = CloudScript(offers=(CHEAP, DEAR)), timedelta(minutes=30)
+    scenario = SimScenario(submissions=submissions, script=script, longest=longest, **more)  # type: ignore[arg-type]
+    return list(play(scenario).traces)
+
+
+@pytest.mark.parametrize(
+    "policy", [ProjectPolicy(user_jobs=1), ProjectPolicy(max_gpus=1.5 * WITHOUT_GPU)]
+)
+def test_a_limit_counts_all_jobs_of_a_group_before_one_starts(policy: ProjectPolicy) -> None:
+    group = SimSubmission(task=TRAINER, others=(REWARD,))
+    for each in begin(group, policies=(BoundPolicy("", policy),)):
+        assert not each.attempts
+        assert each.job.reason.startswith("waits for the limit of the installation")
+
+
+def test_a_group_waits_while_a_budget_is_used_up() -> None:
+    first = SimSubmission(task=replace(task(600), name="first"))
+    group = SimSubmission(task=TRAINER, others=(REWARD,), at_s=900)
+    budget = SpendingBudget(name="b", limit=Money(1), since=START)
+    spender, *others = begin(first, group, budgets=(budget,))
+    assert len(spender.attempts) == 1
+    for each in others:
+        assert not each.attempts
+        assert "the budget b permits no new paid work" in each.job.reason
 
 
 @pytest.mark.parametrize("when", CrashMoment)

@@ -15,6 +15,7 @@ from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
+    JobGroup,
     JobLimits,
     ResourceSpec,
     TopologyNeed,
@@ -196,6 +197,23 @@ def test_only_the_project_of_a_reservation_runs_there() -> None:
     assert places(limited) == places(owner) == places(after) == ["a"]
 
 
+def test_a_group_is_kept_out_of_a_reserved_host() -> None:
+    at = UserIntervention(
+        action=UserAction.RESERVE, node="a", project="lab", at_s=60, notice_s=1200
+    )
+    first, second = (task(1500, name=name, group=JobGroup(name="g")) for name in ("x", "y"))
+    scenario = SimScenario(
+        submissions=(SimSubmission(task=first, others=(second,), at_s=120),),
+        script=CloudScript(offers=OFFERS, hosts=HOSTS),
+        projects=(Project(name="lab"),),
+        interventions=(at,),
+        longest=timedelta(hours=2),
+    )
+    ending = play(scenario)
+    check_all(ending)
+    assert [places(trace) for trace in ending.traces] == [["b"], ["b"]]
+
+
 @pytest.mark.parametrize("when", CrashMoment)
 @pytest.mark.parametrize("after", [2, 3, 4, 6])
 def test_a_server_that_is_killed_keeps_a_reservation(after: int, when: CrashMoment) -> None:
@@ -211,7 +229,8 @@ def test_a_server_that_is_killed_keeps_a_reservation(after: int, when: CrashMome
             )
 
 
-def test_work_that_saves_leaves_a_faulty_gpu() -> None:
+@pytest.mark.parametrize("checkpoint", [SAVES, None])
+def test_work_that_saves_leaves_a_faulty_gpu(checkpoint: CheckpointPolicy | None) -> None:
     gpus = replace(HERE, name="fake/a", cpus=4, devices=("g0", "g1", "g2"))
     offer = replace(
         OFFERS[0], instance_type="t4", accelerator="T4", accelerator_count=1, owned=True
@@ -219,7 +238,7 @@ def test_work_that_saves_leaves_a_faulty_gpu() -> None:
     one = ResourceSpec(accelerators=(AcceleratorNeed(name="T4", count_min=1),))
     scenario = SimScenario(
         submissions=(
-            SimSubmission(task=task(3600, name="saver", checkpoint=SAVES, resources=one)),
+            SimSubmission(task=task(3600, name="first", checkpoint=checkpoint, resources=one)),
             SimSubmission(task=task(3600, name="other", resources=one)),
             SimSubmission(task=task(60, name="late", resources=one), at_s=1000),
         ),
@@ -229,8 +248,9 @@ def test_work_that_saves_leaves_a_faulty_gpu() -> None:
     )
     ending = play(scenario)
     check_all(ending)
-    saver, other, late = ending.traces
+    first, other, late = ending.traces
     assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
-    assert [len(each.attempts) for each in (saver, other, late)] == [2, 1, 1]
-    (told,) = (event.text for event in saver.events if event.kind == "drained")
-    assert "GPU g0 of fake/a takes no work: cordoned by an operator" in told
+    assert [len(each.attempts) for each in (first, other, late)] == [2 if checkpoint else 1, 1, 1]
+    told = [event.text for event in first.events if event.kind == "drained"]
+    assert len(told) == bool(checkpoint), "other work would lose what it has done"
+    assert all("GPU g0 of fake/a takes no work: cordoned by an operator" in one for one in told)

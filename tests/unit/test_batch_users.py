@@ -2,9 +2,11 @@
 runs as a user."""
 
 import asyncio
+import json
 import os
 import pwd
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +94,27 @@ def test_an_unknown_user_is_refused(
     for name in ("no-such-user", "0", "#0", "", "a b"):
         with exits(monkeypatch, capsys, "has no user"):
             become_user.become(name)
+
+
+@needs_root
+def test_nothing_of_roots_session_remains() -> None:
+    program = (Path(become_user.__file__)).read_text()
+    boot = "import json; print(json.dumps([dict(os.environ), os.getgroups(), os.umask(0)]))"
+    names = {"__name__": "__main__", "user": _USER, "boot": f"import os; {boot}"}
+    path = {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/etc/x"}
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-S", "-c", f"exec({program!r}, {names!r})"],
+        env={**path, "AWS_SECRET_ACCESS_KEY": "x", "KRB5CCNAME": "x", "HOME": "/root"},
+        extra_groups=[0, 1],
+        capture_output=True,
+        check=True,
+    )
+    env, groups, umask = json.loads(done.stdout)
+    entry = pwd.getpwnam(_USER)
+    names = {"USER": _USER, "LOGNAME": _USER, "HOME": entry.pw_dir, "SHELL": entry.pw_shell}
+    assert {name: text for name, text in env.items() if name != "LC_CTYPE"} == {**path, **names}
+    assert sorted(groups) == sorted(os.getgrouplist(_USER, entry.pw_gid))
+    assert umask == 0o077
 
 
 @needs_root

@@ -1,6 +1,8 @@
 """Who gets a machine, what a task takes from it, and what it cannot run."""
 
+import asyncio
 from datetime import timedelta
+from typing import cast
 
 import pytest
 from tests.contract.store_suite import NOW, make_attempt, make_job, make_offer
@@ -22,7 +24,18 @@ from cavvy.control.decide.machines import (
     state_of,
 )
 from cavvy.control.decide.warm_pool import keeps_until
-from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, Node, NodePhase, StopCause
+from cavvy.control.warm.machines import MachinePool
+from cavvy.control.warm.pool import WarmPool
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    JobPhase,
+    JobRecord,
+    Node,
+    NodePhase,
+    StopCause,
+)
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy, name_key
 from cavvy.domain.tasks import (
@@ -35,6 +48,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
+from cavvy.store.memory import MemoryStore
 
 GPU = ResourceSpec(accelerators=(AcceleratorNeed(name="A10"),))
 REQUEST = TaskSpec(
@@ -69,6 +83,26 @@ def test_a_machine_runs_no_image_that_a_later_policy_forbids() -> None:
     job, machine = replace(JOB, task=task), replace(MACHINE, task=task)
     answer = decide_turn_on_machine(job, machine, HOLDER, KEPT, NOW, policies)
     assert answer == MachineIsReady(gang=KEPT)
+
+
+def test_a_machine_of_a_unix_user_runs_no_job_of_another_user() -> None:
+    class Machines(MachinePool):
+        async def read(self, project: str, name: str) -> NamedMachine:
+            return MACHINE
+
+        async def gang_of(self, machine: NamedMachine | None) -> tuple[JobRecord, Attempt]:
+            offer = replace(OFFER, by_user=True)
+            return replace(HOLDER, user="ann"), replace(KEPT, offer=offer)
+
+    def ask(user: str) -> object:
+        machines = Machines(MemoryStore(), cast("WarmPool", None))
+        job = replace(JOB, user=user)
+        return asyncio.run(machines.give_turn(job, NOW, (), lambda offer: "waits for a limit"))
+
+    assert ask("ann") == MachineIsBusy(reason="waits for a limit")
+    answer = ask("eve")
+    assert isinstance(answer, MachineIsUnfit)
+    assert answer.reason == "machine dev runs as the Unix user of ann, and this job is of eve"
 
 
 def test_a_job_that_waits_behind_a_session_reads_what_to_do() -> None:

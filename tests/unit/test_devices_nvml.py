@@ -28,6 +28,10 @@ def test_every_call_against_its_c_signature(
         (f"MIG-00000000-0000-0000-0000-00000000000{n}", "1g.18gb") for n in (0, 2, 4, 6)
     ]
     assert nvml.instances(1) == []
+    assert nvml.problem(0) == ""
+    for name, told in (("ECC", "uncorrected"), ("PENDING", "must be reset"), ("ROWS", "failed")):
+        monkeypatch.setenv(f"FAKE_{name}", "1")
+        assert told in nvml.problem(0)
     with pytest.raises(OSError, match="error 2"):
         nvml.uuid(3)
     nvml.close()

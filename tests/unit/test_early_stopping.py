@@ -214,6 +214,16 @@ def test_the_keys_are_read() -> None:
 
 
 @pytest.mark.parametrize("highest", [False, True])
+def test_the_worse_job_stops_and_the_better_one_goes_on(highest: bool) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `tuning`")
+    sweep = Sweep(judge_by_optuna, replace(RULE, highest=highest, min_steps=1, reduction=2))
+    sign = -1 if highest else 1
+    assert sweep.report("a", loss=sign * 2.0, step=1) == ""
+    assert "is not among the best 1/2 of 2 jobs" in sweep.report("b", loss=sign * 3.0, step=1)
+    assert sweep.report("c", loss=sign * 1.0, step=1) == ""
+
+
+@pytest.mark.parametrize("highest", [False, True])
 @settings(max_examples=25, deadline=timedelta(seconds=20))
 @given(data=st.data())
 def test_the_best_job_at_the_top_rung_is_never_stopped(highest: bool, data: st.DataObject) -> None:

@@ -1,9 +1,12 @@
 """Which GPUs NVLink joins, and which of them a job gets."""
 
 import pytest
+from tests.unit.test_scheduler_queue import A_ALLOCATION, ANY, GPU, HOST, job
 
+from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.nvlink import read_domain, read_islands
+from cavvy.scheduler.packing import allocate_one
 from cavvy.scheduler.topology import choose_joined
 
 # as `nvidia-smi topo -m` prints it, with an underlined header; pairs of GPUs have bridges
@@ -68,3 +71,13 @@ def test_hosts_share_a_domain_of_nvlink(fabric: str, domain: str) -> None:
 def test_a_job_gets_devices_of_few_islands(free: str, count: int, chosen: str) -> None:
     assert "".join(choose_joined(free, count, ("ace", "bd"))) == chosen
     assert list(choose_joined(free, count, ())) == list(free[:count])
+
+
+def test_the_devices_of_a_job_are_joined_if_those_of_an_island_are_free() -> None:
+    host = replace(HOST, islands=(("a", "c"), ("b", "d")))
+    two = replace(GPU, accelerator_count=2)
+    for taken, devices in (((), ("a", "c")), (("a",), ("b", "d"))):
+        other = replace(A_ALLOCATION, devices=taken)
+        found = allocate_one(job("j").task, two, host, (other,), ANY, 0)
+        assert found is not None
+        assert found.devices == devices

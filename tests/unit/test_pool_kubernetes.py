@@ -80,7 +80,11 @@ def test_a_pool_is_a_node_group() -> None:
     assert ask("NodeGroupTargetSize", id="burst").targetSize == 2
     assert ask("NodeGroupForNode", node=node(0)).nodeGroup.id == "burst"
     assert ask("NodeGroupForNode", node=make("ExternalGrpcNode", name="burst-1")).nodeGroup.id
-    for other in ({"name": "x"}, {"providerID": "aws:///i-1", "name": "burst-0"}):
+    for other in (
+        {"name": "x"},
+        {"providerID": "aws:///i-1", "name": "burst-0"},
+        {"providerID": "cavvy://default/burst-2/burst-0"},
+    ):
         found = ask("NodeGroupForNode", node=make("ExternalGrpcNode", **other))
         assert found.nodeGroup.id == ""
     assert ask("GPULabel").label == "cavvy/gpu"
@@ -160,6 +164,14 @@ def test_a_group_grows_and_shrinks_by_what_is_asked() -> None:
         nodes=[make("ExternalGrpcNode", providerID=left.id, name=left.id)],
     )
     assert server.nodes == {}
+
+
+def test_a_smaller_size_cancels_the_newest_orders_that_have_no_machine() -> None:
+    server, ask = serve("waiting", "starting", "waiting")
+    ask("NodeGroupDecreaseTargetSize", id="burst", delta=-1)
+    assert [*server.nodes] == ["burst-0", "burst-1"]
+    with pytest.raises(GroupProblem, match="only 1 nodes"):
+        ask("NodeGroupDecreaseTargetSize", id="burst", delta=-2)
 
 
 @pytest.mark.parametrize(

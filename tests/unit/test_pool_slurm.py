@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.test_cli_layout import POOL
 
+from cavvy.cli.clusters import slurm
 from cavvy.cli.clusters.slurm import _make_conf, _make_program, find_pools
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client import ApiError
 from cavvy.client.pool_wire import PoolShapeView
 from cavvy.domain.values import replace
 
@@ -61,3 +65,20 @@ def test_the_lines_state_what_the_smallest_node_has() -> None:
         "NodeName=burst-[1-4] CPUs=64 RealMemory=486400 Gres=gpu:a100-80gb:8 State=CLOUD\n" in lines
     )
     assert "ResumeProgram=/etc/slurm/cavvy/resume\n" in lines
+
+
+def test_a_pool_that_refuses_keeps_no_other_pool_from_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slurm, "session", nullcontext)
+    sent: list[str] = []
+
+    def send(client: Any, project: str, pool: str, nodes: Any) -> list[Any]:
+        if pool == "full":
+            raise ApiError("too-many", "the pool is full")
+        sent.extend(nodes)
+        return []
+
+    with pytest.raises(CommandFailure, match="full-1: the pool is full"):
+        slurm._send("full-1,burst-[1-2]", "p", send, "starting")
+    assert sent == ["burst-1", "burst-2"]

@@ -73,6 +73,20 @@ def test_jobs_that_have_just_begun_and_jobs_of_the_same_quota_keep_their_gangs()
     assert choose(1, running, book({"p": 4}, *running)) == []
 
 
+def test_a_job_gives_nothing_back_to_one_of_its_own_quota() -> None:
+    """It alone exceeds the quota of dollars, which does not count the other job."""
+    dear = replace(job("a1"), share=GangShare("A100", 1, 50))
+    state = ShareBook(
+        parents={"p": "top", "a": "top"},
+        rules={"top": ShareRule(quota=4, quotas={"$": 10})},
+        held=[HeldShare("a", "u", 1, 1)],
+        gangs=[HeldGang("a", "u", dear.share)],
+    )
+    assert choose(1, [dear], state) == []
+    apart = replace(state, parents={"p": "top"}, rules={**state.rules, "a": ShareRule(quota=0)})
+    assert choose(1, [dear], apart) == ["a1"]
+
+
 def test_jobs_that_save_and_projects_that_have_used_most_are_first() -> None:
     running = [job("a1", saves=False, minutes=31), job("a2", minutes=99), job("b1", minutes=98)]
     state = book({"p": 4}, *running, a=1, b=50)

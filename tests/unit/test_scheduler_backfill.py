@@ -184,3 +184,17 @@ def test_the_question_whether_a_job_can_start_changes_nothing() -> None:
     small = waiting_job(job("2"), CPU)
     assert all(scheduler.can_start(small) for _ in range(JOBS + 1))
     assert placed([scheduler.decide(small)]) == ["2"]
+
+
+def test_a_small_job_leaves_the_disk_to_a_job_that_waits_for_it() -> None:
+    capacity = QueueCapacity(
+        hosts=(replace(EIGHT, disk_gib=100),), allocations=[replace(held("r", 1), disk_gib=60)]
+    )
+
+    def need(name: str, disk_gib: int) -> WaitingJob:
+        record = job(name, cpus=1)
+        resources = replace(record.task.resources, disk_gib=disk_gib)
+        return waiting_job(replace(record, task=replace(record.task, resources=resources)), CPU)
+
+    assert placed(plan_jobs([need("1", 80), need("2", 30)], capacity)) == []
+    assert placed(plan_jobs([need("1", 80), need("2", 20)], capacity)) == ["2"]

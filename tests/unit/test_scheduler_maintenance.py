@@ -2,6 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
+from tests.records import FIXED, TASK, make_attempt_record, make_job_record
+
+from cavvy.control.decide.maintenance import make_work
+from cavvy.control.decide.standby import HANDOVER
 from cavvy.domain.allocations import Host
 from cavvy.domain.maintenance import NodeState
 from cavvy.domain.offers import Offer
@@ -95,3 +99,12 @@ def test_offers_have_the_capacity_of_the_hosts_that_are_left() -> None:
     hosts = close_hosts(HOSTS, {"ssh/a": CORDONED})
     assert [each.capacity for each in close_offers(offers, hosts, {"ssh/a"})] == [0, 1, 1]
     assert close_offers(offers, HOSTS, set()) == offers
+
+
+def test_work_gets_the_grace_of_its_task() -> None:
+    def notice(minutes: int) -> timedelta:
+        job = make_job_record(NOW, task=replace(TASK, grace=minutes * MINUTE))
+        return make_work(make_attempt_record(NOW, FIXED), job).notice
+
+    assert notice(5) == 5 * MINUTE
+    assert notice(0) == HANDOVER

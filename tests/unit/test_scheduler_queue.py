@@ -720,3 +720,33 @@ def test_a_scheduler_that_looks_only_at_changes_decides_like_a_new_one(passes: l
                 waiting.remove(wishes)
         assert scheduler.blocked == fresh.blocked
         awaited = scheduler.blocked
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_host_that_becomes_free_is_used_in_the_next_pass(nodes: int) -> None:
+    """A single host, and the hosts of a group, one after the other."""
+    hosts = tuple(replace(each, group="" if nodes == 1 else each.group) for each in farm("a", "b"))
+    offers = (GROUP,) if nodes == 2 else (ALONE, replace(ALONE, zone="b"))
+    busy = [replace(A_ALLOCATION, host=each.name, gang=each.name, cpus=4) for each in hosts]
+    waiting = waiting_job(job("1", nodes=nodes, cpus=4), *offers)
+    scheduler = JobScheduler(QueueCapacity(hosts=hosts, allocations=busy))
+    for left in range(nodes):
+        assert isinstance(scheduler.decide(waiting), JobWait)
+        scheduler = scheduler.renew(QueueCapacity(hosts=hosts, allocations=busy[left + 1 :]))
+    decision = scheduler.decide(waiting)
+    assert isinstance(decision, JobPlacement)
+    assert [each.host for each in decision.allocations] == ["farm/a", "farm/b"][:nodes]
+
+
+def test_a_host_on_which_a_job_has_failed_since_the_last_pass_is_the_last_choice() -> None:
+    first, second = gpus(1, "b", "a")
+    waiting = waiting_job(job("1", cpus=0.1), first, second)
+    busy = [busy_on("a", "0", "1", "2")]  # so host a is the best fit
+    capacity = QueueCapacity(hosts=rack("a", "b"), allocations=busy)
+    scheduler = JobScheduler(capacity)
+    assert scheduler.can_start(waiting)
+    for resting, chosen in (((second.key,), first), ((), second)):
+        scheduler = scheduler.renew(replace(capacity, resting=resting))
+        decision = scheduler.decide(waiting)
+        assert isinstance(decision, JobPlacement)
+        assert decision.offer == chosen

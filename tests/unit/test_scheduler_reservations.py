@@ -1,15 +1,26 @@
-"""Which jobs reservations keep out, and which GPUs they get: pure decisions."""
+"""Which jobs reservations keep out, which GPUs they get, and which work leaves."""
 
+import asyncio
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
+from tests.records import make_attempt_record, make_job_record
 
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.reservations import compare_reserved
+from cavvy.control.maintenance import MaintenanceService, NodeHolder
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.reservations import ReservationService, reservation_key
 from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.jobs import AttemptPhase, JobPhase
 from cavvy.domain.maintenance import Reservation, ReservedPart
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ResourceSpec, TaskSpec, TopologyNeed
+from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
+from cavvy.scheduler.maintenance import DrainStep
 from cavvy.scheduler.reservations import (
     MARGIN,
     ReservedFor,
@@ -18,6 +29,7 @@ from cavvy.scheduler.reservations import (
     find_overlap,
     subtract_held,
 )
+from cavvy.store.memory import MemoryStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -162,3 +174,74 @@ def test_gpus_that_are_free_at_the_begin_are_reserved_first() -> None:
     taken = [ReservedPart("ssh/b"), ReservedPart("ssh/a", ("3",))]
     assert choose_parts(HOSTS, 3, taken, busy) == [ReservedPart("ssh/a", ("2", "0", "1"))]
     assert choose_parts(HOSTS, 4, taken, busy) == []
+
+
+def test_how_long_a_job_holds_its_nodes_at_most() -> None:
+    """The machine of a job keeps its nodes after the job."""
+    limits = JobLimits(duration=HOUR)
+    task = replace(TASK, grace=timedelta(minutes=5), limits=limits)
+
+    def runs(task: TaskSpec) -> timedelta | None:
+        return compare_reserved(make_job_record(NOW, task=task)).runs
+
+    assert runs(task) == HOUR + timedelta(minutes=5)
+    assert runs(replace(task, machine="m")) is None
+    assert runs(replace(task, limits=JobLimits())) is None
+
+
+class Holders:
+    """The maintenance of a host on which a job of another project holds two GPUs: each gang, named
+    after its GPU, holds one."""
+
+    def __init__(self) -> None:
+        self.leaving: set[str] = set()
+
+    async def list_on(self, hosts: Collection[str]) -> Sequence[NodeHolder]:
+        job = make_job_record(NOW, phase=JobPhase.RUNNING, attempt=1, project="other")
+        part = Allocation(host="ssh/a", gang="", rank=0, project="other", cpus=1, memory_mib=0)
+        return [
+            NodeHolder(
+                allocation=replace(part, gang=device, devices=(device,)),
+                attempt=make_attempt_record(NOW, OFFER, gang=device, phase=AttemptPhase.RUNNING),
+                job=job,
+            )
+            for device in "01"
+        ]
+
+    async def leave(
+        self, step: DrainStep, holders: Sequence[NodeHolder], why: str, now: datetime
+    ) -> timedelta:
+        self.leaving |= step.leave.keys()
+        return HOUR
+
+
+class FixedClock:
+    """A clock that stands at `at`."""
+
+    at = NOW
+
+    def now(self) -> datetime:
+        return self.at
+
+
+def test_work_on_other_gpus_stays_and_a_reservation_that_has_ended_goes() -> None:
+    async def scenario() -> None:
+        store, holders, clock = MemoryStore(), Holders(), FixedClock()
+        service = ReservationService(
+            store,
+            cast("ProviderPool", None),
+            cast("ControlClock", clock),
+            cast("MaintenanceService", holders),
+            lambda key: None,
+        )
+        one = replace(WHOLE, parts=(ReservedPart("ssh/a", ("0",)),))
+        await store.maintenance.add_reservation(one)
+        for at, leaving in ((NOW, set()), (one.begins_at, {"0"})):
+            clock.at = at
+            assert await service.reconcile(reservation_key("r")) is not None
+            assert holders.leaving == leaving
+        clock.at = one.ends_at
+        assert await service.reconcile(reservation_key("r")) is None
+        assert await store.maintenance.reservations() == []
+
+    asyncio.run(scenario())

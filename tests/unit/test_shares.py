@@ -19,6 +19,7 @@ from cavvy.control.fair_queue import (
     find_changes,
     take_turns,
 )
+from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, ProjectUse, QueueRow
 from cavvy.scheduler.shares import (
     QueueTurn,
@@ -360,6 +361,17 @@ def test_the_next_turns_need_only_the_first_jobs_of_each_line(
     assert turns == take_turns(everything, book, limit)[0]
 
 
+def test_others_have_turns_while_the_first_jobs_of_a_project_wait_for_a_limit_of_their_user() -> (
+    None
+):
+    store = MemoryStore()
+    store.queue = PlacedLine(rows(*["a x 1"] * 3, "a y 1"))
+    book = ShareBook(rules={"a": ShareRule(user_jobs=1)}, held=[HeldShare("a", "x", 1, 1)])
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    turns = asyncio.run(FairQueue(store, HOUR)._read_turns(book, 2, now))
+    assert order([*turns]) == ["3"]
+
+
 OFFERS = st.sampled_from(
     [GangShare("H100", 1, 30), GangShare("H100-PCIe", 2, 20), GangShare("A100", 4, 10), GangShare()]
 )
@@ -450,6 +462,53 @@ def test_a_job_that_alone_costs_too_much_keeps_no_other_waiting() -> None:
     reason = "waits for the limit of project a: user ann holds $3.00 of at most $5.00 an hour"
     assert limits.hold(row, cheap) == reason
     assert limits.admits(row, GangShare("L4", 1, 0))  # own machines cost nothing
+
+
+def test_each_number_of_a_policy_is_a_rule_of_the_queue() -> None:
+    policy = ProjectPolicy(
+        share=1.0,
+        quota_gpus=2.0,
+        max_gpus=3.0,
+        user_gpus=4.0,
+        user_jobs=5,
+        quota_accelerators={"H100": 6.0},
+        max_accelerators={"H100": 7.0},
+        user_accelerators={"H100": 8.0},
+        quota_micros_per_hour=9,
+        max_micros_per_hour=10,
+        user_micros_per_hour=11,
+    )
+
+    async def read() -> Mapping[str, ShareRule]:
+        store = MemoryStore()
+        await store.put_policy("a", policy)
+        _, book = await FairQueue(store, HOUR).order_heads(1, datetime(2030, 1, 1, tzinfo=UTC))
+        return book.rules
+
+    rule = ShareRule(
+        weight=1.0,
+        quota=2.0,
+        limit=3.0,
+        user_limit=4.0,
+        user_jobs=5,
+        quotas={"H100": 6.0, "$": 9},
+        limits={"H100": 7.0, "$": 10},
+        user_limits={"H100": 8.0, "$": 11},
+    )
+    assert asyncio.run(read()) == {"a": rule}
+
+
+def test_what_counts_toward_a_limit_of_an_accelerator() -> None:
+    """Gangs that are kept without work do not count, and a group that is refused does not. A job
+    that waits for the limit keeps smaller ones waiting."""
+    kept = HeldGang("a", "u", GangShare("H100", 3, 0), idle=True)
+    limits = ShareLimits(ShareBook(rules={"a": ShareRule(limits={"H100": 3})}, gangs=[kept]))
+    row, two, one = rows("a u 2")[0], GangShare("H100", 2, 0), GangShare("H100", 1, 0)
+    assert "limit of project a" in limits.start_gangs([(row, two), (row, two)])
+    assert limits.start_gangs([(row, two)]) == ""
+    assert limits.admits(row, one)
+    assert limits.hold(row, two)
+    assert not limits.admits(row, one)
 
 
 def test_quotas_of_accelerators_and_dollars_order_the_projects() -> None:
