@@ -457,6 +457,34 @@ def test_limits_count_accelerators_and_dollars_of_the_offers() -> None:
     assert {"h0", "h1", "a0", "a1"} == {*first}
 
 
+def test_a_job_that_may_use_fewer_offers_at_a_limit_keeps_no_other_waiting() -> None:
+    """Both accept either GPU, but the budget of the first one permits only own hosts."""
+    host = replace(HERE, devices=("g0", "g1"))
+    own, cloud = (
+        replace(offer, instance_type=name, accelerator=name, accelerator_count=1)
+        for offer, name in ((FREE, "T4"), (CHEAP, "A10"))
+    )
+    either = ResourceSpec(accelerators=(AcceleratorNeed(name="T4"), AcceleratorNeed(name="A10")))
+    jobs = (
+        task(1000, name="holder", resources=replace(either, accelerators=either.accelerators[:1])),
+        task(60, name="poor", resources=either, limits=JobLimits(budget=Money(1))),
+        task(60, name="any", resources=either),
+    )
+    ending = play(
+        SimScenario(
+            submissions=tuple(SimSubmission(task=each) for each in jobs),
+            script=CloudScript(offers=(own, cloud), hosts=(host,)),
+            policies=(BoundPolicy("", ProjectPolicy(max_accelerators={"T4": 1})),),
+        )
+    )
+    check_all(ending)
+    holder, poor, other = (trace.attempts[0] for trace in ending.traces)
+    assert (poor.offer, other.offer) == (own, cloud)
+    assert holder.ended_at is not None
+    assert poor.created_at >= holder.ended_at
+    assert other.created_at == START
+
+
 def test_jobs_that_wait_for_something_else_do_not_count_toward_limits() -> None:
     """A job that finds no capacity holds nothing, so later jobs of its user may start."""
     gpu = AcceleratorNeed(name="H100", count_min=1)
