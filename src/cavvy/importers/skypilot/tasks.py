@@ -26,7 +26,7 @@ from cavvy.importers.skypilot.rules import (
 )
 from cavvy.importers.skypilot.serving import read_service
 from cavvy.importers.translation_header import WAIT, WAITS, write_secrets
-from cavvy.spec.fields.group import LONGEST_LINGER
+from cavvy.spec.fields.after import LONGEST_LINGER
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 

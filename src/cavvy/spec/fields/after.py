@@ -1,22 +1,32 @@
-"""The field `after`: the jobs that must end before the job starts."""
+"""The fields `after` and `group`: the jobs that must end before the job starts, and the jobs with
+which it starts together.
+"""
 
 import re
+from datetime import timedelta
 
-from cavvy.domain.tasks import JobDependency, StartCondition
+from cavvy.domain.tasks import JobDependency, JobGroup, StartCondition
 from cavvy.domain.values import Struct
 from cavvy.spec.fields.kinds import (
+    FLAG,
+    NAME,
     EitherKind,
+    FieldSpec,
     ListKind,
     MapKind,
     ScalarKind,
     Schema,
     SectionReader,
     WrongValue,
+    either,
     read_text,
+    section,
 )
+from cavvy.spec.fields.times import length_kind
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import Node
 
+LONGEST_LINGER = timedelta(hours=24)
 _JOB = re.compile(r"[a-z0-9]([a-z0-9.-]{0,78}[a-z0-9])?")
 _NAMES = [each.value for each in StartCondition]
 _WORDS = f"a job's name or ID, or JOB:CONDITION with {listed(_NAMES)}"
@@ -93,9 +103,39 @@ def check_after(table: SectionReader) -> None:
         table.wrong("after", message, suggestion="delete `after` or the cron line of `schedule`")
 
 
+def check_group(table: SectionReader) -> None:
+    """Add a problem for each key that a job of a group cannot have."""
+    if not table.has("group"):
+        return
+    keys = ("array", "sweep", "machine", "pool", "service", "session", "schedule", "window")
+    table.reject_beside("group", keys)
+    group: JobGroup | None = table.get("group")
+    if group is not None and group.name == table.get("name"):
+        hint = "choose another name for the group"
+        table.wrong("group", f"{group.name} is the name of the job itself", suggestion=hint)
+
+
+def _build_group(table: SectionReader) -> JobGroup | None:
+    if table.has("linger") and not table.get("helper", False):
+        message = "only a helper is stopped after other jobs, so `linger` has no effect"
+        table.wrong("linger", message, suggestion="add `helper: true`, or delete `linger`")
+    return table.make(JobGroup)
+
+
 _LINE = ScalarKind(_WORDS, lambda node: (read_dependency(read_text(node)),))
 _CONDITION = ScalarKind(
     listed(_NAMES), lambda node: read_condition(read_text(node)), {"enum": _NAMES}
 )
 _TABLE = _TableKind(MapKind("names of jobs, each with its condition", check_job, _CONDITION))
 AFTER = ListKind(EitherKind((_LINE, _TABLE)), single=True, flat=True)
+GROUP = either(
+    NAME,
+    lambda name: JobGroup(name=name),
+    section(
+        "group",
+        _build_group,
+        name=FieldSpec(NAME, required=True),
+        helper=FLAG,
+        linger=length_kind(timedelta(0), LONGEST_LINGER),
+    ),
+)

@@ -10,10 +10,9 @@ from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
-from cavvy.spec.fields.after import AFTER, check_after
+from cavvy.spec.fields.after import AFTER, GROUP, check_after, check_group
 from cavvy.spec.fields.arrays import ARRAY, BEST, STOP_EARLY, SWEEP, check_early
 from cavvy.spec.fields.checkpoints import CHECKPOINT
-from cavvy.spec.fields.group import GROUP, check_group
 from cavvy.spec.fields.image import IMAGE
 from cavvy.spec.fields.kinds import (
     FLAG,
