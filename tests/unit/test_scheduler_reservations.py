@@ -9,7 +9,7 @@ import pytest
 from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.reservations import compare_reserved
+from cavvy.control.decide.maintenance import compare_reserved
 from cavvy.control.maintenance import MaintenanceService, NodeHolder
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reservations import ReservationService, reservation_key

@@ -21,6 +21,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.groups import UNSTARTED, explain_unready, is_founding, is_ready
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
+from cavvy.control.decide.maintenance import compare_reserved, wait_for_reservation
 from cavvy.control.decide.node_pools import (
     as_pool_gangs,
     complete_pool_task,
@@ -58,7 +59,6 @@ from cavvy.control.decide.queue import (
     share_on,
 )
 from cavvy.control.decide.quota_returns import decide_return, tell_reasons
-from cavvy.control.decide.reservations import compare_reserved, wait_for_reservation
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job

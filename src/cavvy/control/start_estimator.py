@@ -10,9 +10,9 @@ from math import inf
 from random import Random
 from statistics import median
 
+from cavvy.control.decide.maintenance import compare_reserved
 from cavvy.control.decide.placement import MarketSnapshot, list_usable
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, find_kind_of, make_queue_state
-from cavvy.control.decide.reservations import compare_reserved
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord

@@ -1,16 +1,21 @@
-"""Turns rows into what `scheduler.maintenance` decides about, and its decisions into rows."""
+"""Turns rows into what `scheduler.maintenance` and `scheduler.reservations` decide about, and their
+decisions into rows.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.queue import QueueWait
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.standby import HANDOVER
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord
-from cavvy.domain.maintenance import NodeState
+from cavvy.domain.maintenance import NodeState, Reservation
 from cavvy.domain.units import Money, format_duration, format_usd
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.scheduler.maintenance import NodeWork, close_hosts, close_offers
+from cavvy.scheduler.queue import JobWait
+from cavvy.scheduler.reservations import ReservedFor
 
 _NONE = timedelta(0)
 _HELD = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -99,3 +104,26 @@ def find_end(attempt: Attempt, job: JobRecord) -> tuple[datetime | None, str]:
     if longest is None or job.task.machine is not None:
         return None, ""
     return (attempt.running_at or attempt.created_at) + longest, "limit"
+
+
+def compare_reserved(job: JobRecord) -> ReservedFor:
+    """Return what the job is compared with reservations by. The jobs of a machine have no end, as
+    the machine keeps its nodes."""
+    task = job.task
+    longest = task.limits.duration if task.machine is None else None
+    runs = None if longest is None else longest + task.grace
+    return ReservedFor(project=job.project, user=job.user, runs=runs)
+
+
+def wait_for_reservation(job: JobRecord, closed: Sequence[Reservation], now: datetime) -> QueueWait:
+    """Return why the job waits whose offers are all reserved for others."""
+    first = min(closed, key=lambda each: each.ends_at)
+    hosts = ", ".join(dict.fromkeys(part.host for part in first.parts))
+    reason = f"waits because {hosts} is {first.describe(job.project)}"
+    if job.project == first.project:
+        reason += f" (reservation {first.name})"
+    if first.begins_at > now:
+        reason += "; a `limits.duration` that ends before lets it start"
+    times = [each.begins_at if each.begins_at > now else each.ends_at for each in closed]
+    wait = JobWait(job=job, reason=reason, behind=())
+    return QueueWait(wait=wait, again_at=min(times))
