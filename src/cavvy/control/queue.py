@@ -54,6 +54,7 @@ from cavvy.control.decide.queue import (
     is_blocked,
     line_up,
     looks_deep,
+    make_wait,
     note_arrival,
     reclaim_gang,
     share_on,
@@ -83,7 +84,6 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import (
     JobPlacement,
     JobScheduler,
-    JobWait,
     QueueCapacity,
 )
 from cavvy.scheduler.reclaim import ShareQuotas
@@ -265,8 +265,7 @@ class QueueReconciler:
                     continue
             row = make_row(job)
             if reason := limits.find(row):
-                wait = JobWait(job=job, reason=reason, behind=())
-                limited.append(QueueWait(wait=wait, again_at=now + _LOOK_AGAIN))
+                limited.append(make_wait(job, reason, now + _LOOK_AGAIN))
                 continue
             line = _line_of(job)
             waits = stays if line is None else lines[line]
@@ -303,7 +302,8 @@ class QueueReconciler:
         """
         group = await self._store.find_jobs(await self._store.arrays.jobs(group_id))
         waiting = [job for job in group if is_ready(job, now)]
-        waits = [_wait_for_group(job, UNSTARTED, now) for job in waiting if not is_founding(job)]
+        again_at = now + _LOOK_AGAIN
+        waits = [make_wait(job, UNSTARTED, again_at) for job in waiting if not is_founding(job)]
         jobs = sorted(
             filter(is_founding, waiting), key=lambda job: (-size_of_task(job.task), job.id)
         )
@@ -311,7 +311,7 @@ class QueueReconciler:
             return waits
         row = _make_group_row(group_id, jobs)
         if reason := explain_unready(group, await self._read_owns(group), now):
-            return [*waits, *(_wait_for_group(job, reason, now) for job in jobs)]
+            return [*waits, *(make_wait(job, reason, again_at) for job in jobs)]
         if reason := limits.find(row):
             return [*waits, *(_wait_for_limit(job, reason, now) for job in jobs)]
         turns = []
@@ -407,7 +407,7 @@ class QueueReconciler:
         assert job.task.pool is not None
         pool = await self._pools.read(job.project, job.task.pool)
         if pool is None:
-            return _wait_in_line(job, explain_no_pool(job), now + _LOOK_AGAIN)
+            return make_wait(job, explain_no_pool(job), now + _LOOK_AGAIN, busy=True)
         closed = opens_at(pool, now)
         attempts = await self._pools.list_attempts(job.project, pool.name)
         wish = replace(job, task=complete_pool_task(job.task, pool))
@@ -421,7 +421,7 @@ class QueueReconciler:
             case WaitForPool(reason=reason, release=release, again_at=again_at):
                 for gang in (each for each in attempts if each.id in release):
                     await self._release(gang, job, now)
-                return _wait_in_line(job, reason, again_at or now + _LOOK_AGAIN)
+                return make_wait(job, reason, again_at or now + _LOOK_AGAIN, busy=True)
             case GrowPool(markets=markets):
                 wish, within = restrict_to_pool(wish, snapshot, pool, markets)
                 stay = await self._place(wish, scheduler, within, now)
@@ -448,8 +448,7 @@ class QueueReconciler:
         limits = partial(self._count_gang, job)
         match await self._machines.give_turn(job, now, policies, limits):
             case MachineIsBusy(reason=reason):
-                wait = JobWait(job=job, reason=reason, behind=())
-                return QueueWait(wait=wait, again_at=now + _MACHINE_POLL, busy=True)
+                return make_wait(job, reason, now + _MACHINE_POLL, busy=True)
             case MachineIsUnfit(reason=reason):
                 failed = AdvanceJob(phase=JobPhase.FAILED, reason=reason)
                 await self._commit(job, advance_job(job, failed, now))
@@ -572,9 +571,7 @@ class QueueReconciler:
 
     async def _find_wait(self, job: JobRecord) -> QueueWait | None:
         reason = await self._budgets.find_block(job)
-        wait = JobWait(job=job, reason=reason, behind=())
-        again_at = self._clock.now() + _BUDGET_POLL
-        return QueueWait(wait=wait, again_at=again_at) if reason else None
+        return make_wait(job, reason, self._clock.now() + _BUDGET_POLL) if reason else None
 
     async def _commit(self, job: JobRecord, changes: RowChanges) -> None:
         await self._store.commit(make_write(changes))
@@ -756,21 +753,8 @@ def _line_of(job: JobRecord) -> tuple[str, str, str] | None:
 
 def _wait_for_warm(job: JobRecord, soon: Attempt, now: datetime) -> QueueWait:
     reason = f"takes over the warm gang on {soon.offer.key} shortly"
-    wait = JobWait(job=job, reason=reason, behind=())
-    return QueueWait(wait=wait, again_at=now + _SOON)
+    return make_wait(job, reason, now + _SOON)
 
 
 def _wait_for_limit(job: JobRecord, reason: str, now: datetime) -> QueueWait:
-    wait = JobWait(job=job, reason=reason, behind=())
-    return QueueWait(wait=wait, again_at=now + _LOOK_AGAIN, limited=True)
-
-
-def _wait_for_group(job: JobRecord, reason: str, now: datetime) -> QueueWait:
-    wait = JobWait(job=job, reason=reason, behind=())
-    return QueueWait(wait=wait, again_at=now + _LOOK_AGAIN)
-
-
-def _wait_in_line(job: JobRecord, reason: str, again_at: datetime) -> QueueWait:
-    """Return why the job and the jobs behind it in its line wait."""
-    wait = JobWait(job=job, reason=reason, behind=())
-    return QueueWait(wait=wait, again_at=again_at, busy=True)
+    return make_wait(job, reason, now + _LOOK_AGAIN, limited=True)

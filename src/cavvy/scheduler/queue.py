@@ -70,7 +70,7 @@ class JobWait(Struct, frozen=True, kw_only=True):
 
     job: JobRecord
     reason: str
-    behind: tuple[str, ...]
+    behind: tuple[str, ...] = ()
     unusable: bool = False
 
 

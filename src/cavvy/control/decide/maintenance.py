@@ -5,7 +5,7 @@ decisions into rows.
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.queue import QueueWait
+from cavvy.control.decide.queue import QueueWait, make_wait
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.standby import HANDOVER
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord
@@ -14,7 +14,6 @@ from cavvy.domain.units import Money, format_duration, format_usd
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.scheduler.maintenance import NodeWork, close_hosts, close_offers
-from cavvy.scheduler.queue import JobWait
 from cavvy.scheduler.reservations import ReservedFor
 
 _NONE = timedelta(0)
@@ -125,5 +124,4 @@ def wait_for_reservation(job: JobRecord, closed: Sequence[Reservation], now: dat
     if first.begins_at > now:
         reason += "; a `limits.duration` that ends before lets it start"
     times = [each.begins_at if each.begins_at > now else each.ends_at for each in closed]
-    wait = JobWait(job=job, reason=reason, behind=())
-    return QueueWait(wait=wait, again_at=min(times))
+    return make_wait(job, reason, min(times))

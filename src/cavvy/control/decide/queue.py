@@ -46,6 +46,14 @@ class QueueWait(Struct, frozen=True, kw_only=True):
     limited: bool = False  # whether a limit of a project or user refuses all offers
 
 
+def make_wait(
+    job: JobRecord, reason: str, again_at: datetime, *, busy: bool = False, limited: bool = False
+) -> QueueWait:
+    """Return why a job waits that waits for no offers."""
+    wait = JobWait(job=job, reason=reason)
+    return QueueWait(wait=wait, again_at=again_at, busy=busy, limited=limited)
+
+
 class Start(Struct, frozen=True, kw_only=True):
     """Start the job as `place` describes; `candidates` are the candidates of the chosen
     alternative."""
@@ -71,9 +79,8 @@ def decide_turn(
     if candidates.hopeless and not candidates.offers:
         return AdvanceJob(phase=JobPhase.FAILED, reason=candidates.reason)
     if not candidates.offers:
-        decision: JobPlacement | JobWait = JobWait(
-            job=job, reason=candidates.reason, behind=(), unusable=candidates.unusable
-        )
+        reason, unusable = candidates.reason, candidates.unusable
+        decision: JobPlacement | JobWait = JobWait(job=job, reason=reason, unusable=unusable)
     else:
         first, *others = [
             line_up(wish, offers, name_gang, now, reserved) for wish, offers in ranked
@@ -129,7 +136,7 @@ def _wait_together(
     waits = list[QueueWait]()
     for turn in turns:
         own = candidates.reason if turn.job is job else f"waits for {job.name} of its group"
-        wait = JobWait(job=turn.job, reason=own, behind=(), unusable=candidates.unusable)
+        wait = JobWait(job=turn.job, reason=own, unusable=candidates.unusable)
         waits.append(QueueWait(wait=wait, again_at=candidates.again_at))
     return waits
 
