@@ -221,6 +221,8 @@ async def test_the_jobs_of_a_group_have_tasks_of_their_own(store: Store) -> None
         ("reward", "echo reward"),
         ("reward-2", "echo reward"),
     ]
+    many = [f"{number:05}" for number in range(70_000)]  # more than a statement can have values
+    assert await store.find_jobs([*many, "g1-1", "g0-0"]) == [found[2], found[0]]
     assert [each.index for each in await store.arrays.members("g0")] == [0, 1]
     await store.commit(AtomicWrite(jobs=[replace(found[1], consented=True)]))
     assert (await store.job("g0-1")).task == found[1].task

@@ -95,7 +95,6 @@ from cavvy.store.sql import Store
 _log = logging.getLogger(__name__)
 _HEAD = 64  # jobs that one pass may start
 _DEEP = 1000  # jobs that a pass may start which also looks behind blocked first jobs
-_AT_ONCE = 1000  # jobs that are read at once
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
 # delay before a job tries again to take over a warm gang that was not ready
 _SOON = timedelta(milliseconds=200)
@@ -693,10 +692,9 @@ class QueueReconciler:
 
     async def _read_running(self) -> Sequence[tuple[Attempt, JobRecord]]:
         """Return all attempts that have not ended, with their jobs."""
-        attempts, jobs = await self._store.open_attempts(), dict[str, JobRecord]()
-        for at in range(0, len(attempts), _AT_ONCE):
-            ids = dict.fromkeys(each.job_id for each in attempts[at : at + _AT_ONCE])
-            jobs |= {job.id: job for job in await self._store.find_jobs([*ids])}
+        attempts = await self._store.open_attempts()
+        ids = [*dict.fromkeys(each.job_id for each in attempts)]
+        jobs = {job.id: job for job in await self._store.find_jobs(ids)}
         return [(each, jobs[each.job_id]) for each in attempts if each.job_id in jobs]
 
     async def _rank(

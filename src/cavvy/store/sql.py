@@ -83,6 +83,7 @@ from cavvy.store.writes import insert_all, insert_job, remove_job, save_checkpoi
 _T = TypeVar("_T")
 # maximum number of writes in one SQLite transaction; with more, the first write would be delayed
 _GROUP = 64
+_AT_ONCE = 1000  # jobs that are read by their IDs in one statement
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _ON_MACHINES, _IN_POOLS = (
     "AND j.id IN (SELECT id FROM (SELECT id,"
@@ -308,9 +309,12 @@ class Store:
 
     async def find_jobs(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that exist, in this order."""
-        marks = ", ".join("?" * len(job_ids))
-        found = await self._all(self._documents.jobs, f"AND j.id IN ({marks})", *job_ids)
-        by_id = {job.id: job for job in found}
+        by_id: dict[str, JobRecord] = {}
+        for start in range(0, len(job_ids), _AT_ONCE):
+            part = job_ids[start : start + _AT_ONCE]
+            where = f"AND j.id IN ({', '.join('?' * len(part))})"
+            found = await self._all(self._documents.jobs, where, *part)
+            by_id |= {job.id: job for job in found}
         return [by_id[each] for each in job_ids if each in by_id]
 
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
