@@ -166,7 +166,7 @@ def test_different_gpus_of_a_host_do_not_clash() -> None:
 
 
 def test_gpus_that_are_free_at_the_begin_are_reserved_first() -> None:
-    busy = {("ssh/a", "0"): True, ("ssh/a", "1"): True}
+    busy = {("ssh/a", "0"), ("ssh/a", "1")}
     assert choose_parts(HOSTS, 4, (), busy) == [ReservedPart("ssh/b", tuple("0123"))]
     assert choose_parts(HOSTS, 5, (), busy)[1] == ReservedPart("ssh/a", ("2",))
     assert sum(len(each.devices) for each in choose_parts(HOSTS, 8, (), busy)) == 8

@@ -6,7 +6,7 @@ Errors, which are subclasses of JobServiceError:
 * ReservationClash: another reservation, or work that may run too long, is in the way
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
@@ -183,11 +183,11 @@ class ReservationService:
 
     async def _find_busy(
         self, hosts: Sequence[Host], wanted: Reservation, parents: Mapping[str, str | None]
-    ) -> Mapping[tuple[str, str], bool]:
+    ) -> Collection[tuple[str, str]]:
         """Return the devices on which work without a right may still run at the begin."""
         holders = await self._maintenance.list_on([host.name for host in hosts])
         return {
-            (each.allocation.host, device): True
+            (each.allocation.host, device)
             for each in holders
             if _stays(each, wanted, parents)
             for device in each.allocation.devices

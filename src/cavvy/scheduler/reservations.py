@@ -7,7 +7,7 @@ limit states how long a job runs at most, so a job without one does not start th
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.allocations import Allocation, Host
@@ -39,19 +39,6 @@ def may_use(reservation: Reservation, project: str, user: str, parents: Parents)
     return reservation.project in line and reservation.user in ("", user)
 
 
-def find_closed(
-    reservations: Iterable[Reservation], job: ReservedFor, parents: Parents, now: datetime
-) -> Sequence[Reservation]:
-    """Return the reservations whose parts the job may not use now."""
-    return [
-        each
-        for each in reservations
-        if each.ends_at > now
-        and not may_use(each, job.project, job.user, parents)
-        and (job.runs is None or now + job.runs + MARGIN > each.begins_at)
-    ]
-
-
 class ReservedHosts:
     """The reservations as they keep out the jobs of one pass over the queue."""
 
@@ -65,8 +52,13 @@ class ReservedHosts:
 
     def find_closed(self, job: ReservedFor, now: datetime) -> Sequence[Reservation]:
         """Return the reservations whose parts the job may not use now."""
-        found = self._reservations
-        return find_closed(found, job, self._parents, now) if found else ()
+        return [
+            each
+            for each in self._reservations
+            if each.ends_at > now
+            and not may_use(each, job.project, job.user, self._parents)
+            and (job.runs is None or now + job.runs + MARGIN > each.begins_at)
+        ]
 
     def occupy(self, closed: Iterable[Reservation]) -> tuple[Allocation, ...]:
         """Return the reserved parts as allocations. Reserved devices take their share of the host's
@@ -149,11 +141,11 @@ def choose_parts(
     hosts: Sequence[Host],
     count: int,
     taken: Sequence[ReservedPart],
-    busy: Mapping[tuple[str, str], bool],
+    busy: Collection[tuple[str, str]],
 ) -> Sequence[ReservedPart]:
     """Choose `count` devices of the hosts for a reservation, or nothing if there are too few.
-    `taken` parts belong to other reservations; `busy` says of the (host, device) that are held
-    whether they are held at the begin.
+    `taken` parts belong to other reservations; `busy` are the pairs of host and device that may
+    still be held at the begin.
 
     Devices that are free at the begin come before others, and hosts with more of them first, so
     that few hosts are divided.
@@ -164,17 +156,17 @@ def choose_parts(
     for host in hosts:
         left = [each for each in host.devices if (host.name, each) not in gone]
         if left and host.name not in closed:
-            free[host.name] = sorted(left, key=lambda each: busy.get((host.name, each), False))
+            free[host.name] = sorted(left, key=lambda each: (host.name, each) in busy)
 
     def count_idle(name: str) -> int:
-        return sum(not busy.get((name, each), False) for each in free[name])
+        return sum((name, each) not in busy for each in free[name])
 
     chosen: defaultdict[str, list[str]] = defaultdict(list)
     left_over = count
     for idle in (True, False):
         for name in sorted(free, key=lambda name: (-count_idle(name), name)):
             for device in free[name]:
-                if left_over and busy.get((name, device), False) is not idle:
+                if left_over and ((name, device) not in busy) is idle:
                     chosen[name].append(device)
                     left_over -= 1
     return [] if left_over else [ReservedPart(name, tuple(got)) for name, got in chosen.items()]
