@@ -15,6 +15,7 @@ from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_query, name_user, on_installation
+from cavvy.api.wire import view
 from cavvy.client import maintenance_wire as wire
 from cavvy.control.decide.maintenance import find_end, find_loss
 from cavvy.control.decide.queue_state import GangRow
@@ -32,6 +33,10 @@ from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
 _LONGEST = timedelta(days=30)
 _LONGEST_REASON = 200  # characters
 _LONGEST_S = 366 * 86_400
+_NO_NODE: Mapping[type[Exception], str] = {
+    UnknownNode: "node-not-found",
+    ForeignNode: "node-not-own",
+}
 _NAME = pattern(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 router = RouteGroup("fleet", prefix="/v1")
@@ -60,7 +65,7 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.Ho
     "/hosts/cordon",
     "Place no new work on an own host. Running work goes on.",
     rule=on_installation(Permission.OPERATE),
-    when={UnknownNode: "node-not-found", ForeignNode: "node-not-own"},
+    when=_NO_NODE,
 )
 async def cordon(request: Request, app_state: AppState, ask: wire.CordonAsk) -> wire.HostView:
     return await _cordon(request, app_state, ask, None)
@@ -70,7 +75,7 @@ async def cordon(request: Request, app_state: AppState, ask: wire.CordonAsk) -> 
     "/hosts/drain",
     "Cordon an own host, and let its work leave within a time.",
     rule=on_installation(Permission.OPERATE),
-    when={UnknownNode: "node-not-found", ForeignNode: "node-not-own"},
+    when=_NO_NODE,
 )
 async def drain(request: Request, app_state: AppState, ask: wire.DrainAsk) -> wire.HostView:
     if not 0 <= ask.within_s <= _LONGEST.total_seconds():
@@ -86,7 +91,7 @@ async def drain(request: Request, app_state: AppState, ask: wire.DrainAsk) -> wi
     "/hosts/uncordon",
     "Place work on an own host again. Work that was told to leave leaves.",
     rule=on_installation(Permission.OPERATE),
-    when={UnknownNode: "node-not-found", ForeignNode: "node-not-own"},
+    when=_NO_NODE,
 )
 async def uncordon(request: Request, app_state: AppState, ask: wire.UncordonAsk) -> wire.HostView:
     note_change(request, after={"node": ask.node, "state": "ready"})
@@ -112,8 +117,7 @@ async def list_reservations(
     rule=on_installation(Permission.OPERATE),
     status=201,
     when={
-        UnknownNode: "node-not-found",
-        ForeignNode: "node-not-own",
+        **_NO_NODE,
         ReservationRefused: "reservation-refused",
         ReservationClash: "reservation-clash",
     },
@@ -203,20 +207,9 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _reservation(found: Reservation) -> wire.ReservationView:
-    return wire.ReservationView(
-        name=found.name,
-        project=found.project,
-        user=found.user,
-        parts=[
-            wire.ReservedPartView(host=part.host, devices=list(part.devices))
-            for part in found.parts
-        ],
-        gpus=sum(len(part.devices) for part in found.parts),
-        begins_at=found.begins_at,
-        ends_at=found.ends_at,
-        made_by=found.made_by,
-        reason=found.reason,
-    )
+    parts = [view(wire.ReservedPartView, part) for part in found.parts]
+    gpus = sum(len(part.devices) for part in found.parts)
+    return view(wire.ReservationView, found, parts=parts, gpus=gpus)
 
 
 def _view(
@@ -234,16 +227,13 @@ def _view(
         else replace(each, project="", user="", name="", reason="")
         for each in mine
     ]
-    return wire.HostView(
-        name=host.name,
+    return view(
+        wire.HostView,
+        host,
         state=status.phase,
         why=state.describe() or host.problem,
         since=state.cordoned_at,
         drain_by=state.drain_by,
-        cpus=host.cpus,
-        memory_mib=host.memory_mib,
-        devices=list(host.devices),
-        kinds=list(host.kinds),
         sick=dict(status.sick),
         holders=[_holder(app_state, each, projects, ends or {}) for each in status.holders],
         reservations=[_reservation(each) for each in told],
@@ -262,17 +252,14 @@ def _holder(
     until, source = find_end(attempt, job)
     if until is None and attempt.id in ends:
         until, source = ends[attempt.id], "estimate"
-    return wire.HolderView(
+    return view(
+        wire.HolderView,
+        allocation,
         project=job.project if seen else "",
         job=job.name if seen else "",
         job_id=job.id if seen else "",
         user=job.user if seen else "",
-        rank=allocation.rank,
         phase=attempt.phase,
-        devices=list(allocation.devices),
-        part=allocation.part,
-        cpus=allocation.cpus,
-        memory_mib=allocation.memory_mib,
         since=attempt.launched_at or attempt.created_at,
         until=until,
         until_from=source,
