@@ -4,8 +4,8 @@ import click
 
 from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import named, project_option, session
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.numbers import read_length
 
 
 @click.group("drill", cls=CommandGroup)
@@ -23,12 +23,9 @@ def command() -> None:
 )
 def preempt(name: str, project: str, notice: str) -> None:
     """Give a running job a preemption notice and then reclaim its nodes, as a spot market would."""
-    from cavvy.domain.units import UnitError, format_duration, parse_duration
+    from cavvy.domain.units import format_duration
 
-    try:
-        length = parse_duration(notice)
-    except UnitError as error:
-        raise CommandFailure(f"--notice {notice}: {error}", exit_code=2) from error
+    length = read_length(notice, "--notice")
     with session() as client:
         job = client.drill_preempt(project, name, notice_s=length.total_seconds())
     click.echo(f"{job.name}: the job's nodes will be reclaimed in {format_duration(length)}")

@@ -13,7 +13,7 @@ from cavvy.cli.reach.arguments import complete_hosts
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, any_project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import WholeRange, read_length
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -212,21 +212,12 @@ def drain(names: tuple[str, ...], within: str, reason: str, waits: bool) -> None
     this counts as no retry.
     """
     from cavvy.client.maintenance_wire import DrainAsk, drain_host
-    from cavvy.domain.units import UnitError, parse_duration
 
-    try:
-        length = parse_duration(within)
-    except UnitError as error:
-        raise CommandFailure(f"--within {within}: {error}", exit_code=2) from error
+    within_s = read_length(within, "--within").total_seconds()
     with session(patience_s=FOLLOW_PATIENCE_S) as client:
         found = []
         for name in names:
-            ask = DrainAsk(
-                node=name,
-                reason=reason,
-                user=getpass.getuser(),
-                within_s=length.total_seconds(),
-            )
+            ask = DrainAsk(node=name, reason=reason, user=getpass.getuser(), within_s=within_s)
             found.append(drain_host(client, ask))
         for host in found:
             click.echo(_say_drain(host))

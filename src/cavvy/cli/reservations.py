@@ -11,7 +11,7 @@ from cavvy.cli.reach.session import any_project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import WholeRange, read_length
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -61,15 +61,10 @@ def add(
     this work leave: it gets its notice before the begin, saves a checkpoint, and goes on elsewhere.
     """
     from cavvy.client.maintenance_wire import ReservationAsk, add_reservation
-    from cavvy.domain.units import UnitError, parse_duration
 
     hosts = [each.strip() for each in nodes.split(",") if each.strip()]
     if bool(hosts) == (gpus is not None):
         raise CommandFailure("give --nodes or --gpus, and not both", exit_code=2)
-    try:
-        length_s = parse_duration(length).total_seconds()
-    except UnitError as error:
-        raise CommandFailure(f"--for {length}: {error}", exit_code=2) from error
     ask = ReservationAsk(
         project=project,
         user=user,
@@ -77,7 +72,7 @@ def add(
         nodes=hosts,
         gpus=gpus or 0,
         begins_at=_read_begin(begin),
-        length_s=length_s,
+        length_s=read_length(length, "--for").total_seconds(),
         reason=reason,
         made_by=getpass.getuser(),
         moves=drain,

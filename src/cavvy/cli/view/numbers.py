@@ -1,11 +1,14 @@
 """Types for options with numbers. Unlike click's own types, the types of this module refuse nan and
-inf, and their messages contain no type names of click.
+inf, and their messages contain no type names of click. `read_length` reads a length of time.
 """
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import click
+
+from cavvy.cli.view.failure import CommandFailure
 
 
 class NumberRange(click.FloatRange):
@@ -40,3 +43,13 @@ class WholeRange(click.IntRange):
         except ValueError:
             self.fail(f"expected a whole number, not {value!r}", param, ctx)
         return int(super().convert(number, param, ctx))
+
+
+def read_length(text: str, option: str) -> timedelta:
+    """Return the length of time that an option names. Raises CommandFailure."""
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        return parse_duration(text)
+    except UnitError as error:
+        raise CommandFailure(f"{option} {text}: {error}", exit_code=2) from error
