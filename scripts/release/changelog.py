@@ -4,7 +4,8 @@
     python scripts/release/changelog.py --release 0.2.0    move it into CHANGELOG.md
 
 A fragment is a Markdown file `NNNN-name.md` with an optional title and a list. Fragments become one
-section per release, in the order of their numbers, with their titles as headings.
+section per release, in the order of their numbers, with their titles as headings. A heading such as
+`## Added` becomes the first word of its text.
 """
 
 import argparse
@@ -27,7 +28,8 @@ def list_fragments(root: Path) -> list[Path]:
 def make_section(heading: str, fragments: list[Path]) -> str:
     parts = [f"## {heading}\n"]
     for path in fragments:
-        text = path.read_text("utf-8").strip()
+        # a heading of level 2 is that of a release
+        text = re.sub(r"(?m)^## (\w+)\n+", r"**\1.** ", path.read_text("utf-8").strip())
         title = re.match(r"# (.+)\n+", text)
         if title:
             parts.append(f"### {title[1]}\n\n{text[title.end() :]}\n")

@@ -21,6 +21,13 @@ def test_fragments_follow_each_other_by_number_and_keep_their_titles(root: Path)
     assert read_section(root, "-") == section
 
 
+def test_a_fragment_with_a_kind_as_its_heading_does_not_end_the_section(root: Path) -> None:
+    (root / "changes/0003-c.md").write_text("## Added\nA host.\n\n## Fixed\nA fault.\n")
+    release(root, "0.1.0", "2026-11-21")
+    section = read_section(root, "0.1.0")
+    assert section.endswith("* It waits.\n\n**Added.** A host.\n\n**Fixed.** A fault.\n")
+
+
 def test_a_release_moves_the_fragments_and_keeps_what_is_older(root: Path) -> None:
     release(root, "0.1.0", "2026-11-21")
     assert list_fragments(root) == []
