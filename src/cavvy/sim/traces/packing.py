@@ -272,13 +272,20 @@ class _Placer(Protocol):
     def place_gang(self, gang: FleetPod) -> bool: ...
 
 
-def _choose_nodes(
-    gang: FleetPod, labels: HostLabels, fitting: Mapping[int, float]
+def _place_gang(
+    gang: FleetPod, nodes: list[FreeNode], labels: HostLabels, choose: Choose
 ) -> Sequence[int]:
-    """Return the nodes of a gang, or () if it does not fit. `fitting` are the rates of all nodes
-    that have room."""
-    found = choose_hosts(labels, tuple(fitting), gang.nodes, gang.topology, fitting.__getitem__)
-    return found or ()
+    """Place a gang, and return its nodes, or () if it does not fit."""
+    after = {
+        at: choose(node, found)
+        for at, node in enumerate(nodes)
+        if (found := list_placements(node, gang.demand))
+    }
+    size, need = gang.nodes, gang.topology
+    chosen = choose_hosts(labels, tuple(after), size, need, lambda at: after[at][0]) or ()
+    for at in chosen:
+        nodes[at] = after[at][1]
+    return chosen
 
 
 class _BestNode:
@@ -294,15 +301,8 @@ class _BestNode:
         self.labels = HostLabels(())
 
     def place_gang(self, gang: FleetPod) -> bool:
-        after = {
-            at: self._choose(node, found)
-            for at, node in enumerate(self._nodes)
-            if (found := list_placements(node, gang.demand))
-        }
-        rates = {at: rate for at, (rate, _) in after.items()}
-        for at in (chosen := _choose_nodes(gang, self.labels, rates)):
-            self._nodes[at] = after[at][1]
-            self._changed.append(at)
+        chosen = _place_gang(gang, self._nodes, self.labels, self._choose)
+        self._changed += chosen
         return bool(chosen)
 
     def place(self, job: NodeDemand) -> bool:
@@ -331,15 +331,10 @@ class _RandomNode:
         self.labels = HostLabels(())
 
     def place_gang(self, gang: FleetPod) -> bool:
-        after = {
-            at: self._random.choice(found)
-            for at, node in enumerate(self._nodes)
-            if (found := list_placements(node, gang.demand))
-        }
-        rates = {at: self._random.random() for at in after}
-        for at in (chosen := _choose_nodes(gang, self.labels, rates)):
-            self._nodes[at] = after[at]
-        return bool(chosen)
+        def choose(before: FreeNode, found: Sequence[FreeNode]) -> tuple[float, FreeNode]:
+            return self._random.random(), self._random.choice(found)
+
+        return bool(_place_gang(gang, self._nodes, self.labels, choose))
 
     def place(self, job: NodeDemand) -> bool:
         left = self._fitting.setdefault(job, list(range(len(self._nodes))))
