@@ -183,13 +183,14 @@ def _list_failing(name: str, answer: ProviderAnswer) -> set[str]:
     """Return the provider's name if `cavvy check` reports that the provider cannot be used.
     Otherwise return the keys of the offers whose hosts are all unable to accept work.
     """
-    from cavvy.scheduler.packing import hosts_of
+    from cavvy.scheduler.packing import HostIndex
 
     if answer.problem:
         return {name}
     if all(host.ready for host in answer.hosts):
         return set()
-    pairs = [(offer, hosts_of(offer, answer.hosts)) for offer in answer.offers if offer.shared]
+    index = HostIndex(answer.hosts)
+    pairs = [(offer, index.find(offer)) for offer in answer.offers if offer.shared]
     return {offer.key for offer, hosts in pairs if hosts and not any(each.ready for each in hosts)}
 
 
