@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from cavvy.client.policy_wire import ProjectPolicyView
 
 _ANY = "any"  # the value of an option that removes its restriction
-# options of the queue: numbers, numbers of GPUs with their fields in the policy, and prices
+# options: numbers, numbers of GPUs with their fields in the policy, and prices with theirs
 _NUMBERS = ("share", "user_jobs", "user_waiting")
 _GPUS = {
     "quota": ("quota_gpus", "quota_accelerators"),
     "max_gpus": ("max_gpus", "max_accelerators"),
     "user_gpus": ("user_gpus", "user_accelerators"),
 }
-_SPENDS = {f"{name}_spend": f"{name}_micros_per_hour" for name in ("quota", "max", "user")}
+_PRICES = {f"{name}_spend": f"{name}_micros_per_hour" for name in ("quota", "max", "user")}
+_PRICES["max_price"] = "max_rate_micros_per_hour"
 _NUMBER = r"[0-9]{1,7}([.][0-9]{1,6})?"
 _everywhere = click.option(
     "--all-projects", is_flag=True, help="The policy of the server, which applies to all projects."
@@ -113,13 +114,7 @@ def show(project: str, all_projects: bool, output: str) -> None:
 @click.option("--user-jobs", metavar="JOBS", help="The most running jobs of each user.")
 @click.option("--user-waiting", metavar="JOBS", help="The most waiting jobs of each user.")
 def set_policy(
-    project: str,
-    all_projects: bool,
-    keep_jobs: str | None,
-    max_price: str | None,
-    image_digests: bool | None,
-    signed_by: str | None,
-    **others: str | None,
+    project: str, all_projects: bool, image_digests: bool | None, **texts: str | None
 ) -> None:
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
     removes the restriction. Restrictions without an option stay unchanged.
@@ -131,17 +126,11 @@ def set_policy(
 
     where = _read_where(project, everywhere=all_projects)
     changes: dict[str, Any] = {}
-    for name, text in others.items():
+    for name, text in texts.items():
         if text is not None:
             changes |= _read_option(name, text)
-    if max_price is not None:
-        changes["max_rate_micros_per_hour"] = _read_price("max-price", max_price)
     if image_digests is not None:
         changes["image_digests"] = image_digests
-    if signed_by is not None:
-        changes["signed_by"] = [_read_key(each) for each in _read_names("signed-by", signed_by)]
-    if keep_jobs is not None:
-        changes["keep_jobs_days"] = _read_days(keep_jobs)
     if not changes:
         raise CommandFailure(
             "no restriction is named",
@@ -282,10 +271,14 @@ def _read_option(name: str, text: str) -> dict[str, Any]:
     """Return the fields of the policy that an option changes."""
     if name in _GPUS:
         return dict(zip(_GPUS[name], _read_gpus(name, text), strict=True))
-    if name in _SPENDS:
-        return {_SPENDS[name]: _read_price(name.replace("_", "-"), text)}
+    if name in _PRICES:
+        return {_PRICES[name]: _read_price(name.replace("_", "-"), text)}
     if name in _NUMBERS:
         return {name: _read_number(name, text)}
+    if name == "signed_by":
+        return {name: [_read_key(each) for each in _read_names("signed-by", text)]}
+    if name == "keep_jobs":
+        return {"keep_jobs_days": _read_days(text)}
     return {"accelerators" if name == "gpus" else name: _read_names(name, text)}
 
 
