@@ -119,10 +119,9 @@ class HostView(Answer, frozen=True, kw_only=True):
     reservations: list[ReservationView]
 
 
-def list_hosts(client: ApiClient, project: str | None = None) -> list[HostView]:
-    """Return the server's own hosts, and who holds what on them. With `project`, the names of other
-    projects' jobs are left out."""
-    return client.ask(f"/v1/hosts{query(project=project)}", list[HostView])
+def list_hosts(client: ApiClient) -> list[HostView]:
+    """Return the server's own hosts, and who holds what on them."""
+    return client.ask("/v1/hosts", list[HostView])
 
 
 def cordon_host(client: ApiClient, ask: CordonAsk) -> HostView:
@@ -140,7 +139,7 @@ def uncordon_host(client: ApiClient, ask: UncordonAsk) -> HostView:
     return client.ask("/v1/hosts/uncordon", HostView, ask)
 
 
-def list_reservations(client: ApiClient, project: str | None = None) -> list[ReservationView]:
+def list_reservations(client: ApiClient, project: str | None) -> list[ReservationView]:
     """Return the reservations that have not ended, of a project or of all projects."""
     return client.ask(f"/v1/reservations{query(project=project)}", list[ReservationView])
 

@@ -340,7 +340,7 @@ class _Tree:
         self._turn = node
         return node.line[0][1] if node.line else None
 
-    def end_turn(self, *, starts: bool, full: Collection[str] = ()) -> None:
+    def end_turn(self, *, starts: bool, full: Collection[str]) -> None:
         """Remove the job that had its turn. If it starts, count it as held from now on. Also remove
         the other jobs of those of its projects that are `full`."""
         node = self._turn
