@@ -1,7 +1,7 @@
 """A provider's persistent documents, shared by all servers of an installation.
 
 `ProviderContext.state` contains a provider's documents; `providers.ledger` stores launches in these
-documents. On a server, the documents are rows of the database (`api.provider_state`).
+documents. On a server, the documents are rows of the database (`server.provider_services`).
 """
 
 from collections.abc import Sequence
