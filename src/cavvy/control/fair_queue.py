@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
+from cavvy.control.decide.queue import make_row
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.shares import (
@@ -19,7 +20,6 @@ from cavvy.domain.shares import (
     QueueRow,
     accelerators_of_task,
     share_of,
-    size_of_task,
 )
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.shares import (
@@ -100,12 +100,6 @@ class QueuePlace(Struct, frozen=True):
 
     position: int
     ahead: Mapping[str, int]
-
-
-def make_row(job: JobRecord) -> QueueRow:
-    """Return what the order of the queue and the limits depend on."""
-    size, parallel = size_of_task(job.task), job.task.parallel
-    return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
 
 
 def take_turns(

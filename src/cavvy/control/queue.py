@@ -54,16 +54,18 @@ from cavvy.control.decide.queue import (
     is_blocked,
     line_up,
     looks_deep,
+    make_row,
     make_wait,
     note_arrival,
     reclaim_gang,
+    share_held,
     share_on,
 )
 from cavvy.control.decide.quota_returns import decide_return, tell_reasons
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
-from cavvy.control.fair_queue import FairQueue, make_row
+from cavvy.control.fair_queue import FairQueue
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
@@ -76,7 +78,7 @@ from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.maintenance import Reservation
 from cavvy.domain.offers import Offer
-from cavvy.domain.shares import QueueRow, share_of, size_of_task
+from cavvy.domain.shares import QueueRow, size_of_task
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
@@ -498,8 +500,7 @@ class QueueReconciler:
             case AdvanceJob():
                 changes = advance_job(job, decision, now)
         for attempt in changes.attempts:
-            share = share_of(attempt.offer, attempt.nodes, size_of_task(job.task))
-            self._limits.start_gang(job.project, job.user, share)
+            self._limits.start_gang(job.project, job.user, share_held(attempt, job))
         write = self._commit(job, changes)
         if _line_of(job) is None and len(changes.attempts) < 2:
             # Nothing that this pass reads later depends on this start, so the starts of a pass are

@@ -20,6 +20,12 @@ def pool_of(offer: Offer) -> str:
     return f"{offer.account}/{offer.region}/{offer.pool}" if offer.pool else offer.key
 
 
+def units_of(offer: Offer) -> int:
+    """Return the units that a node of the offer counts as. Nodes of several sizes may share a
+    pool."""
+    return max(1, offer.accelerator_count)
+
+
 def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
     """Return how many nodes of the offer are still available. Returns None if the provider does not
     report the capacity.

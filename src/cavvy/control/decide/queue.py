@@ -12,7 +12,7 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import GangShare, share_of, size_of_task
+from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import Candidates, merge_candidates
 from cavvy.scheduler.queue import (
@@ -164,7 +164,7 @@ def make_borrowers(
             gang=attempt.gang,
             project=job.project,
             size=size_of_task(job.task),
-            share=share_of(attempt.offer, attempt.nodes, size_of_task(job.task)),
+            share=share_held(attempt, job),
             since=attempt.running_at,
             saves=job.task.checkpoint is not None,
         )
@@ -188,6 +188,17 @@ def reclaim_gang(attempt: Attempt, job: JobRecord, project: str, now: datetime) 
         attempts=(replace(attempt, drill_until=until, moved=True, reclaimed_for=project),),
         events=(make_event(job, now, "reclaimed", text, attempt.number),),
     )
+
+
+def make_row(job: JobRecord) -> QueueRow:
+    """Return a job as a row of the queue."""
+    size, parallel = size_of_task(job.task), job.task.parallel
+    return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
+
+
+def share_held(attempt: Attempt, job: JobRecord) -> GangShare:
+    """Return what the gang of the attempt holds."""
+    return share_of(attempt.offer, attempt.nodes, size_of_task(job.task))
 
 
 def share_on(wish: JobRecord, offer: Offer) -> GangShare:

@@ -6,16 +6,17 @@ from datetime import datetime, timedelta
 from math import inf
 
 from cavvy.control.decide.placement import MarketSnapshot, is_steered
+from cavvy.control.decide.queue import make_row, share_held
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
+from cavvy.domain.shares import GangShare, QueueRow
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.scheduler.offer_lines import place_of
 from cavvy.scheduler.packing import AllocationOwner, allocate_one
-from cavvy.scheduler.pools import count_left, pool_of
+from cavvy.scheduler.pools import count_left, pool_of, units_of
 from cavvy.scheduler.run_times import GangKind, PlannedGang, find_kind
 from cavvy.scheduler.shares import ShareLimits
 from cavvy.scheduler.start_estimates import (
@@ -129,7 +130,7 @@ def _list_wishes(
     for task, offers in suited:
         for offer in offers:
             if not offer.shared:
-                amounts = (float(task.nodes * _units_of(offer)), 0.0, 0.0)
+                amounts = (float(task.nodes * units_of(offer)), 0.0, 0.0)
                 places[1, amounts, offer.provider, True][pool_of(offer)] = None
                 continue
             one = hosts.get(place_of(offer))
@@ -146,12 +147,6 @@ def _list_wishes(
         _Wish(tuple(names), nodes, amounts, provider, boots)
         for (nodes, amounts, provider, boots), names in places.items()
     ]
-
-
-def _units_of(offer: Offer) -> int:
-    """Return the units that a node of the offer counts as. Nodes of several sizes may share a
-    pool."""
-    return max(1, offer.accelerator_count)
 
 
 def _amounts_of(allocation: Allocation, times: int = 1) -> Amounts:
@@ -199,7 +194,7 @@ class _Lanes:
         """Return what the attempt's gang holds of the places for which jobs wait."""
         held = [(each.host, _amounts_of(each)) for each in by_gang.get(attempt.gang, ())]
         if not attempt.offer.shared:
-            units = float(attempt.nodes * _units_of(attempt.offer))
+            units = float(attempt.nodes * units_of(attempt.offer))
             held = [(pool_of(attempt.offer), (units, 0.0, 0.0))]
         return [
             HeldPart(*self._places[place], amounts)
@@ -222,7 +217,7 @@ def _find_free(
     for offer in snapshot.market.offers:
         left = None if offer.shared else count_left(offer, snapshot.used)
         if left is not None:
-            pool, units = pool_of(offer), float(left * _units_of(offer))
+            pool, units = pool_of(offer), float(left * units_of(offer))
             free[pool] = (max(units, free.get(pool, (0.0,))[0]), 0.0, 0.0)
     return free
 
@@ -242,11 +237,8 @@ def _make_gang(
         left_s = max(0.0, (attempt.kept_until - now) / timedelta(seconds=1))
     elif SERVICE_TAG in job.task.tags:
         left_s = inf  # replicas do not end by themselves
-    size = size_of_task(job.task)
-    counted = QueueRow(job.id, job.project, job.user, size, job.array_id, job.task.parallel)
     kept = attempt.phase is AttemptPhase.KEPT
-    share = share_of(attempt.offer, attempt.nodes, size)
-    bounds = () if kept else limits.list_bounds(counted, share)
+    bounds = () if kept else limits.list_bounds(make_row(job), share_held(attempt, job))
     return RunningGang(
         planned=PlannedGang(
             kind=find_kind_of(job),

@@ -5,13 +5,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.queue import QueueWait, make_borrowers, share_on
+from cavvy.control.decide.queue import QueueWait, make_borrowers, share_held, share_on
 from cavvy.control.decide.standby import HANDOVER
 from cavvy.domain.jobs import Attempt, JobRecord
-from cavvy.domain.offers import Offer
-from cavvy.domain.shares import QueueRow, share_of, size_of_task
+from cavvy.domain.shares import QueueRow, size_of_task
 from cavvy.domain.values import replace
-from cavvy.scheduler.pools import count_left, pool_of
+from cavvy.scheduler.pools import count_left, pool_of, units_of
 from cavvy.scheduler.queue import JobScheduler, QueueCapacity, WaitingJob
 from cavvy.scheduler.reclaim import choose_borrowers, find_return
 from cavvy.scheduler.shares import ShareBook, ShareLimits
@@ -44,9 +43,8 @@ def decide_return(
         gone = leaving.union(freed)
         limits = ShareLimits(book)
         for attempt, job in (gangs[each] for each in gone if has_limits):
-            size = size_of_task(job.task)
-            share = share_of(attempt.offer, attempt.nodes, size)
-            limits.end_gang(job.project, job.user, size, share)
+            share = share_held(attempt, job)
+            limits.end_gang(job.project, job.user, size_of_task(job.task), share)
         if limits.find(row):
             return False
         left = [each for each in capacity.allocations if each.gang not in gone]
@@ -95,7 +93,7 @@ def _count_units(ended: Iterable[Attempt]) -> Mapping[str, int]:
     units: Counter[str] = Counter()
     for attempt in ended:
         if not attempt.offer.shared:
-            units[pool_of(attempt.offer)] += attempt.nodes * _units_of(attempt.offer)
+            units[pool_of(attempt.offer)] += attempt.nodes * units_of(attempt.offer)
     return units
 
 
@@ -104,23 +102,18 @@ def _free(line: WaitingJob, capacity: QueueCapacity, units: Mapping[str, int]) -
     offers = [
         each
         if each.shared or (left := count_left(each, capacity.used)) is None
-        else replace(each, capacity=left + units.get(pool_of(each), 0) // _units_of(each))
+        else replace(each, capacity=left + units.get(pool_of(each), 0) // units_of(each))
         for each in line.offers
     ]
     return replace(line, offers=tuple(offers))
-
-
-def _units_of(offer: Offer) -> int:
-    return max(1, offer.accelerator_count)
 
 
 def _say_borrowed(gangs: Gangs, until: datetime) -> str:
     """Return who has borrowed what the job needs of its quota, and when it comes back."""
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     for attempt, job in gangs:
-        size = size_of_task(job.task)
-        share = share_of(attempt.offer, attempt.nodes, size)
-        sums[job.project, share.accelerator] += share.gpus or size
+        share = share_held(attempt, job)
+        sums[job.project, share.accelerator] += share.gpus or size_of_task(job.task)
     borrowed = " and ".join(
         f"project {project} has borrowed {gpus:g} {accelerator or 'GPUs'}"
         for (project, accelerator), gpus in sums.items()
