@@ -6,7 +6,6 @@ is cordoned before its work leaves; as in Slurm (`scontrol update state=drain`),
 lost may end first.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -14,7 +13,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.maintenance import NodeState
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, replace
-from cavvy.scheduler.packing import name_of
+from cavvy.scheduler.packing import HostIndex, name_of
 
 
 class NodeWork(Struct, frozen=True, kw_only=True):
@@ -89,19 +88,15 @@ def close_offers(
 ) -> Sequence[Offer]:
     """Return the offers with the capacity that the hosts leave. `changed` are the hosts that accept
     less work than their provider states."""
-    by_name = {host.name: host for host in hosts}
-    groups: defaultdict[str, list[Host]] = defaultdict(list)
-    for host in hosts:
-        if host.group:
-            groups[host.group].append(host)
-    touched = {by_name[name].group for name in changed} - {""}
+    index = HostIndex(hosts)
+    touched = {index.by_name[name].group for name in changed} - {""}
     found = []
     for offer in offers:
         name, group = name_of(offer), f"{offer.provider}/{offer.region}"
-        if offer.shared and name in changed and not _fits(offer, by_name[name]):
+        if offer.shared and name in changed and not _fits(offer, index.by_name[name]):
             offer = replace(offer, capacity=0)
-        elif offer.shared and name not in by_name and group in touched and offer.capacity:
-            fitting = sum(_fits(offer, host) for host in groups[group])
+        elif offer.shared and name not in index.by_name and group in touched and offer.capacity:
+            fitting = sum(_fits(offer, host) for host in index.find(offer))
             offer = replace(offer, capacity=min(offer.capacity, fitting))
         found.append(offer)
     return found

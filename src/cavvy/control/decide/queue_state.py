@@ -15,7 +15,7 @@ from cavvy.domain.shares import GangShare, QueueRow
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.scheduler.offer_lines import place_of
-from cavvy.scheduler.packing import AllocationOwner, allocate_one
+from cavvy.scheduler.packing import AllocationOwner, HostIndex, allocate_one
 from cavvy.scheduler.pools import count_left, pool_of, units_of
 from cavvy.scheduler.run_times import GangKind, PlannedGang, find_kind
 from cavvy.scheduler.shares import ShareLimits
@@ -74,10 +74,7 @@ def make_queue_state(
     No start can be estimated for jobs that the deadline policy places, and for jobs whose provider
     starts nodes but has started none before. Such jobs need nothing in the result.
     """
-    hosts = {host.name: host for host in snapshot.market.hosts if host.ready}
-    by_group: defaultdict[str, list[Host]] = defaultdict(list)
-    for host in hosts.values():
-        by_group[host.group].append(host)
+    index = HostIndex(host for host in snapshot.market.hosts if host.ready)
     known: dict[int, Sequence[_Wish]] = {}
     wishes: list[Sequence[_Wish]] = []
     for each in waiting:
@@ -85,12 +82,12 @@ def make_queue_state(
             wishes.append(())
             continue
         if id(each.suited) not in known:
-            found = _list_wishes(each.suited, hosts, by_group)
+            found = _list_wishes(each.suited, index)
             known[id(each.suited)] = [
                 wish for wish in found if not wish.boots or boots_s.get(wish.provider)
             ]
         wishes.append(known[id(each.suited)])
-    lanes = _Lanes(known.values(), snapshot, hosts, allocations)
+    lanes = _Lanes(known.values(), snapshot, index.by_name, allocations)
     bounds = [tuple(limits.list_bounds(each.row, _find_cost(each))) for each in waiting]
     left = {key: free for found in bounds for key, _, free in found}
     by_gang: defaultdict[str, list[Allocation]] = defaultdict(list)
@@ -122,9 +119,7 @@ def find_kind_of(job: JobRecord) -> GangKind:
 
 
 def _list_wishes(
-    suited: Iterable[tuple[TaskSpec, Sequence[Offer]]],
-    hosts: Mapping[str, Host],
-    by_group: Mapping[str, Sequence[Host]],
+    suited: Iterable[tuple[TaskSpec, Sequence[Offer]]], index: HostIndex
 ) -> Sequence[_Wish]:
     places: defaultdict[tuple[int, Amounts, str, bool], dict[str, None]] = defaultdict(dict)
     for task, offers in suited:
@@ -133,10 +128,8 @@ def _list_wishes(
                 amounts = (float(task.nodes * units_of(offer)), 0.0, 0.0)
                 places[1, amounts, offer.provider, True][pool_of(offer)] = None
                 continue
-            one = hosts.get(place_of(offer))
-            group = by_group.get(f"{offer.provider}/{offer.region}", ()) if one is None else [one]
-            apart = one is None and task.nodes > 1
-            for host in group:
+            apart = place_of(offer) not in index.by_name and task.nodes > 1
+            for host in index.find(offer):
                 found = allocate_one(task, offer, host, (), _NOBODY, 0)
                 if found is not None:
                     nodes, times = (task.nodes, 1) if apart else (1, task.nodes)
