@@ -16,7 +16,8 @@ from cavvy.providers.hosts.apple import find_apple
 from cavvy.providers.hosts.devices import HostDevice, MachineSources, read_number, read_text
 from cavvy.providers.hosts.intel import find_intel
 from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
-from cavvy.providers.hosts.nvlink import ask_links, read_islands
+from cavvy.providers.hosts.nvlink import read_islands
+from cavvy.providers.hosts.supervisor.facts import SMI_LINKS, run_smi
 
 _MIB = 1 << 20
 _PAIR = 2  # of two devices, a job gets one or both, with or without NVLink
@@ -81,7 +82,7 @@ def this_machine(home: Path) -> MachineSources:
         memory_mib=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,
         disk_gib=lambda: shutil.disk_usage(home).free >> 30,
         nvml=open_nvml,
-        links=ask_links,
+        links=lambda: run_smi(SMI_LINKS).get("text", ""),
         sysctl=_sysctl,
         usable=lambda path: os.access(path, os.R_OK | os.W_OK),
     )

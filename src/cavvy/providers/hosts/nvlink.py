@@ -2,34 +2,12 @@
 the hosts of a rack such as GB200 NVL72."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 
 from cavvy.providers.hosts.devices import HostDevice
 
-_TIMEOUT_S = 20.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-
-
-def ask_links() -> str:
-    """Return the output of `nvidia-smi topo -m` on this machine, or "" if it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, "topo", "-m"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def read_islands(links: str, devices: Sequence[HostDevice]) -> tuple[tuple[str, ...], ...]:
