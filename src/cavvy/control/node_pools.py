@@ -213,7 +213,7 @@ class PoolService:
                 raise NotOfCluster(
                     f"pool {name} has no `join`, so its nodes cannot be given to another cluster"
                 )
-            jobs = {each.node.name: each for each in await self._list_members(pool)}
+            jobs = {each.node.name: each for each in await self.list_nodes(pool)}
             fresh = {each: None for each in nodes if not _is_live(jobs.get(each))}
             members = [each for each in pool.members if each.name not in fresh]
             if fresh and len(members) + len(fresh) > MOST_NODES:
@@ -251,11 +251,8 @@ class PoolService:
                 return
         raise StaleVersion(f"pool {name} kept changing during the request; try again")
 
-    async def list_nodes(self, project: str, name: str) -> Sequence[ClusterNodeStatus]:
-        """Return the nodes that the cluster has ordered. Raises RowNotFound."""
-        return await self._list_members(await self._store.node_pools.get(project, name))
-
-    async def _list_members(self, pool: NodePool) -> Sequence[ClusterNodeStatus]:
+    async def list_nodes(self, pool: NodePool) -> Sequence[ClusterNodeStatus]:
+        """Return the nodes that the cluster has ordered."""
         found = []
         for each in pool.members:
             job: JobRecord | None = None

@@ -119,7 +119,7 @@ async def list_nodes(
     app_state: AppState, project: ProjectPath, name: PoolPath
 ) -> list[wire.ClusterNodeView]:
     pool = await app_state.store.node_pools.get(project, name)
-    nodes = await app_state.control_plane.node_pools.list_nodes(project, name)
+    nodes = await app_state.control_plane.node_pools.list_nodes(pool)
     return [_view_node(pool, each) for each in nodes]
 
 
