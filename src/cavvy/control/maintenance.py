@@ -124,9 +124,8 @@ class MaintenanceService:
         """Return the status of all hosts, sorted by name."""
         states = await self._store.maintenance.states()
         holders: defaultdict[str, list[NodeHolder]] = defaultdict(list)
-        for allocation in await self._store.allocations():
-            if (holder := await self.find_holder(allocation)) is not None:
-                holders[allocation.host].append(holder)
+        for each in await self._find_holders(await self._store.allocations()):
+            holders[each.allocation.host].append(each)
         return [
             HostStatus(
                 host=host,
@@ -227,21 +226,25 @@ class MaintenanceService:
             hint = _CLUSTERS.get(provider, _CLOUD)
             raise ForeignNode(f"{provider} maintains its own nodes, not this server", hint)
 
-    async def find_holder(self, allocation: Allocation) -> NodeHolder | None:
-        """Return the attempt and the job that hold the allocation."""
-        with suppress(RowNotFound):
-            attempt = await self._store.attempt_of_gang(allocation.gang)
-            job = await self._store.job(attempt.job_id)
-            return NodeHolder(allocation=allocation, attempt=attempt, job=job)
-        return None
+    async def _find_holders(self, allocations: Sequence[Allocation]) -> Sequence[NodeHolder]:
+        """Return the attempts and the jobs that hold the allocations, whose gangs are read once."""
+        known: dict[str, tuple[Attempt, JobRecord]] = {}
+        for gang in dict.fromkeys(each.gang for each in allocations):
+            with suppress(RowNotFound):
+                attempt = await self._store.attempt_of_gang(gang)
+                known[gang] = attempt, await self._store.job(attempt.job_id)
+        return [
+            NodeHolder(allocation=each, attempt=known[each.gang][0], job=known[each.gang][1])
+            for each in allocations
+            if each.gang in known
+        ]
 
     # Draining
 
     async def list_on(self, hosts: Collection[str]) -> Sequence[NodeHolder]:
         """Return who holds parts of these hosts."""
         allocations = [each for name in hosts for each in await self._store.allocations(name)]
-        found = [await self.find_holder(each) for each in allocations]
-        return [each for each in found if each is not None]
+        return await self._find_holders(allocations)
 
     async def unfinished(self) -> Sequence[str]:
         """Return the keys of the hosts that are drained, or have devices that an operator has
