@@ -239,6 +239,17 @@ def test_a_node_with_an_impossible_number_keeps_its_name(tmp_path: Path) -> None
     assert name in (load_tasks(write(tmp_path, text))[0].task.setup or "")
 
 
+@pytest.mark.parametrize(
+    ("delay", "seconds"), [("0x1F", 31), ("1_000", 1000), ("'90'", 90), ("{default: 0x10}", 16)]
+)
+def test_a_delay_of_skypilot_may_be_any_whole_number(
+    tmp_path: Path, delay: str, seconds: int
+) -> None:
+    file = write(tmp_path, JOB_GROUP.replace("{default: 30s, buffer: 1m}", delay))
+    found = load_tasks(file)[1].task.group
+    assert found == JobGroup(name="rl-run", helper=True, linger=timedelta(seconds=seconds))
+
+
 def test_a_job_group_without_primary_tasks_has_no_helpers(tmp_path: Path) -> None:
     text = "name: a\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: x\n"
     assert [each.task.group for each in load_tasks(write(tmp_path, text))] == [

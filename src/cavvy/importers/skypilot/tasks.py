@@ -128,13 +128,13 @@ def _join(tasks: Sequence[TaskSpec], header: Node, bodies: Sequence[Node]) -> tu
 def _read_delay(header: Node, name: str) -> timedelta:
     """Return how long a task of a job group continues after the primary tasks."""
     delay = child(header, "termination_delay")
-    own = text_at(delay, name) or text_at(delay, "default")
-    text = own or (delay.text if isinstance(delay, ScalarNode) else "") or "0"
-    return timedelta(seconds=_read_seconds(text))
+    own = delay if isinstance(delay, ScalarNode) else child(delay, name) or child(delay, "default")
+    return timedelta(seconds=_read_seconds(own) if isinstance(own, ScalarNode) else 0)
 
 
-def _read_seconds(text: str) -> int:
+def _read_seconds(node: ScalarNode) -> int:
     """Return the seconds of a delay such as 30s, or very many if it has too many digits."""
+    text = str(node.value)  # a number may be written as 0x1F
     number, unit = (text[:-1], text[-1].lower()) if text[-1].isalpha() else (text, "s")
     return int(number.lstrip("0")[:_MOST_DIGITS] or 0) * _UNITS[unit]
 
@@ -245,7 +245,7 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: ProblemNotes) -> N
     delay = child(header, "termination_delay")
     helped = bool(items(child(header, "primary_tasks")))  # by all other tasks
     for node in (delay, *(value for _, value in entries(delay))) if helped else ():
-        if isinstance(node, ScalarNode) and _read_seconds(node.text) > _LONGEST_S:
+        if isinstance(node, ScalarNode) and _read_seconds(node) > _LONGEST_S:
             message = f"`termination_delay`: {node.text[:_SHOWN]} is too long"
             notes.add(node.mark, message, expected="at most 24h")
     named = [each for each in items(child(header, "primary_tasks")) if isinstance(each, ScalarNode)]
