@@ -276,7 +276,9 @@ class ServingPair:
                 with suppress(OSError):
                     marked = b"CAVVY_GANG=" in (environ := read_environ(pid))
                     mine = root in told or (marked and root.encode() in environ)
-                    if mine and "cavvy.server.embedded" not in told and pid != os.getpid():
+                    # a server keeps a fork server, which has the marks of no gang
+                    server = "cavvy.server.embedded" in told or "--forks" in words
+                    if mine and not server and pid != os.getpid():
                         left.append(f"left: {pid} {told[:200]}")
             return left
 
