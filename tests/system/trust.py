@@ -239,6 +239,7 @@ class User:
                 not zombie
                 and int(name) not in (server, os.getpid())
                 and (marked or home + b"/providers" in command)
+                and b"\0--forks\0" not in command  # a server's fork server, which is no gang's
             ):
                 yield int(name), command, marked
 
