@@ -62,6 +62,6 @@ def test_every_code_is_raised_somewhere() -> None:
     source = "".join(path.read_text("utf-8") for room in rooms for path in room.rglob("*.py"))
     raised = set(re.findall(r'(?:Problem|Later)\(\s*"([a-z-]+)"', source))
     either = re.findall(r'Problem\("([a-z-]+)" if [^,]* else "([a-z-]+)"', source)
-    given = re.findall(r"when=\{([^}]*)\}", source)
+    given = re.findall(r"(?:when|type\[Exception\], str\]) ?= ?\{([^}]*)\}", source)
     raised |= {code for codes in given for code in re.findall(r'"([a-z-]+)"', codes)}
     assert raised | {code for codes in either for code in codes} == set(CODES)
