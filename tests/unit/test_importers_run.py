@@ -173,10 +173,11 @@ LED = "commands:\n  - if [ $DSTACK_NODE_RANK = 0 ]; then {}; else {}; fi\n"
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_job_ends_with_its_master(code: int, tmp_path: Path) -> None:
-    endless = "while [ ! -e end ]; do sleep 0.1; done >/dev/null 2>&1"
+    (tmp_path / "live").touch()
+    endless = "while [ -e live ]; do sleep 0.1; done >/dev/null 2>&1"
     lines = LED.format(f"echo $OMPI_MCA_plm_rsh_agent; exit {code}", endless)
     found = run_led_nodes(NODES + "stop_criteria: master-done\n" + lines, tmp_path)
-    (tmp_path / "end").touch()
+    (tmp_path / "live").unlink()
     assert [each.returncode for each in found] == [code, code]
     assert found[0].stdout == "cavvy-rsh\n"  # `mpirun` reaches the other node
 

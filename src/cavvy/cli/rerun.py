@@ -46,13 +46,9 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         if array is None:
             _check_single(old.name, task)
         if not origin.task_text:
-            raise CommandFailure(
-                f"{name} was not submitted from a file and cannot be run again",
-                "submit its task again",
-            )
-        swept = {each.name for each in task.sweep}
-        same = {key: value for key, value in task.params.items() if key not in swept}
-        params = {**{key: show_value(value) for key, value in same.items()}, **changed}
+            reason = f"{name} was not submitted from a file and cannot be run again"
+            raise CommandFailure(reason, "submit its task again")
+        params = {**_show_params(task), **changed}
         try:
             new = submit(
                 client,
@@ -83,6 +79,12 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         click.echo(f"compare the jobs: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)
+
+
+def _show_params(task: "TaskSpec") -> dict[str, str]:
+    """Return the parameters of the task as options give them, except those of its sweep."""
+    swept = {each.name for each in task.sweep}
+    return {key: show_value(value) for key, value in task.params.items() if key not in swept}
 
 
 def _check_single(name: str, task: "TaskSpec") -> None:

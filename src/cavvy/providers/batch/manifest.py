@@ -35,19 +35,7 @@ def make_manifest(
         "user that runs the server, and an SSH configuration can start programs",
         docs=f"docs/guides/{name}.md",
         cloud=cloud,
-        unsupported={
-            Feature.IMAGE: image,
-            Feature.BUILD: "Dockerfiles can be built only with podman or docker; `cavvy image "
-            "build TASK.YAML --push NAME` builds an image and pushes it",
-            Feature.LOGIN: "jobs cannot run in container images",
-            Feature.VOLUMES: "a cluster has no named volumes to attach; use a `host` folder or an "
-            "`nfs` export",
-            Feature.TUNNEL: "jobs run as an ordinary user, who may not configure the network for "
-            "WireGuard",
-            Feature.NETWORK: f"{title} does not report the speed of the network between its nodes",
-            Feature.DISK: "jobs use the nodes' existing disks, whose size and type cannot be "
-            "chosen",
-        },
+        unsupported=_list_unsupported(title, image),
         abilities=(WHO_AM_I, CHECKS_TASKS, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
         keeps_topology=True,
         reports_cancelled=True,
@@ -85,6 +73,22 @@ def make_manifest(
             ),
         ),
     )
+
+
+def _list_unsupported(title: str, image: str) -> dict[Feature, str]:
+    """Return why a batch system cannot do what it cannot do."""
+    return {
+        Feature.IMAGE: image,
+        Feature.BUILD: "Dockerfiles can be built only with podman or docker; `cavvy image "
+        "build TASK.YAML --push NAME` builds an image and pushes it",
+        Feature.LOGIN: "jobs cannot run in container images",
+        Feature.VOLUMES: "a cluster has no named volumes to attach; use a `host` folder or an "
+        "`nfs` export",
+        Feature.TUNNEL: "jobs run as an ordinary user, who may not configure the network for "
+        "WireGuard",
+        Feature.NETWORK: f"{title} does not report the speed of the network between its nodes",
+        Feature.DISK: "jobs use the nodes' existing disks, whose size and type cannot be chosen",
+    }
 
 
 def seconds(name: str, default: int, consequence: str) -> ProviderSetting:
