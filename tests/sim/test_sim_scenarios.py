@@ -580,6 +580,44 @@ def test_a_quota_of_one_accelerator_comes_back_when_a_limit_of_all_is_reached() 
     assert lender.attempts[0].created_at < second.created_at
 
 
+def test_a_job_whose_nodes_are_given_back_moves_only_where_limits_allow() -> None:
+    """Its next nodes count beside the nodes that it leaves."""
+    sold = tuple(
+        replace(
+            CHEAP,
+            instance_type=name,
+            accelerator=name,
+            accelerator_count=1,
+            accelerator_memory_mib=81920,
+        )
+        for name in ("H100", "A100")
+    )
+    saves = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
+
+    def on(at_s: float, run_s: float, project: str, *names: str) -> SimSubmission:
+        needs = ResourceSpec(accelerators=tuple(AcceleratorNeed(name=each) for each in names))
+        what = task(run_s, name=project, project=project, resources=needs, checkpoint=saves)
+        return SimSubmission(task=what, at_s=at_s)
+
+    ending = run_scenario(
+        offers=sold,
+        submissions=(
+            on(0, 9000, "a", "A100"),
+            on(50, 9000, "b", "H100", "A100"),
+            on(100, 1000, "c", "H100"),
+        ),
+        policies=(
+            BoundPolicy("", ProjectPolicy(max_accelerators={"A100": 1.0, "H100": 1.0})),
+            BoundPolicy("c", ProjectPolicy(quota_accelerators={"H100": 1.0})),
+        ),
+    )
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
+    held, moved, lender = (trace.attempts for trace in ending.traces)
+    assert (len(held), len(moved), len(lender)) == (1, 2, 1)
+    assert lender[0].ended_at is not None
+    assert lender[0].created_at < lender[0].ended_at <= moved[1].created_at
+
+
 def test_a_later_job_gets_its_quota_back_while_an_earlier_one_cannot() -> None:
     """No project has borrowed the accelerator that the first waiting job needs."""
     sold = replace(
