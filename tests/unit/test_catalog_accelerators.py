@@ -9,6 +9,7 @@ from cavvy.catalog.accelerators import (
     list_accelerators,
     names_matching,
     suggest,
+    virtual_profile,
 )
 
 
@@ -96,3 +97,35 @@ def test_a_name_with_its_slot_and_memory_in_parentheses_is_known(
     known = find_accelerator(name)
     assert (known and known.accelerator.name) == product
     assert known is None or known.memory_mib == (gib and gib * 1024)
+
+
+@pytest.mark.parametrize(
+    ("product", "name", "gb", "profile"),
+    [
+        ("GRID A100-10C", "A100", 10, "10C"),
+        ("NVIDIA A100DX-1-10CME", "A100", 10, "1-10CME"),
+        ("GRID-A100D-80C", "A100", 80, "80C"),
+        ("nvidia_h100xm-80c", "H100", 80, "80C"),
+        ("NVIDIA H100L-94C", "H100-NVL", 94, "94C"),
+        ("NVIDIA H200-35C", "H200-NVL", 35, "35C"),
+        ("NVIDIA L40S-48C", "L40S", 48, "48C"),
+        ("GRID V100D-32Q", "V100", 32, "32Q"),
+        ("GRID M60-2B4", "M60", 2, "2B4"),
+        ("GRID RTX6000P-24Q", "RTX6000", 24, "24Q"),
+        ("NVIDIA RTX6000-Ada-48Q", "RTX6000-Ada", 48, "48Q"),
+        ("NVIDIA RTX Pro 6000 Blackwell DC-4-96Q", "RTX-PRO-6000", 96, "4-96Q"),
+    ],
+)
+def test_a_virtual_gpu_has_the_memory_of_its_profile(
+    product: str, name: str, gb: int, profile: str
+) -> None:
+    known = identify(product, gb * 1000)
+    assert known is not None
+    assert (known.accelerator.name, known.memory_mib) == (name, gb * 1024)
+    assert virtual_profile(product) == profile
+
+
+@pytest.mark.parametrize("name", ["A100-10C", "NVIDIA Z9-10C", "NVIDIA GeForce RTX 4090"])
+def test_other_names_are_no_virtual_gpus(name: str) -> None:
+    known = find_accelerator(name)
+    assert known is None or not virtual_profile(name)

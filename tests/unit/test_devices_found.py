@@ -215,6 +215,14 @@ def test_instances_are_offered_in_place_of_a_split_gpu(sources: MachineSources) 
     assert make_host(machine).kinds == ("A100-80GB", "A100-MIG-1g.10gb", "A100-MIG-1g.10gb")
 
 
+def test_a_virtual_gpu_is_offered_with_its_memory(sources: MachineSources) -> None:
+    sources, _ = with_gpus(sources, ("GPU-a", "NVIDIA A100-10C", 9983, False))
+    machine = discover(sources)
+    (_, told) = list_offers(machine, HourlyRate(1))
+    assert (told.accelerator, told.accelerator_memory_mib) == ("A100", 10240)
+    assert make_host(machine).kinds == ("A100-vGPU-10C",)
+
+
 @pytest.mark.parametrize("broken", ["count", "memory_mib"])
 def test_a_broken_driver_is_told_and_closed(sources: MachineSources, broken: str) -> None:
     sources, nvml = with_gpus(sources, ("GPU-a", "Tesla T4", 15360, False), broken=broken)

@@ -241,6 +241,20 @@ def test_only_an_instance_is_isolated_and_is_not_divided() -> None:
     assert match_offers([instance], read("A100:0.1").resources).matched == 0
 
 
+def test_a_virtual_gpu_is_a_gpu_with_its_memory_and_is_not_divided() -> None:
+    virtual = replace(ONE, instance_type="A100-vGPU-10C", accelerator_memory_mib=10240)
+    for gpu in ("A100", "{memory: 10GB}", "A100:share=10GB", "A100:0.1"):
+        assert match_offers([virtual], read(gpu).resources).matched == 1
+    for gpu in ("A100:20GB", "A100:share=20GB", "A100:1g.10gb"):
+        assert match_offers([virtual], read(gpu).resources).matched == 0
+    assert smallest_shares(read("A100:0.1"), [virtual], ()) == [virtual]
+    assert "whole virtual GPU" in note_share(read("A100:0.1"), virtual)
+    isolated = read("{name: A100, share: 10GB, isolation: required}")
+    assert "time slices" in object_to_share(isolated, virtual)
+    backed = replace(virtual, instance_type="A100-vGPU-1-10C")
+    assert object_to_share(isolated, backed) == object_to_share(read("A100"), virtual) == ""
+
+
 class Meter(UsageMeter):
     """Work with these processes."""
 

@@ -29,6 +29,7 @@ class Vendor(StrEnum):
 
 
 MIG = "-MIG-"  # NVIDIA's Multi-Instance GPU, in the names of instances
+VGPU = "-vGPU-"  # NVIDIA's virtual GPUs, in the instance types of own hosts
 PROFILE = re.compile(r"[1-9]g\.([1-9][0-9]{0,3})gb[a-z0-9+.-]{0,16}")
 
 
@@ -135,7 +136,9 @@ def find_accelerator(name: str) -> KnownAccelerator | None:
     The result has a memory size if the name states one (A100-80GB).
     """
     known = next(filter(None, (_names().get(_plain(text)) for text in _shorter(name))), None)
-    if known is None or known.memory_mib is not None:
+    if known is None:
+        return _find_virtual(name)
+    if known.memory_mib is not None:
         return known
     size = _SIZE_IN_NAME.search(re.sub(r"[-_]", " ", name))
     sizes = {memory.mib for memory in known.accelerator.memory}
@@ -154,11 +157,35 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
     which is slightly larger than `memory_mib`.
     """
     known = find_accelerator(product)
-    if known is None:
-        return None
+    if known is None or virtual_profile(product):
+        return known
     return KnownAccelerator(
         known.accelerator, nominal_memory(known.accelerator, memory_mib) or known.memory_mib
     )
+
+
+def virtual_profile(product: str) -> str:
+    """Return the profile of a virtual GPU (NVIDIA vGPU) by the name that a guest's driver reports:
+    10C for "NVIDIA A100-10C", and 1-10C for one backed by a MIG instance. Returns "" for other
+    names."""
+    found = _VIRTUAL.fullmatch(product.strip())
+    return f"{found['slices'] or ''}{found['size']}".upper() if found else ""
+
+
+def _find_virtual(product: str) -> KnownAccelerator | None:
+    """Return the model and the memory of a virtual GPU. The letters after the model's number name
+    the board: H100XM is an SXM5, H100L an NVL and A100D a PCIe card of 80 GB (NVIDIA's list of vGPU
+    types)."""
+    found = _VIRTUAL.fullmatch(product.strip())
+    if found is None:
+        return None
+    board = found["board"]
+    base = re.sub(r"(?<=[0-9])(X[LMS]?|DX?|L|P)$", "", board, flags=re.IGNORECASE)
+    slot = {"": "-PCIe", "l": "-NVL"}.get(board.lower().removeprefix(base.lower()), "")
+    names = (f"{base}{slot}", board, base)
+    known = next(filter(None, map(find_accelerator, names)), None)
+    memory_mib = int(found["gb"]) * 1024
+    return KnownAccelerator(known.accelerator, memory_mib) if known else None
 
 
 def nominal_memory(accelerator: AcceleratorModel, memory_mib: int | None) -> int | None:
@@ -270,6 +297,12 @@ def _names() -> dict[str, KnownAccelerator]:
 
 
 _SIZE_IN_NAME = re.compile(r"\b(\d+)\s*G[iI]?B?\b", re.IGNORECASE)
+# GRID A100D-1-10C, NVIDIA A10-24Q: a model, MIG slices, GiB of memory, and the series (C computes)
+_VIRTUAL = re.compile(
+    r"(?:nvidia|grid)[ _-](?P<board>\S.*?)(?:[ _-]dc)?[ _-]"
+    r"(?P<slices>[1-9]-)?(?P<size>(?P<gb>[1-9][0-9]{0,2})(?:[abcq]|b4)(?:me|nom|gfx)?)",
+    re.IGNORECASE,
+)
 _SLOT = re.compile(r"\bPCI(e|[- ]express)\b", re.IGNORECASE)
 _NOISE = re.compile(
     r"\b(nvidia|amd|intel\(r\)|intel|instinct|tesla|geforce|quadro|radeon|graphics|generation"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import groupby
 
-from cavvy.catalog.accelerators import Vendor, find_accelerator, split_instance
+from cavvy.catalog.accelerators import VGPU, Vendor, find_accelerator, split_instance
 from cavvy.catalog.fit import accelerator_fit
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
@@ -62,9 +62,12 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
 
 def divide(task: TaskSpec, offer: Offer) -> Offer:
     """Return the part of a shared host's offer that the task asks for. Only NVIDIA's GPUs are
-    divided; a task that asks for a part of another GPU gets the whole GPU.
+    divided, and no virtual ones, whose drivers may have neither MPS nor the memory of processes; a
+    task that asks for a part of another GPU gets the whole GPU.
     """
     if not (offer.shared and offer.accelerator_count == 1 and offer.accelerator_part == 1):
+        return offer
+    if VGPU in offer.instance_type:
         return offer
     known = find_accelerator(offer.accelerator or "")
     if known is None or known.accelerator.vendor is not Vendor.NVIDIA:
@@ -81,11 +84,18 @@ def divide(task: TaskSpec, offer: Offer) -> Offer:
 
 
 def object_to_share(task: TaskSpec, offer: Offer) -> str:
-    """Return why the offer, a part of a GPU of a shared host, cannot be isolated as the task
+    """Return why the offer, a GPU of a shared host or a part of one, cannot be isolated as the task
     requires, or "" if it need not be isolated."""
-    if not (offer.shared and offer.accelerator_part < 1):
+    if not offer.shared or not any(need.isolated for need in _needs(task)):
         return ""
-    if not any(need.isolated for need in _needs(task)):
+    _, virtual, profile = offer.instance_type.partition(VGPU)
+    if virtual and "-" not in profile:
+        return (
+            f"{offer.key}: the task requires isolation, but other machines share the GPU of this "
+            "virtual GPU by time slices; request a virtual GPU that a MIG instance backs, a whole "
+            "GPU or a MIG instance such as A100:1g.10gb, or set `isolation: none`"
+        )
+    if offer.accelerator_part == 1:
         return ""
     return (
         f"{offer.key}: the task requires isolation, but jobs share this GPU by MPS or time slices, "
@@ -107,6 +117,8 @@ def note_share(task: TaskSpec, offer: Offer) -> str:
         return ""
     if not any(need.part < 1 for need in needs) or any(need.part == 1 for need in needs):
         return ""
+    if VGPU in offer.instance_type:
+        return "the job gets the whole virtual GPU: only physical GPUs are divided"
     if offer.shared:
         return "the job gets the whole GPU: only NVIDIA's GPUs are divided"
     return "the job gets the whole GPU and pays for the whole node"

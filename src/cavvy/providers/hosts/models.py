@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from cavvy.catalog.accelerators import (
+    VGPU,
     identify,
     instance_memory_mib,
     name_instance,
     split_instance,
+    virtual_profile,
 )
 from cavvy.domain.values import Struct
 from cavvy.providers.hosts.devices import HostDevice
@@ -22,6 +24,7 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
     name: str
     memory_mib: int  # the nominal memory size
     part: Fraction = Fraction(1)  # of a MIG instance: its part of the GPU's memory
+    virtual: str = ""  # of a virtual GPU: its profile, such as 10C
 
 
 def model_of(device: HostDevice) -> DeviceModel:
@@ -37,7 +40,9 @@ def model_of(device: HostDevice) -> DeviceModel:
     if known is None:
         return DeviceModel(name=device.product.replace(" ", "-"), memory_mib=device.memory_mib)
     return DeviceModel(
-        name=known.accelerator.name, memory_mib=known.memory_mib or device.memory_mib
+        name=known.accelerator.name,
+        memory_mib=known.memory_mib or device.memory_mib,
+        virtual=virtual_profile(device.product),
     )
 
 
@@ -56,6 +61,8 @@ def instance_type(model: DeviceModel | None) -> str:
         return NO_DEVICE
     if split_instance(model.name):
         return model.name
+    if model.virtual:
+        return f"{model.name}{VGPU}{model.virtual}"
     return f"{model.name}-{model.memory_mib // 1024}GB"
 
 
