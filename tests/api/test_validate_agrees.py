@@ -13,8 +13,8 @@ from tests.api.mutated_tasks import KINDS, make_task
 from cavvy.cli.task.problems import check_task
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
-from cavvy.importers import ReadOptions, load_file
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, load_file
 
 COUNT = 4 * len(KINDS)
 # What the file alone does not tell.

@@ -18,7 +18,6 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.importers import parse_task
 from cavvy.providers.base import (
     GangSeen,
     GangState,
@@ -31,6 +30,7 @@ from cavvy.providers.ecs import MANIFEST
 from cavvy.providers.ecs.capacity import parse_capacity, read_prices
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.provider import ManagedCloud
+from cavvy.task_files import parse_task
 
 PROOF = Proof("ecs", False, "a strict stand-in for Amazon ECS, by real boto3")
 TRAITS = ManagedCloud(EcsService(replace(CONTEXT, settings={"cluster": "x"}))).traits

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from cavvy.cli.init import TEMPLATES
 from cavvy.cli.main import cli
-from cavvy.importers import parse_task
 from cavvy.spec.wheel import NAME, make_wheel, write_wheel
+from cavvy.task_files import parse_task
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -8,9 +8,9 @@ import pytest
 from cavvy.domain.arrays import count_members, find_phase, list_indices, make_member
 from cavvy.domain.shares import QueueRow
 from cavvy.domain.tasks import TaskSpec
-from cavvy.importers import ReadOptions, parse_task
 from cavvy.scheduler.shares import ShareBook, ShareRule, give_turns
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, parse_task
 
 RUN = "run: python train.py\n"
 PARAMS = "params: {lr: 0.1, n: 1, opt: adam}\n"

@@ -9,7 +9,7 @@ from tests.unit.cli_client import FakeClient, client, make_job, make_machine
 
 from cavvy.cli import dev
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.importers import ReadOptions
+from cavvy.task_files import ReadOptions
 
 __all__ = ["client"]
 FILE = """\

@@ -8,7 +8,7 @@ import pytest
 from cavvy.cli.main import SECTIONS
 
 HEAVY = (
-    *("asyncio", "sqlite3", "ssl", "cavvy.importers", "cavvy.planner.deadline", "cavvy.store"),
+    *("asyncio", "sqlite3", "ssl", "cavvy.task_files", "cavvy.planner.deadline", "cavvy.store"),
     *("jinja2", "starlette", "cavvy.console"),
 )
 NO_PLUGINS = "importlib.metadata"  # reads the metadata of packages; needed only for plug-ins

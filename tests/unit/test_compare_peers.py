@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from scripts.importers.compare import list_differences, try_mutations
 
-from cavvy.importers import ReadOptions, Translation, parse_file
+from cavvy.task_files import ReadOptions, Translation, parse_file
 
 WANT: dict[str, Any] = {
     "cloud": "aws",

@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from cavvy.cli.main import cli
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Workdir
-from cavvy.importers import parse_task
 from cavvy.spec.dockerfile import (
     CUDA_BUILD,
     CUDA_RUN,
@@ -19,6 +18,7 @@ from cavvy.spec.dockerfile import (
     make_dockerfile,
     make_recipe,
 )
+from cavvy.task_files import parse_task
 
 
 def bases(text: str) -> list[str]:

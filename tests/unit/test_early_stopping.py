@@ -26,10 +26,10 @@ from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, StopCause
 from cavvy.domain.tasks import EarlyStop, SweptParam, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore
+from cavvy.task_files import parse_task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 RULE = EarlyStop(metric="loss", min_steps=2, reduction=3)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.importers import parse_file
 from cavvy.spec import SpecError
 from cavvy.spec.engines import ENGINES, write_command
+from cavvy.task_files import parse_file
 
 FILE = """\
 resources: {gpu: 'L4:2'}

@@ -19,7 +19,6 @@ from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.values import replace
-from cavvy.importers import load_task
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.errors import ELSEWHERE, ERRORS, ModelKind
 from cavvy.planner.estimate.memory import estimate_memory
@@ -34,6 +33,7 @@ from cavvy.planner.estimate.table import (
     make_rates,
 )
 from cavvy.planner.estimate.transfer import MeasuredRate, carry
+from cavvy.task_files import load_task
 
 H200 = device_of("H200")
 A100 = device_of("A100-80GB")

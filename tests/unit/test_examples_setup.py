@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cavvy
-from cavvy.importers import parse_file
+from cavvy.task_files import parse_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = [

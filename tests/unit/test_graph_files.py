@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cavvy.domain.tasks import JobDependency, JobGroup, StartCondition
-from cavvy.importers import ReadOptions, load_file, load_task, load_tasks
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, load_file, load_task, load_tasks
 
 GRAPH = """\
 # three steps

@@ -16,8 +16,8 @@ from cavvy.agent.images.own_command import fill_in_command, names_own_command
 from cavvy.api.errors import ApiProblem
 from cavvy.api.images.pinned import ImageVerifier
 from cavvy.domain.tasks import TaskSpec
-from cavvy.importers import parse_file, parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import parse_file, parse_task
 
 OWN = "${{ image.command }}"
 CONFIG = {"Entrypoint": ["python", "-u"], "Cmd": ["app.py", "it's"], "WorkingDir": "/app"}

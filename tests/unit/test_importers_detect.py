@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.importers import ReadOptions, detect, load_file, parse_file
-from cavvy.importers.detect import Dialect, find_dialect
 from cavvy.importers.skypilot.rules import NEEDS
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec import SpecError
@@ -16,6 +14,8 @@ from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import compose_all
+from cavvy.task_files import ReadOptions, detect, load_file, parse_file
+from cavvy.task_files.detect import Dialect, find_dialect
 
 
 def find(text: str) -> Dialect:

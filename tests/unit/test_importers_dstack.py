@@ -11,9 +11,9 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
 from cavvy.importers.dstack.tasks import join_commands
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, Translation, parse_file, parse_task
 
 FULL = """\
 type: task

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.importers import parse_file, parse_task
-from cavvy.importers.dstack.tables import TABLES
+from cavvy.importers.dstack import TABLES
 from cavvy.importers.shapes import ListRule, OneOfRule, ShapeRule, TableRule
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec import SpecError
+from cavvy.task_files import parse_file, parse_task
 
 
 def list_keys(shape: object) -> set[str]:

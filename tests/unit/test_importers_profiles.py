@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cavvy.domain.tasks import SpotPolicy
-from cavvy.importers import ReadOptions, load_file, load_task, parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, load_file, load_task, parse_task
 
 PROFILES = """\
 profiles:

@@ -21,11 +21,11 @@ from cavvy.cli.plan import command as plan
 from cavvy.cli.run import command as run_command
 from cavvy.cli.validate import command as validate
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.importers import ReadOptions, load_task, parse_task
-from cavvy.importers.dstack.tables import TABLES
+from cavvy.importers.dstack import TABLES
 from cavvy.importers.skypilot.rules import NEEDS, TASK
 from cavvy.importers.translation_header import VARIABLES
 from cavvy.sdk.files import find_parts, freeze_parts
+from cavvy.task_files import ReadOptions, load_task, parse_task
 
 NODE = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",

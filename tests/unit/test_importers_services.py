@@ -11,8 +11,8 @@ import pytest
 
 from cavvy.domain.services import RateScope, RequestRate, ServiceSpec, TargetKind
 from cavvy.domain.values import asdict
-from cavvy.importers import ReadOptions, parse_file, parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, parse_file, parse_task
 
 SKY = {
     "fixed_port": True,

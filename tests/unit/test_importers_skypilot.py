@@ -15,8 +15,8 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import HourlyRate
-from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, Translation, parse_file, parse_task
 
 FULL = """\
 name: train_it

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cavvy.importers import Translation, parse_file
 from cavvy.spec.describe import describe_task
+from cavvy.task_files import Translation, parse_file
 
 
 def read(resources: str, config: str = "{}") -> Translation:

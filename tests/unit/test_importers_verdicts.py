@@ -6,10 +6,10 @@ Each verdict is that of SkyPilot 0.14.1 and dstack 0.22.5, which `scripts/import
 
 import pytest
 
-from cavvy.importers import ReadOptions, parse_file
-from cavvy.importers.detect import Dialect
-from cavvy.importers.translation_header import WAIT
+from cavvy.importers import WAIT
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, parse_file
+from cavvy.task_files.detect import Dialect
 
 SKYPILOT = "run: x\nnum_nodes: 1\n"
 DSTACK = "type: task\ncommands: [x]\n"

@@ -5,9 +5,9 @@ import yaml
 
 from cavvy.domain.services import ReplicaTarget, TargetKind
 from cavvy.domain.values import replace
-from cavvy.importers import parse_file
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
+from cavvy.task_files import parse_file
 
 FILE = """\
 name: chat

@@ -7,10 +7,10 @@ from types import ModuleType
 import pytest
 
 from cavvy.domain.tasks import Scalar
-from cavvy.importers import parse_task
 from cavvy.providers import aws_batch, azure_batch, azureml, ecs, sagemaker, vertex
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.registry import check_settings, make_from
+from cavvy.task_files import parse_task
 
 SERVICES = (aws_batch, azure_batch, azureml, ecs, sagemaker, vertex)
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cavvy.importers import parse_task
 from cavvy.providers.managed.provider import object_to_options
 from cavvy.spec import SpecError
+from cavvy.task_files import parse_task
 
 
 @pytest.mark.parametrize(

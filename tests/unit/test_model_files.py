@@ -2,9 +2,9 @@
 
 import pytest
 
-from cavvy.importers import parse_file
 from cavvy.spec import SpecError
 from cavvy.spec.model_files import ServedModel, find_models, write_service
+from cavvy.task_files import parse_file
 
 JOB = """\
 name: train

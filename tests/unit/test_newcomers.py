@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 from cavvy.cli.main import cli
 from cavvy.domain.units import Money, UnitError, parse_usd
 from cavvy.domain.web_addresses import is_web_address
-from cavvy.importers import parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import parse_task
 
 
 def refuse(*words: str) -> str:

@@ -20,9 +20,9 @@ from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.importers.pools import read_pool
 from cavvy.spec.fields.node_pool import parse_pool
 from cavvy.spec.problems import SpecError
+from cavvy.task_files.pools import read_pool
 
 NOW = datetime(2030, 1, 7, 9, tzinfo=UTC)  # a Monday
 NEED = ResourceSpec(accelerators=(AcceleratorNeed(name="A100-80GB", count_min=8),))

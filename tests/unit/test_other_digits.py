@@ -12,8 +12,8 @@ from cavvy.catalog.needs import NeedError, parse_accelerator
 from cavvy.cli.main import cli
 from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.domain.units import UnitError, parse_duration, parse_memory_mib, parse_rate, parse_usd
-from cavvy.importers import ReadOptions, parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, parse_task
 
 ARABIC = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
 WIDE = {48 + digit: 0xFF10 + digit for digit in range(10)}

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer, Workdir
-from cavvy.importers import ReadOptions, load_file, load_task, parse_task
 from cavvy.spec import SpecError, own_folder
 from cavvy.spec.own_folder import choose_named, explain_unfit, list_named
+from cavvy.task_files import ReadOptions, load_file, load_task, parse_task
 
 
 @pytest.fixture

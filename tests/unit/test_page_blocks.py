@@ -26,9 +26,9 @@ from tests.pages import ROOT, Block, read_blocks
 from tests.system.test_tour import CLUSTER, GUIDES, HOSTS, TOURS, find_file_name
 
 from cavvy import settings
-from cavvy.importers import load_file
 from cavvy.providers import registry
 from cavvy.spec.fields.node_pool import parse_pool
+from cavvy.task_files import load_file
 
 PAGES = (*TOURS, *GUIDES, HOSTS, CLUSTER)
 BLOCKS = [

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
-from cavvy.importers import parse_file
+from cavvy.task_files import parse_file
 
 FILES = yaml.safe_load((Path(__file__).parent / "peer_files.yaml").read_text())
 _PLAIN = TaskSpec(name="t", run="x")

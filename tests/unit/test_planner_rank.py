@@ -20,10 +20,10 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.importers import parse_task
 from cavvy.planner.placements import Objective, PlanLimit, PlanningContext, RankingView
 from cavvy.planner.rank import plan, rank
 from cavvy.planner.work import MACHINE_START
+from cavvy.task_files import parse_task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

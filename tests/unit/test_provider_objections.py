@@ -9,13 +9,13 @@ import pytest
 from cavvy.cli.task.unknown import misspelt_options
 from cavvy.domain.tasks import Objection, ProviderOptions, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
-from cavvy.importers import parse_task
 from cavvy.providers.abilities import CHECKS_TASKS
 from cavvy.providers.base import Manifest
 from cavvy.providers.ecs import MANIFEST as ECS
 from cavvy.providers.objections import list_objections
 from cavvy.spec import SpecError
 from cavvy.spec.support import read_options
+from cavvy.task_files import parse_task
 
 
 def option(provider: str, **values: object) -> ProviderOptions:

@@ -8,7 +8,7 @@ from cavvy.client.service_wire import LevelShares, LevelView
 from cavvy.control.decide.service_level import LevelCounts, measure_level, record_level
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.stored_services import StoredService
-from cavvy.importers import parse_file
+from cavvy.task_files import parse_file
 
 NOW = datetime(2026, 3, 1, 12, 2, tzinfo=UTC)
 ZERO = ServiceTraffic(at_s=0.0)

@@ -29,10 +29,10 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.importers import ReadOptions, parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 from cavvy.spec.support import object_to_service
+from cavvy.task_files import ReadOptions, parse_file, parse_task
 
 ORIGINS = {
     "https://app.example.com": "https://app.example.com",

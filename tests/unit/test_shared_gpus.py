@@ -21,12 +21,12 @@ from cavvy.domain.shares import size_of_task
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.shared_hosts import note_share, object_to_share, smallest_shares
 from cavvy.providers.hosts.supervisor import service
 from cavvy.scheduler.backfill import HostWaits
 from cavvy.scheduler.packing import AllocationOwner, allocate_one, choose_shared
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, parse_task
 
 ONE = Offer(
     provider="local",

@@ -3,8 +3,8 @@
 import pytest
 
 from cavvy.domain.tasks import JobDependency, StartCondition
-from cavvy.importers import ReadOptions, parse_task
 from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, parse_task
 
 SUCCESS, FAILURE, ANY = StartCondition
 

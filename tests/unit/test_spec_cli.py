@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from cavvy.cli.init import command as init
 from cavvy.cli.run import command as run_task
 from cavvy.cli.validate import command as validate
-from cavvy.importers import load_task
+from cavvy.task_files import load_task
 
 TEN_HOURS = "resources: {gpu: A100:8}\nwork: {duration: 10h, measured_on: A100:8}"
 

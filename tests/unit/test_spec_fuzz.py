@@ -24,13 +24,13 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.params import escape
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import SpecProblem
 from cavvy.spec.starter import StarterAnswers, make_starter
+from cavvy.task_files import parse_task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 KEYS = sorted(

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.problems import MOST_PROBLEMS
+from cavvy.task_files import parse_task
 
 LONG = 500_000  # characters
 GPUS = [f"H100:{number + 1}" for number in range(101)]

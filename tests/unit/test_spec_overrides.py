@@ -6,9 +6,9 @@ import pytest
 
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.importers import ReadOptions, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.overrides import apply_overrides
+from cavvy.task_files import ReadOptions, parse_task
 
 FILES = {
     "Cavvy": "resources: {any_of: [{gpu: A100, cpu: 8}, {gpu: T4, providers: [aws]}]}\nrun: x",

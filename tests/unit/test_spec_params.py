@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import pytest
 
 from cavvy.domain.tasks import Scalar, TaskSpec
-from cavvy.importers import parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.params import escape
 from cavvy.spec.tree import MAX_CHARACTERS
+from cavvy.task_files import parse_file, parse_task
 
 
 def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> TaskSpec:

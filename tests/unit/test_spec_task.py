@@ -25,12 +25,12 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.importers import load_task, parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
+from cavvy.task_files import load_task, parse_file, parse_task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FULL = """\

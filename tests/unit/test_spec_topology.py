@@ -3,9 +3,9 @@
 import pytest
 
 from cavvy.domain.tasks import TopologyNeed
-from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
+from cavvy.task_files import parse_task
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ refuse them.
 import pytest
 
 from cavvy.domain.tasks import Objection, TaskSpec, Volume, VolumeKind
-from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.support import refusals
+from cavvy.task_files import parse_task
 
 NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.tunnel.mux import NodeTunnel
     from cavvy.client.wire import JobDetail
-    from cavvy.importers import LoadedTask, ReadOptions
+    from cavvy.task_files import LoadedTask, ReadOptions
 
 _USUAL_NAME = "dev"
 _USUAL_IDLE = "30m"
@@ -65,7 +65,7 @@ class DevCommand(TaskCommand):
         if "--" in args:
             raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
         rest = super().parse_args(ctx, args)  # `--help` ends here
-        from cavvy.importers.translation_header import WAIT
+        from cavvy.importers import WAIT
 
         replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT)
         return rest

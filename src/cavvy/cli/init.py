@@ -35,9 +35,9 @@ def command(
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
     budget. The command asks for confirmation before it overwrites a file.
     """
-    from cavvy.importers import parse_task
     from cavvy.spec import SpecError
     from cavvy.spec.starter import make_starter
+    from cavvy.task_files import parse_task
 
     if wanted:
         _list_templates()
@@ -209,8 +209,8 @@ def _checked(template: str) -> Callable[[str], str]:
     """
 
     def check(answer: str) -> str:
-        from cavvy.importers import parse_task
         from cavvy.spec import SpecError
+        from cavvy.task_files import parse_task
 
         answer = answer.strip()
         if answer in ("", "none"):

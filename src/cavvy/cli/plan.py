@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from cavvy.cli.task.available import AvailableOffers
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import TaskSpec
-    from cavvy.importers import ReadOptions
     from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.explain import Explanation, OfferMiss
     from cavvy.planner.placements import Placement, PlacementPlan
+    from cavvy.task_files import ReadOptions
 
 
 @click.command("plan", cls=TaskCommand)

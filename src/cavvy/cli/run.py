@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cavvy.cli.task.graph import GraphFile
     from cavvy.client import ApiClient
     from cavvy.client.wire import MachineView, Submitted
-    from cavvy.importers import LoadedTask, ReadOptions
+    from cavvy.task_files import LoadedTask, ReadOptions
 
 
 @click.command("run", cls=TaskCommand)
@@ -207,8 +207,8 @@ def _chooses_service(file: str, params: dict[str, str], options: "ReadOptions") 
     """
     from cavvy.cli.task.submission import may_ask
     from cavvy.domain.values import replace
-    from cavvy.importers import load_task
     from cavvy.spec import SpecError
+    from cavvy.task_files import load_task
 
     if not may_ask():
         return False

@@ -13,7 +13,7 @@ from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import ServedView
-    from cavvy.importers import ReadOptions
+    from cavvy.task_files import ReadOptions
 
 
 @click.command("serve")

@@ -15,8 +15,8 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.importers import Translation
     from cavvy.spec import SpecError
+    from cavvy.task_files import Translation
 
 
 @click.command("validate")
@@ -66,8 +66,8 @@ def _validate(
 ) -> int:
     from cavvy.cli.task.problems import check_task
     from cavvy.cli.task.refusals import find_refusal
-    from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
+    from cavvy.task_files import ReadOptions, load_file
 
     results: list[object] = []
     code = 0

@@ -62,7 +62,7 @@ def set_variables(root: Node, key: str, variables: Mapping[str, str]) -> Node:
     """Set variables in a document. The document has its variables under `key`, as a table or as a
     list of NAME=VALUE.
     """
-    if not isinstance(root, MapNode):
+    if not variables or not isinstance(root, MapNode):
         return root
     old = root.get(key)
     mark = mark_of(root, key)

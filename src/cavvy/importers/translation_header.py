@@ -102,11 +102,6 @@ done >> /etc/hosts || echo "the names of the group's nodes cannot be written to 
 """
 # Commands that start MPI: the nodes of the other tools have SSH, over which it starts processes.
 _MPI = re.compile(r"(?<![\w$/-])mpi(run|exec)(?![\w-])")
-# The commands for a file without commands: the job waits until it is stopped.
-WAIT = """\
-trap 'exit 143' TERM
-while :; do sleep 3600 & wait $!; done
-"""
 WAITS = "the job waits for `cavvy ssh NAME` until `cavvy stop NAME`"
 VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 

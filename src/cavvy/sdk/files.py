@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 
 from cavvy.client.errors import SourceChanged
 from cavvy.domain.tasks import TaskSpec, VolumeKind
-from cavvy.importers import Dialect, Translation, find_local
 from cavvy.spec.ignore import list_files
 from cavvy.spec.problems import shown
 from cavvy.spec.uses import explain_unused
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
+from cavvy.task_files import Dialect, Translation, find_local
 
 MIB = 1 << 20
 _SNAPSHOTS = 3  # maximum number of snapshots of files that change before they are uploaded

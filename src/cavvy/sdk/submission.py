@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cavvy.client.wire import Submitted
     from cavvy.domain.jobs import RunOrigin
     from cavvy.domain.tasks import TaskSpec
-    from cavvy.importers import LoadedTask
     from cavvy.sdk.task import Task
+    from cavvy.task_files import LoadedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def submit_task(
 
 def _check(loaded: "LoadedTask") -> None:
     """Raise InvalidTask if only the command `cavvy run` can submit the task."""
-    from cavvy.importers.common_fields import is_commit
+    from cavvy.spec.fields.workdir import is_commit
 
     task = loaded.task
     if task.work is not None and task.work.profile is not None:

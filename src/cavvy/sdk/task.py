@@ -13,8 +13,8 @@ from cavvy.sdk.values import to_plain, to_scalar, write_text
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import Scalar
-    from cavvy.importers import LoadedTask
     from cavvy.spec.fields.task import TaskKeys
+    from cavvy.task_files import LoadedTask
 
 _SHOWN = "Task"  # the name of a task in error messages, if the task was not read from a file
 
@@ -90,8 +90,8 @@ class Task:
         """Parse the task with these parameters. If `now` is given, times before `now` are refused.
         Raises InvalidTask.
         """
-        from cavvy.importers import ReadOptions, load_task
         from cavvy.spec import SpecError
+        from cavvy.task_files import ReadOptions, load_task
 
         overrides = write_text(self._overrides) if self._overrides else ""
         options = ReadOptions(dialect=self._dialect, overrides=overrides, text=self.text)

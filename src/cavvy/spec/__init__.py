@@ -1,6 +1,6 @@
 """Reads, checks and explains the user's task files.
 
-The package `importers` calls this package for files in Cavvy's own format.
+The package `task_files` calls this package for files in Cavvy's own format.
 """
 
 from collections.abc import Mapping, Sequence

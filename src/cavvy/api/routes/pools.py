@@ -22,10 +22,10 @@ from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.node_pools import MOST_NODES, NodePool
 from cavvy.domain.values import replace
-from cavvy.importers.pools import read_pool
 from cavvy.spec.fields.kinds import WrongValue, check_slug
 from cavvy.spec.problems import SpecError
 from cavvy.store.base import ProjectFilter, RowNotFound
+from cavvy.task_files.pools import read_pool
 
 router = RouteGroup("pools", prefix="/v1")
 PoolPath = Annotated[str, Path(max_length=63)]

@@ -52,7 +52,6 @@ from cavvy.domain.units import (
     format_usd,
 )
 from cavvy.domain.values import replace
-from cavvy.importers import ReadOptions, parse_task
 from cavvy.packages import extra_command
 from cavvy.planner.candidates import (
     Candidates,
@@ -68,6 +67,7 @@ from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
 from cavvy.store.objects.base import ObjectTryAgain
 from cavvy.store.objects.measures import BUCKETS
+from cavvy.task_files import ReadOptions, parse_task
 
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
 # key could put its job ahead of others in the queue.

@@ -10,7 +10,7 @@ from cavvy.domain.values import Struct
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.costs.reconcile import BilledSum, BillSummary, CellKey, Difference
-    from cavvy.importers.bills.formats import BillFormat
+    from cavvy.importers.bills import BillFormat
 
 _DAY, _MICROSECOND = timedelta(days=1), timedelta(microseconds=1)
 

@@ -14,12 +14,12 @@ from cavvy.client.model_wire import make_model_folder
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace
-from cavvy.importers import Dialect, ReadOptions, parse_file
 from cavvy.spec import SpecError
 from cavvy.spec.engines import ENGINES
 from cavvy.spec.model_files import MODEL_FOLDER, ServedModel, find_models, write_service
 from cavvy.spec.problems import listed
 from cavvy.spec.tree import read_table
+from cavvy.task_files import Dialect, ReadOptions, parse_file
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient

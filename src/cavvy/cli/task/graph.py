@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import Submitted
     from cavvy.domain.jobs import RunOrigin
-    from cavvy.importers import LoadedTask
+    from cavvy.task_files import LoadedTask
 
 
 class GraphFile(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec, Workdir
-    from cavvy.importers import LoadedTask, ReadOptions, Translation
+    from cavvy.task_files import LoadedTask, ReadOptions, Translation
 
 
 task_argument = click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
@@ -67,8 +67,8 @@ def read_tasks(
     notes on its translation.
     """
     from cavvy.cli.task.problems import check_task
-    from cavvy.importers import ReadOptions, load_tasks
     from cavvy.spec import SpecError
+    from cavvy.task_files import ReadOptions, load_tasks
 
     options, now = options or ReadOptions(), datetime.now(UTC)
     try:
@@ -98,7 +98,7 @@ def read_tasks(
 
 def _find_unnamed(tasks: "Sequence[LoadedTask]") -> "Workdir | None":
     """Return a working folder that is a branch or tag instead of a commit, or None."""
-    from cavvy.importers.common_fields import is_commit
+    from cavvy.spec.fields.workdir import is_commit
 
     folders = [each.task.workdir for each in tasks]
     return next(
@@ -167,8 +167,8 @@ def read_any_tasks(
 
 
 def _read_any(file: str, params: Mapping[str, str], options: "ReadOptions | None") -> "Translation":
-    from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
+    from cavvy.task_files import ReadOptions, load_file
 
     try:
         found = load_file(file, params, now=datetime.now(UTC), options=options or ReadOptions())

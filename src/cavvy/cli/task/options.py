@@ -28,7 +28,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec
-    from cavvy.importers import ReadOptions
+    from cavvy.task_files import ReadOptions
 
 # the key in the click context under which the words after `--` are stored
 _COMMAND = "cavvy.command"
@@ -200,7 +200,7 @@ def _read_options(
     """Return the options for reading the task, and the name of the task file or of the command that
     replaces the file. Raises UsageError.
     """
-    from cavvy.importers import ReadOptions
+    from cavvy.task_files import ReadOptions
 
     text = sys.stdin.read() if file == "-" else None
     if words:

@@ -10,12 +10,12 @@ from pathlib import Path
 from cavvy.cli.reach.providers import load_settings
 from cavvy.client.state import default_home
 from cavvy.domain.tasks import TaskSpec
-from cavvy.importers import Translation
 from cavvy.sdk.files import MIB, check_files, find_parts, split_parts
 from cavvy.spec import SpecError
 from cavvy.spec.problems import SpecProblem
 from cavvy.spec.support import object_to_service
 from cavvy.spec.workdir import FreezeError, list_folder
+from cavvy.task_files import Translation
 
 
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:

@@ -17,7 +17,7 @@ from cavvy.client import ApiError
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import SubmissionCheck
-    from cavvy.importers import LoadedTask, ReadOptions
+    from cavvy.task_files import LoadedTask, ReadOptions
 
 _PATIENCE_S = 5.0  # how long `plan` and `validate` repeat a request that no server answers
 
@@ -62,8 +62,8 @@ def find_refusal(
     of services, and files with keys that `cavvy run` refuses. Prints a note if the server was not
     asked about something that only the server knows.
     """
-    from cavvy.importers import load_tasks
     from cavvy.spec import SpecError
+    from cavvy.task_files import load_tasks
 
     try:
         tasks = load_tasks(file, params, now=datetime.now(UTC), options=options)

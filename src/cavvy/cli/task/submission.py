@@ -19,9 +19,9 @@ from cavvy.client.upload import upload
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
-from cavvy.importers import LoadedTask
 from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile
+from cavvy.task_files import LoadedTask
 
 if TYPE_CHECKING:
     from cavvy.client.wire import Submitted

@@ -11,8 +11,7 @@ activated as a cost allocation tag. LineItemId is unique in a partition ("Identi
 from collections.abc import Iterator
 
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
-from cavvy.importers.bills.rows import BillRow
-from cavvy.importers.bills.values import amount, currency, moment, number, tags_of, text
+from cavvy.importers.bills.rows import BillRow, amount, currency, moment, number, tags_of, text
 
 _COST = ("lineItem/UnblendedCost", "line_item_unblended_cost")
 _SINCE = ("lineItem/UsageStartDate", "line_item_usage_start_date")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
-from cavvy.importers.bills.rows import BillRow
-from cavvy.importers.bills.values import amount, currency, moment, number, tags_of, text
+from cavvy.importers.bills.rows import BillRow, amount, currency, moment, number, tags_of, text
 
 _COST = ("CostInBillingCurrency", "costInBillingCurrency", "Cost", "PreTaxCost")
 _DATE = ("Date", "date", "UsageDateTime")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from cavvy.costs.bills import BillCategory, BilledKind, BillLine
 from cavvy.domain.values import replace
-from cavvy.importers.bills.rows import BillRow
-from cavvy.importers.bills.values import amount, currency, moment, tags_of, text
+from cavvy.importers.bills.rows import BillRow, amount, currency, moment, tags_of, text
 
 _RESOURCE = ("resource.global_name", "resource_global_name", "resource.name", "resource_name")
 REQUIRED = (("cost",), ("usage_start_time",), ("usage_end_time",), ("currency",))

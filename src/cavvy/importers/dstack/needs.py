@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from cavvy.domain.values import Struct
 from cavvy.importers.dstack.scalars import is_text, read_size_mib, text
 from cavvy.importers.readers import child, text_at
-from cavvy.importers.scalars import fitting
-from cavvy.importers.shapes import ScalarRule, ShapeRule
+from cavvy.importers.shapes import ScalarRule, ShapeRule, fitting
 from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cavvy.domain.values import Struct
-from cavvy.importers.dstack.tables import TABLES
-from cavvy.importers.kept_keys import KeptKey
+from cavvy.importers.dstack import TABLES
 from cavvy.importers.readers import child, entries, flag_at, items, text_at
 from cavvy.importers.shapes import is_null
 from cavvy.importers.yaml11 import recast
 from cavvy.spec import read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark
+from cavvy.spec.translation import KeptKey
 from cavvy.spec.tree import Node, check_single, compose_all, to_value
 
 _FILES = (".dstack/profiles.yml", ".dstack/profiles.yaml")

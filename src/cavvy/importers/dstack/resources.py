@@ -7,8 +7,7 @@ import re
 
 from cavvy.domain.tasks import AcceleratorNeed, ProviderOptions, ResourceSpec, SpotPolicy
 from cavvy.domain.values import Struct, replace
-from cavvy.importers.accelerators import find_needs
-from cavvy.importers.common_fields import read_price
+from cavvy.importers.common_fields import find_needs, read_price
 from cavvy.importers.dstack.needs import (
     GpuRequest,
     Range,

@@ -8,8 +8,14 @@ from datetime import timedelta
 from functools import partial
 
 from cavvy.domain.units import format_duration
-from cavvy.importers.scalars import describe_value, is_string, make_flag, make_text, no_choice
-from cavvy.importers.shapes import ScalarRule
+from cavvy.importers.shapes import (
+    ScalarRule,
+    describe_value,
+    is_string,
+    make_flag,
+    make_text,
+    no_choice,
+)
 from cavvy.importers.yaml11 import UnquotedDate
 from cavvy.spec.problems import listed
 from cavvy.spec.tree import ScalarNode

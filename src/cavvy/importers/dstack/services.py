@@ -15,8 +15,7 @@ from cavvy.importers.dstack.rules import (
 )
 from cavvy.importers.dstack.scalars import read_duration, text, written
 from cavvy.importers.readers import child, items, mark_of, text_at
-from cavvy.importers.scalars import fitting
-from cavvy.importers.shapes import ShapeRule
+from cavvy.importers.shapes import ShapeRule, fitting
 from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, ScalarNode, to_value
 

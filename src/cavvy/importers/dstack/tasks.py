@@ -16,14 +16,21 @@ from cavvy.domain.tasks import (
     VolumeKind,
     Workdir,
 )
-from cavvy.importers.common_fields import read_commit, read_name, read_place, read_tags, tell_value
-from cavvy.importers.credential_files import move_to_secret
+from cavvy.importers import WAIT
+from cavvy.importers.common_fields import (
+    move_to_secret,
+    read_commit,
+    read_name,
+    read_place,
+    read_tags,
+    tell_value,
+)
+from cavvy.importers.dstack import TABLES
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.dstack.serving import read_service
-from cavvy.importers.dstack.tables import TABLES, VOLUME_BACKENDS
-from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.led_nodes import HOLD_COMMANDS, run_commands
 from cavvy.importers.readers import (
     as_text,
@@ -35,15 +42,17 @@ from cavvy.importers.readers import (
     mark_of,
     text_at,
 )
-from cavvy.importers.translation_header import WAIT, WAITS, enter_folder, use_python, write_secrets
+from cavvy.importers.translation_header import WAITS, enter_folder, use_python, write_secrets
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
+from cavvy.spec.translation import Translation
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
+_VOLUME_BACKENDS = ("aws", "gcp", "runpod", "kubernetes", "daytona", "lium")
 _WHY_NOT = {
     "fleet": "nothing to create: Cavvy finds nodes for each job and releases them afterwards; "
     "`cavvy run FILE --machine NAME --keep TIME` keeps nodes for later jobs",
@@ -100,11 +109,11 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
     kind = text_at(root, "type") or ""
     if kind == "volume":
         backend, name = child(root, "backend"), text_at(root, "backend") or ""
-        if name in VOLUME_BACKENDS:
+        if name in _VOLUME_BACKENDS:
             TABLES[f"volume_{name}"].check(root, "", notes)
         else:
             message = "`backend` is missing, or names a backend that does not support volumes"
-            notes.add((backend or root).mark, message, expected=listed(VOLUME_BACKENDS))
+            notes.add((backend or root).mark, message, expected=listed(_VOLUME_BACKENDS))
     elif kind in TYPES:
         TABLES[kind].check(root, "", notes)
     else:

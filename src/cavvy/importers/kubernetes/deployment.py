@@ -16,13 +16,12 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.tasks import TaskSpec
 from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
-from cavvy.importers.detect import Dialect
-from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.kubernetes.needs import read_quantity, read_resources, read_volumes
-from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, read_objects
-from cavvy.importers.kubernetes.unread_keys import keep_unread
+from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, keep_unread, read_objects
 from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
 from cavvy.spec.problems import ProblemNotes, slug
+from cavvy.spec.translation import Dialect, Translation
 from cavvy.spec.tree import Node
 
 # variables that the agent sets for each replica, also written by `cavvy export kubernetes`

@@ -1,6 +1,6 @@
 """The objects of a Kubernetes file, as plain values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -102,3 +102,144 @@ def at(values: Values, *keys: str) -> Values:
 def _selects(service: Values, labels: Values) -> bool:
     selector = at(service, "spec", "selector")
     return bool(selector) and selector.items() <= labels.items()
+
+
+_BY_RESOURCES = "`resources` determines which nodes fit"
+_NO_EQUIVALENT = "Cavvy has no equivalent of this key"
+_POD = "`resources: {options: {kubernetes: {pod: …}}}` of a Cavvy file sets it"
+_UPDATES = "`service.update` of a Cavvy file determines how replicas are replaced"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+class _Keys(Struct, frozen=True, kw_only=True):
+    """The keys of one table. `read` are translated or have no effect; `noted` and `refused` have a
+    reason. All other keys are refused if `strict` is true, and noted otherwise, with the reason
+    `other`.
+    """
+
+    read: Collection[str]
+    noted: Mapping[str, str]
+    refused: Mapping[str, str]
+    other: str = _NO_EQUIVALENT
+    strict: bool = True
+
+
+_OF_POD = _Keys(
+    read=_words(
+        "containers volumes nodeSelector terminationGracePeriodSeconds restartPolicy schedulerName "
+        "enableServiceLinks automountServiceAccountToken preemptionPolicy"
+    ),
+    noted={
+        **dict.fromkeys(
+            ("affinity", "tolerations", "topologySpreadConstraints", "nodeName"), _BY_RESOURCES
+        ),
+        **dict.fromkeys(
+            ("serviceAccountName", "serviceAccount"),
+            "replicas do not get a Kubernetes service account",
+        ),
+        "priorityClassName": "write `priority`",
+        "securityContext": "the image's user runs the program",
+        "runtimeClassName": "the provider chooses the runtime of containers",
+        "hostIPC": "a replica can use all of a node's shared memory",
+        "shareProcessNamespace": "a replica has only one container",
+        "dnsPolicy": "the provider determines how names of hosts are resolved",
+    },
+    refused={
+        "initContainers": "write their commands in `setup`",
+        "imagePullSecrets": "write the login into a Cavvy secret, and name the secret in "
+        "`image_login`",
+        "hostNetwork": "replicas cannot use the network of their host",
+        "resourceClaims": "write the devices in `resources`",
+    },
+)
+_OF_CONTAINER = _Keys(
+    read=_words(
+        "name image command args workingDir env ports resources readinessProbe startupProbe "
+        "volumeMounts imagePullPolicy terminationMessagePath terminationMessagePolicy"
+    ),
+    noted={
+        "livenessProbe": "only `readinessProbe` and `startupProbe` are read; Cavvy replaces a "
+        "replica whose program ends",
+        **dict.fromkeys(("stdin", "stdinOnce", "tty"), "replicas have no terminal"),
+        "securityContext": "the image's user runs the program",
+    },
+    refused={
+        "envFrom": "write the variables in `env`",
+        "lifecycle": "write the commands in `run`",
+    },
+)
+_OF_DEPLOYMENT = _Keys(
+    read=("replicas", "selector", "template", "revisionHistoryLimit", "progressDeadlineSeconds"),
+    noted={"strategy": _UPDATES, "minReadySeconds": _UPDATES},
+    refused={"paused": "the replicas of a paused Deployment do not start; delete the key"},
+    strict=False,
+)
+_OF_RESOURCES = _Keys(
+    read=("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu", "ephemeral-storage"),
+    noted={},
+    refused={},
+    other="pods cannot request this resource; `resources.gpu` of a Cavvy file requests "
+    "accelerators",
+)
+# the parts of a container's `securityContext` that give the program more rights
+_PRIVILEGES = ("privileged", "capabilities.add")
+
+
+def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
+    """Note or refuse every key of a Deployment and its Service that the translation does not
+    read.
+    """
+    container = objects.container
+    limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
+    under = "spec.template.spec"
+    for table, keys, path in (
+        (at(objects.deployment, "spec"), _OF_DEPLOYMENT, "spec"),
+        (objects.pod, _OF_POD, under),
+        (container, _OF_CONTAINER, f"{under}.containers"),
+        ({**limits, **requests}, _OF_RESOURCES, f"{under}.containers.resources"),
+    ):
+        _keep(objects, table, keys, path, kept_keys)
+    security = at(container, "securityContext")
+    rights = {**security, "capabilities.add": at(security, "capabilities").get("add")}
+    for key in _PRIVILEGES:
+        if rights.get(key):
+            where = f"{under}.containers.securityContext.{key}"
+            reason = f"replicas get no privileges; {_POD}"
+            kept_keys.refuse(objects.mark, where, reason)
+    for where, reason in chain(_list_metadata(objects), _list_of_front(objects)):
+        kept_keys.note(objects.mark, where, reason)
+
+
+def _keep(
+    objects: ServiceObjects, table: Values, keys: _Keys, path: str, kept_keys: TranslationNotes
+) -> None:
+    for key, value in table.items():
+        if key in keys.read or value in (None, False, "", {}, []):
+            continue
+        where = f"{path}.{key}"
+        if key in keys.noted:
+            kept_keys.note(objects.mark, where, keys.noted[key])
+        elif keys.strict or key in keys.refused:
+            kept_keys.refuse(objects.mark, where, keys.refused.get(key, keys.other))
+        else:
+            kept_keys.note(objects.mark, where, keys.other)
+
+
+def _list_metadata(objects: ServiceObjects) -> Iterator[tuple[str, str]]:
+    if at(objects.deployment, "metadata").get("namespace"):
+        yield "metadata.namespace", "the settings of the provider determine the namespace"
+    if at(objects.deployment, "spec", "template", "metadata").get("annotations"):
+        yield "spec.template.metadata.annotations", f"pods get no annotations; {_POD}"
+
+
+def _list_of_front(objects: ServiceObjects) -> Iterator[tuple[str, str]]:
+    """Yield notes on the keys of the Service that the gateway does not follow."""
+    front = at(objects.service, "spec")
+    if len(front.get("ports") or ()) > 1:
+        yield "Service.spec.ports", "a service has one port; Cavvy uses the first of the list"
+    if front.get("sessionAffinity") not in (None, "None"):
+        reason = "each request is sent to the replica with the fewest requests"
+        yield "Service.spec.sessionAffinity", reason

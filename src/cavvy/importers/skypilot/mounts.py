@@ -7,8 +7,7 @@ from typing import Any
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.domain.values import Struct, replace
-from cavvy.importers.common_fields import read_place
-from cavvy.importers.credential_files import is_credentials, move_to_secret
+from cavvy.importers.common_fields import is_credentials, move_to_secret, read_place
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.importers.skypilot.needs import read_size

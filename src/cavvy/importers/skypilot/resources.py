@@ -16,8 +16,13 @@ from cavvy.domain.tasks import (
     SpotPolicy,
 )
 from cavvy.domain.values import Struct, field, replace
-from cavvy.importers.accelerators import BARE_SIZES, TranslatedNeeds, find_needs
-from cavvy.importers.common_fields import read_price, read_tags
+from cavvy.importers.common_fields import (
+    BARE_SIZES,
+    TranslatedNeeds,
+    find_needs,
+    read_price,
+    read_tags,
+)
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import (
     as_text,

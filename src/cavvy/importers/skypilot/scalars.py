@@ -5,8 +5,14 @@ string, and true is not a number.
 from collections.abc import Iterable
 from functools import partial
 
-from cavvy.importers.scalars import describe_value, is_string, make_flag, make_text, no_choice
-from cavvy.importers.shapes import ScalarRule
+from cavvy.importers.shapes import (
+    ScalarRule,
+    describe_value,
+    is_string,
+    make_flag,
+    make_text,
+    no_choice,
+)
 from cavvy.spec.problems import listed, shown
 from cavvy.spec.tree import ScalarNode
 

@@ -8,8 +8,9 @@ from datetime import timedelta
 
 from cavvy.domain.tasks import JobGroup, TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
+from cavvy.importers import WAIT
 from cavvy.importers.common_fields import read_commit, read_name, tell_value
-from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.importers.shapes import is_null
 from cavvy.importers.skypilot.config import keep_config, read_options
@@ -25,9 +26,10 @@ from cavvy.importers.skypilot.rules import (
     is_safe_name,
 )
 from cavvy.importers.skypilot.serving import read_service
-from cavvy.importers.translation_header import WAIT, WAITS, write_secrets
+from cavvy.importers.translation_header import WAITS, write_secrets
 from cavvy.spec.fields.after import LONGEST_LINGER
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
+from cavvy.spec.translation import Translation
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"

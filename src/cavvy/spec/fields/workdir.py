@@ -33,8 +33,13 @@ def _check_git(text: str) -> str:
     return url
 
 
+def is_commit(ref: str) -> bool:
+    """Return whether a git reference is the hash of a commit."""
+    return _COMMIT.fullmatch(ref) is not None
+
+
 def _check_commit(text: str) -> str:
-    if not _COMMIT.fullmatch(text.lower()):
+    if not is_commit(text.lower()):
         raise WrongValue(
             f"{shown(text)} is not a commit",
             suggestion=(

@@ -4,22 +4,13 @@ examined: every task file passes through this check.
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePath
+from shlex import quote
 
-if TYPE_CHECKING:
-    from cavvy.spec.tree import MapNode, Node
-
-
-class Dialect(StrEnum):
-    """The tool that a file was written for."""
-
-    CAVVY = "Cavvy"
-    SKYPILOT = "SkyPilot"
-    DSTACK = "dstack"
-    KUBERNETES = "Kubernetes"
-
+from cavvy.spec.own_folder import explain_unfit
+from cavvy.spec.problems import ProblemNotes, SourceMark
+from cavvy.spec.translation import Dialect
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
 
 _NAMED = re.compile(r"(?:.*\.)?(sky|skypilot|dstack)\.ya?ml")
 
@@ -64,7 +55,7 @@ _DSTACK_KEYS = _words(
 )
 
 
-def find_dialect(documents: "Sequence[Node]") -> Dialect:
+def find_dialect(documents: Sequence[Node]) -> Dialect:
     """Return the tool for which the documents of a file were written. The default is Cavvy. A file
     with several documents is for SkyPilot, unless each document is an object of Kubernetes.
     """
@@ -78,14 +69,12 @@ def find_dialect(documents: "Sequence[Node]") -> Dialect:
     return Dialect.SKYPILOT if several else Dialect.CAVVY
 
 
-def _is_object(node: "Node") -> bool:
-    from cavvy.spec.tree import MapNode
-
+def _is_object(node: Node) -> bool:
     keys = {key.text for key, _ in node.entries} if isinstance(node, MapNode) else set[str]()
     return keys >= {"apiVersion", "kind"}
 
 
-def names_no_tool(documents: "Sequence[Node]") -> bool:
+def names_no_tool(documents: Sequence[Node]) -> bool:
     """Return True if the documents contain no key that only one tool uses."""
     return (
         bool(documents)
@@ -94,12 +83,10 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
     )
 
 
-def name_reason(documents: "Sequence[Node]", dialect: Dialect) -> str:
+def name_reason(documents: Sequence[Node], dialect: Dialect) -> str:
     """Return the key for which a file was taken for a file of SkyPilot or dstack, with its parent
     keys, or "" if it was not one single key.
     """
-    from cavvy.spec.tree import MapNode
-
     if len(documents) != 1 or not isinstance(root := documents[0], MapNode):
         return ""
     if dialect is Dialect.DSTACK:
@@ -129,10 +116,8 @@ def find_by_path(path: Path) -> Dialect | None:
     return None
 
 
-def _is_neutral(node: "Node") -> bool:
+def _is_neutral(node: Node) -> bool:
     """Return whether a document is a table whose keys are not specific to Cavvy."""
-    from cavvy.spec.tree import MapNode
-
     if not isinstance(node, MapNode):
         return False
     needs = node.get("resources")
@@ -145,23 +130,17 @@ def _is_neutral(node: "Node") -> bool:
     )
 
 
-def _names_pool(node: "MapNode") -> bool:
+def _names_pool(node: MapNode) -> bool:
     """Return whether `pool` is a name, as in Cavvy's files. In SkyPilot's files, it is a table."""
-    from cavvy.spec.tree import ScalarNode
-
     pool = node.get("pool")
     return isinstance(pool, ScalarNode) and pool.value is not None
 
 
-def _is_our_service(node: "Node | None") -> bool:
-    from cavvy.spec.tree import MapNode
-
+def _is_our_service(node: Node | None) -> bool:
     return isinstance(node, MapNode) and bool(_list_keys(node) & _OUR_SERVICE)
 
 
-def _find_one(node: "Node") -> Dialect:
-    from cavvy.spec.tree import MapNode, ScalarNode
-
+def _find_one(node: Node) -> Dialect:
     if not isinstance(node, MapNode):
         return Dialect.CAVVY
     keys = {key.text for key, _ in node.entries}
@@ -180,15 +159,13 @@ def _find_one(node: "Node") -> Dialect:
     return Dialect.SKYPILOT if theirs or _mentions(node) else Dialect.CAVVY
 
 
-def _has_their_tables(node: "MapNode") -> bool:
+def _has_their_tables(node: MapNode) -> bool:
     """Return whether a key that Cavvy and SkyPilot share is written in a form that only SkyPilot
     allows.
 
     For example, `inputs` is a list for Cavvy and a table for SkyPilot. For Cavvy, `volumes` is a
     list or a single volume with fixed keys; for SkyPilot, it is a table whose keys are paths.
     """
-    from cavvy.spec.tree import ListNode, MapNode, ScalarNode
-
     if any(isinstance(node.get(key), MapNode) for key in ("secrets", "inputs", "outputs")):
         return True
     secrets, workdir, volumes = node.get("secrets"), node.get("workdir"), node.get("volumes")
@@ -201,12 +178,10 @@ def _has_their_tables(node: "MapNode") -> bool:
     return any(key.text.startswith(("/", "~")) for key, _ in mounts)
 
 
-def _list_keys(needs: "MapNode") -> set[str]:
+def _list_keys(needs: MapNode) -> set[str]:
     """Return the keys in `resources` and in its alternatives. Task files of both Cavvy and SkyPilot
     have the key `resources`.
     """
-    from cavvy.spec.tree import ListNode, MapNode
-
     lists = [
         each for each in (needs.get("any_of"), needs.get("ordered")) if isinstance(each, ListNode)
     ]
@@ -214,13 +189,67 @@ def _list_keys(needs: "MapNode") -> set[str]:
     return {key.text for table in tables for key, _ in table.entries}
 
 
-def _mentions(node: "MapNode") -> bool:
+def _mentions(node: MapNode) -> bool:
     """Return whether the commands of a document use SkyPilot's variables or SkyPilot's working
     folder.
     """
-    from cavvy.spec.tree import ScalarNode
-
     texts = [
         each.text for each in (node.get("run"), node.get("setup")) if isinstance(each, ScalarNode)
     ]
     return any("$SKYPILOT_" in text.replace("{", "") or "~/sky_workdir" in text for text in texts)
+
+
+_INTERPRETERS = {".py": "python", ".sh": "bash"}
+_DIRECTIVES = {"SBATCH": "Slurm", "PBS": "PBS"}
+_DIRECTIVE = re.compile(rf"^#({'|'.join(_DIRECTIVES)})\s", re.MULTILINE)
+_FIRST = SourceMark(line=1, column=1)
+
+
+def compose_readable(notes: ProblemNotes) -> Sequence[Node]:
+    """Return the documents of a file, and add the problems of the YAML to `notes`. Raises SpecError
+    if the file is a script or a file of Docker Compose.
+    """
+    documents = compose_all(notes.text, notes)
+    told = ProblemNotes(notes.file, notes.text, notes.now)
+    tables = [each for each in documents if isinstance(each, MapNode)]
+    if len(notes) or not tables:
+        _check_script(told)
+    elif any(_is_compose(each) for each in tables):
+        hint = "write a Cavvy file with the `image` and the command of one service"
+        message = "the file is for Docker Compose, which Cavvy does not read"
+        told.add(_FIRST, message, expected="a task file", suggestion=hint)
+    told.check()
+    return documents
+
+
+def _check_script(notes: ProblemNotes) -> None:
+    program = _find_interpreter(notes.text, notes.file)
+    if not program:
+        return
+    found = _DIRECTIVE.search(notes.text)
+    kind = f"a batch script of {_DIRECTIVES[found[1]]}" if found else "a script"
+    path = PurePath("FILE" if notes.file == "-" else notes.file)
+    unfit = notes.file != "-" and explain_unfit(Path(notes.file).parent)
+    folder = "FOLDER" if unfit else quote(str(path.parent))
+    command = f"--workdir {folder} -- {program} {quote(path.name)}"
+    hint = f"`cavvy run {command}` runs the script"
+    if unfit:
+        hint += f" from a folder, but not from {path.parent}, because {unfit}"
+    if found:
+        hint += f"; options such as --nodes and --gpu replace the lines of #{found[1]}"
+    message = f"the file is {kind}, not a task file"
+    notes.add(_FIRST, message, expected="a task file", suggestion=hint)
+
+
+def _find_interpreter(text: str, file: str) -> str:
+    """Return the program that runs the script, from the first line or else from the file's name, or
+    "" if neither names a program.
+    """
+    words = text.partition("\n")[0].removeprefix("#!").split() if text.startswith("#!") else []
+    names = [PurePath(each).name for each in words if not each.startswith("-")]
+    program = next((each for each in names if each != "env"), "")
+    return program or _INTERPRETERS.get(PurePath(file).suffix, "")
+
+
+def _is_compose(table: MapNode) -> bool:
+    return isinstance(table.get("services"), MapNode) and table.get("run") is None

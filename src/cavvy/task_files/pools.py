@@ -6,10 +6,10 @@ from typing import Any
 from cavvy.domain.node_pools import MOST_NODES, USUAL_IDLE, NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.importers import ReadOptions, parse_file
 from cavvy.spec.fields.node_pool import SHORTEST_IDLE, parse_pool
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import MapNode, compose_all, to_value
+from cavvy.task_files import ReadOptions, parse_file
 
 # Keys with which SkyPilot prepares the workers of a pool before their first job.
 _OF_JOBS = ("setup", "run", "workdir", "file_mounts", "envs", "secrets", "volumes")
