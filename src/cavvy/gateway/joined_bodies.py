@@ -16,6 +16,8 @@ from cavvy.domain.values import Struct
 _decode_table = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.encode
+# also what msgspec raises at bytes that are not UTF-8, and at JSON that is nested too deeply
+_NOT_THIS_FORMAT = (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError)
 _IDS_MAX = 4096  # bytes of the field with the IDs; servers such as gunicorn refuse 8 KiB
 # Fields in which joined requests may differ. The replica does not get them.
 _OF_ONE = frozenset(
@@ -43,7 +45,7 @@ def read_body(body: bytes, name: str) -> JoinableBody | None:
     try:
         table = _decode_table(body)
         instances = _decode_array(table.pop(name))
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError):
+    except _NOT_THIS_FORMAT:
         return None
     if not instances or bytes(table.get("stream", b"")) == b"true":
         return None
@@ -72,7 +74,7 @@ def split_response(body: bytes, name: str, counts: Sequence[int]) -> list[bytes]
             found = _decode_table(body)
             rows = _decode_array(found[name])
             table = dict(found)
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError):
+    except _NOT_THIS_FORMAT:
         return None
     if len(rows) != sum(counts):
         return None

@@ -40,9 +40,11 @@ _CALLS = frozenset(
         b"/v1/images/generations",
         b"/v1/images/variations",
         b"/v1/messages",
+        b"/v1/messages/count_tokens",
         b"/v1/moderations",
         b"/v1/rerank",
         b"/v1/responses",
+        b"/v1/responses/input_tokens",
         b"/v1/score",
     }
 )
@@ -99,6 +101,8 @@ class _Body(Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+# also what msgspec raises at bytes that are not UTF-8, and at JSON that is nested too deeply
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Reach(Struct, frozen=True):
@@ -254,7 +258,7 @@ class ModelRequest:
             return self._select(name, body, done)
         if done:
             wrong = "the body is neither JSON with a string `model` nor a form with `model`"
-            return _bad_request(wrong)
+            return _bad_request(f"{wrong}; JSON is UTF-8, nested less than 1,000 levels deep")
         return self._refuse_late(first)
 
     def abort(self) -> None:
@@ -302,7 +306,7 @@ def read_model(body: bytes, whole: bool) -> str | None:
     if whole:
         try:
             return _decode(body).model
-        except msgspec.DecodeError:
+        except _NO_JSON:
             return None
     depth = 0
     named = False  # the last token was the key `model` of the outermost object
@@ -315,7 +319,7 @@ def read_model(body: bytes, whole: bool) -> str | None:
         elif named and token[2]:
             try:
                 return msgspec.json.decode(b'"%b"' % token[1], type=str)
-            except msgspec.DecodeError:
+            except _NO_JSON:
                 return None
         named = depth == 1 and bool(token[3]) and token[1] == b"model"
     return None

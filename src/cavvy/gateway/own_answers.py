@@ -2,7 +2,8 @@
 
 The format is `{"error": {"code": ..., "message": ..., "type": ..., "param": null, "request_id":
 ...}}`, which clients of OpenAI's API understand. If the status is below 400, the body has the key
-`call` instead of `error`.
+`call` instead of `error`. Errors of Anthropic's route `/v1/messages` have Anthropic's format:
+`{"type": "error", "error": {"type": ..., "message": ..., "code": ...}, "request_id": ...}`.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,18 @@ _TYPES = {
     403: "permission_error",
     429: "rate_limit_error",
 }  # others: by the status
+# source: Anthropic's page "Errors" of its API, read 2026-11
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}  # others: by the status
+ANTHROPIC_PATH = b"/v1/messages"
 _PHRASES = {
     202: "Accepted",
     400: "Bad Request",
@@ -93,11 +106,21 @@ SILENT = OwnAnswer(504, AnswerCode.SILENT, "the replica took too long to answer"
 
 
 def write_answer(
-    answer: OwnAnswer, request_id: str, *, close: bool = False, without_body: bool = False
+    answer: OwnAnswer,
+    request_id: str,
+    *,
+    close: bool = False,
+    without_body: bool = False,
+    anthropic: bool = False,
 ) -> bytes:
-    """Return the bytes of a response. `without_body` is set for responses to HEAD."""
+    """Return the bytes of a response. `without_body` is set for responses to HEAD, and `anthropic`
+    for those to requests of Anthropic's API.
+    """
     status = answer.status
-    body = write_body(status, answer.code, answer.message, request_id)
+    if anthropic and status >= 400:
+        body = _write_anthropic(status, answer.code, answer.message, request_id)
+    else:
+        body = write_body(status, answer.code, answer.message, request_id)
     head = [
         f"HTTP/1.1 {status} {_PHRASES[status]}",
         "Content-Type: application/json",
@@ -125,3 +148,13 @@ def write_body(status: int, code: AnswerCode, message: str, request_id: str) -> 
         usual = "server_error" if status >= 500 else "invalid_request_error"
         fields |= {"type": _TYPES.get(status, usual), "param": None}
     return msgspec.json.encode({"error" if status >= 400 else "call": fields})
+
+
+def _write_anthropic(status: int, code: AnswerCode, message: str, request_id: str) -> bytes:
+    usual = "api_error" if status >= 500 else "invalid_request_error"
+    error = {
+        "type": _ANTHROPIC_TYPES.get(status, usual),
+        "message": message,
+        "code": code.value,
+    }
+    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})

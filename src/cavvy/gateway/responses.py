@@ -7,7 +7,7 @@ from time import monotonic
 from cavvy.gateway.bodies import LAST_CHUNK
 from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, ResponseHead
 from cavvy.gateway.other_origins import share
-from cavvy.gateway.own_answers import Answer, OwnAnswer, write_answer
+from cavvy.gateway.own_answers import ANTHROPIC_PATH, Answer, OwnAnswer, write_answer
 from cavvy.gateway.seams import ClientRequest
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -147,13 +147,18 @@ class ClientResponse:
         """
         self.started = True
         request = self.request
-        without_body = shares = False
+        without_body = shares = anthropic = False
         if request is not None:
             request_id, shares = request.id, request.shares
+            anthropic = ANTHROPIC_PATH in request.head.target
             without_body = request.head.method == b"HEAD"
         if isinstance(answer, OwnAnswer):
             data = write_answer(
-                answer, request_id.decode(), close=self.closing, without_body=without_body
+                answer,
+                request_id.decode(),
+                close=self.closing,
+                without_body=without_body,
+                anthropic=anthropic,
             )
         else:
             data = b"%bX-Request-Id: %b\r\n%b\r\n%b" % (

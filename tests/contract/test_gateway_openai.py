@@ -1,0 +1,177 @@
+"""What clients of OpenAI's API see through the gateway, by OpenAI's own package."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tests.contract.engine_stand_in import EngineStandIn
+from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.gateway_suite import KEY, KEYED
+from tests.contract.http_talk import ask
+from tests.waits import PATIENCE_S
+
+openai = pytest.importorskip("openai", reason="`make setup-dev` installs OpenAI's client")
+
+Connect = Callable[..., Any]
+CHAT: list[Any] = [{"role": "user", "content": "how many words are these"}]
+SERVICES: list[dict[str, Any]] = [
+    {"name": "llm", "prefix": "/default/llm", "models": ["org/tiny"]},
+    {
+        **{**KEYED, "name": "keyed", "hosts": ["keyed.example"], "models": ["org/private"]},
+        "project": "site",
+    },
+    {
+        **{"name": "narrow", "prefix": "/default/narrow", "models": ["narrow"]},
+        **{"concurrency": 1, "queue_max": 1, "wait_s": 0.2},
+    },
+    {"name": "mute", "prefix": "/default/mute", "models": ["mute"], "response_s": 0.2},
+    {"name": "closed", "prefix": "/default/closed", "models": ["closed"], "closed": "spent"},
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineStandIn]:
+    made = EngineStandIn("e1")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: EngineStandIn) -> Iterator[GatewayProcess]:
+    made = GatewayProcess(services=SERVICES)
+    for each in SERVICES:
+        if each["name"] != "narrow":
+            made.set_replicas(each["name"], [engine])
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def connect(gateway: GatewayProcess) -> Iterator[Connect]:
+    """Make clients, which are closed after the test."""
+    with ExitStack() as stack:
+
+        def make(path: str = "/v1", **more: Any) -> Any:
+            base = f"http://127.0.0.1:{gateway.port}{path}"
+            given = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_S, **more}
+            return stack.enter_context(openai.OpenAI(base_url=base, **given))
+
+        yield make
+
+
+@pytest.fixture
+def client(connect: Connect, engine: EngineStandIn) -> Any:
+    engine.reset()
+    engine.split, engine.pause_s, engine.speaks, engine.mute = 0, 0.0, "vllm", False
+    return connect()
+
+
+def test_each_route_answers_through_the_client(client: Any, engine: EngineStandIn) -> None:
+    assert [each.id for each in client.models.list()] == ["closed", "mute", "narrow", "org/tiny"]
+    assert client.models.retrieve("org/tiny").id == "org/tiny"
+    chat = client.chat.completions.create(model="org/tiny", messages=CHAT, max_tokens=3)
+    assert chat.choices[0].message.content == "word0 word1 word2 "
+    assert client.completions.create(model="org/tiny", prompt="a").choices[0].text
+    assert client.responses.create(model="org/tiny", input="a b").output_text == "word " * 5
+    vectors = client.embeddings.create(model="org/tiny", input="a b", encoding_format="float")
+    assert len(vectors.data[0].embedding) == 1000
+    speech = client.audio.speech.create(model="org/tiny", voice="x", input="a")
+    assert len(speech.read()) == 450_002
+    text = client.audio.transcriptions.create(model="org/tiny", file=("a.wav", b"x" * 300_000))
+    assert int(text.text.split()[0]) > 300_000
+    ranked = client.post("/rerank", body={"model": "org/tiny", "query": "a"}, cast_to=object)
+    assert ranked["results"][0]["index"] == 0
+
+
+@pytest.mark.parametrize("split", [0, 1, 7])
+def test_streams_arrive_as_the_engine_sent_them(
+    client: Any, engine: EngineStandIn, split: int
+) -> None:
+    engine.split = split
+    create = client.chat.completions.create
+    words = [
+        each.choices[0].delta.content
+        for each in create(model="org/tiny", messages=CHAT, max_tokens=4, stream=True)
+    ]
+    assert words == [f"word{number} " for number in range(4)]
+    options = {"include_usage": True}
+    *_, last = create(model="org/tiny", messages=CHAT, stream=True, stream_options=options)
+    assert (last.choices, last.usage.completion_tokens) == ([], 5)
+    events = [each.type for each in client.responses.create(model="org/tiny", input="a", stream=1)]
+    assert events[-1] == "response.completed"
+
+
+def test_a_client_that_leaves_a_stream_frees_the_replica(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    engine.pause_s = 0.01
+    aborted = engine.aborted
+    with client.chat.completions.create(
+        model="org/tiny", messages=CHAT, max_tokens=100_000, stream=True
+    ) as stream:
+        next(stream)
+    wait_for(lambda: engine.aborted > aborted and not gateway.facts("llm")["in_flight"])
+
+
+def test_each_refusal_raises_the_error_that_clients_expect(
+    client: Any, engine: EngineStandIn, connect: Connect
+) -> None:
+    def refuse(kind: Any, model: str = "org/tiny", to: Any = client, **more: Any) -> Any:
+        with pytest.raises(kind) as raised:
+            to.chat.completions.create(model=model, messages=CHAT, **more)
+        error = raised.value
+        assert error.request_id
+        assert set(error.body) == {"code", "message", "param", "type", "request_id"}
+        return error
+
+    keyed = connect("/site/v1", api_key=KEY)
+    assert refuse(openai.NotFoundError, "org/other", keyed).code == "model_not_found"
+    unknown = connect(api_key="cavvysvc_" + "x" * 43)
+    assert refuse(openai.AuthenticationError, to=unknown).type == "authentication_error"
+    assert refuse(openai.APIStatusError, "closed").status_code == 402
+    assert refuse(openai.InternalServerError, "narrow").code == "no-replica-in-time"
+    engine.mute = True
+    assert refuse(openai.InternalServerError, "mute").code == "replica-silent"
+    engine.mute = False
+    slow = connect("/site/v1", api_key="slow")
+    for _ in range(2):
+        slow.chat.completions.create(model="org/private", messages=CHAT)
+    limited = refuse(openai.RateLimitError, "org/private", slow)
+    assert (limited.code, limited.type) == ("rate-exceeded", "rate_limit_error")
+    assert 90 <= int(limited.response.headers["retry-after"]) <= 100
+    own = connect("/default/llm/v1")
+    with pytest.raises(openai.BadRequestError, match="too long"):  # the engine's own error
+        own.post("/fails", body={}, cast_to=object)
+
+
+def test_messages_have_errors_in_anthropics_format(gateway: GatewayProcess) -> None:
+    for path, body, status, kind in (
+        ("/v1/messages", b"{}", 400, "invalid_request_error"),
+        ("/v1/messages", b'{"model": "closed"}', 402, "billing_error"),
+        ("/site/v1/messages?beta=true", b'{"model": "no"}', 401, "authentication_error"),
+        ("/default/narrow/v1/messages", b"{}", 504, "timeout_error"),
+        ("/default/none/v1/messages/count_tokens", b"{}", 404, "not_found_error"),
+    ):
+        reply = ask(gateway.port, "POST", path, body, host="any.example")
+        assert (reply.status, reply.json["type"]) == (status, "error")
+        assert reply.json["error"]["type"] == kind
+        assert reply.json["request_id"] == reply.headers["x-request-id"]
+
+
+def test_odd_bodies_get_a_clear_answer(gateway: GatewayProcess) -> None:
+    deep = b"[" * 200_000
+    for body in (
+        b'{"messages": ' + deep + b"]" * 200_000 + b', "model": "org/tiny"}',
+        b'{"model": "org/tiny", "messages": ' + deep,
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b'{"model": ["org/tiny"]}',
+        b"\x00" * 1000,
+    ):
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            reply = ask(gateway.port, "POST", path, body, host="any.example")
+            assert (reply.status, reply.json["error"]["code"]) == (400, "bad-request")
+            assert "`model`" in reply.json["error"]["message"]
+    assert gateway.process.poll() is None
