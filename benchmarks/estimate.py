@@ -32,10 +32,16 @@ from benchmarks.estimate_steps import (
 )
 
 from cavvy.catalog.accelerators import Vendor
-from cavvy.planner.estimate.devices import ACHIEVED_ELSEWHERE, DeviceRates, device_of
-from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.device_rates import (
+    ACHIEVED_ELSEWHERE,
+    DeviceRates,
+    MeasuredRate,
+    carry,
+    device_of,
+    spread_of,
+)
 from cavvy.planner.estimate.roofline import CALIBRATED, RooflineConstants
-from cavvy.planner.estimate.transfer import MeasuredRate, carry, spread_of
+from cavvy.planner.estimate.table import estimate_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
 

@@ -20,11 +20,10 @@ import numpy as np
 
 from cavvy.cli.task.profiles import find_model
 from cavvy.domain.values import asdict, replace
-from cavvy.planner.estimate.devices import DeviceRates, device_of
+from cavvy.planner.device_rates import DeviceRates, device_of
 from cavvy.planner.estimate.kernels import KernelConstants
-from cavvy.planner.estimate.profile import WorkProfile, read_profile
+from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import RooflineConstants, estimate_step
-from cavvy.planner.estimate.settings import StepSettings
 
 DATA = (
     Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cavvy.planner.estimate.devices import DeviceRates, device_of
-from cavvy.planner.estimate.memory import estimate_memory
-from cavvy.planner.estimate.profile import read_profile
+from cavvy.planner.device_rates import DeviceRates, device_of
+from cavvy.planner.estimate.profile import StepSettings, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
-from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.estimate.table import estimate_memory
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.trace import trace_step
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cavvy.planner.estimate.errors import ModelKind, find_error, find_kind, list_unmeasured
-from cavvy.planner.estimate.profile import read_profile
-from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.estimate.profile import StepSettings, read_profile
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.trace import trace_step
 

@@ -14,9 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cavvy.planner.estimate.errors import list_unmeasured
-from cavvy.planner.estimate.memory import estimate_memory
-from cavvy.planner.estimate.profile import read_profile
-from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.estimate.profile import StepSettings, read_profile
+from cavvy.planner.estimate.table import estimate_memory
 from cavvy.tracer.script import trace_script
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,11 @@ from cavvy.cli.main import SECTIONS
 HEAVY = (
     *("asyncio", "sqlite3", "ssl", "cavvy.task_files", "cavvy.planner.deadline", "cavvy.store"),
     *("jinja2", "starlette", "cavvy.console"),
+)
+# what only some tasks and commands need
+EXTRAS = (
+    *("cavvy.importers", "cavvy.planner.estimate", "cavvy.tracer", "cavvy.tuning", "cavvy.train"),
+    *("cavvy.providers.formats", "cavvy.readers", "cavvy.cloud_functions"),
 )
 NO_PLUGINS = "importlib.metadata"  # reads the metadata of packages; needed only for plug-ins
 
@@ -46,3 +52,20 @@ def test_offers_import_only_the_catalog_if_nothing_is_configured(tmp_path: objec
 def test_offers_read_no_metadata_without_third_party_providers(tmp_path: object) -> None:
     found = list_heavy(["offers", "--gpu", "A100", "--limit", "1"], str(tmp_path), (NO_PLUGINS,))
     assert found == []
+
+
+def test_a_cavvy_file_loads_no_extra(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("run: echo hi\n")
+    arguments = ["run", str(tmp_path / "task.yaml"), "--dry-run"]
+    assert list_heavy(arguments, str(tmp_path), (*EXTRAS, "cavvy.task_files")) == [
+        "cavvy.task_files"
+    ]
+
+
+def test_servers_and_agents_start_without_extras() -> None:
+    code = (
+        "import sys, cavvy.server.embedded, cavvy.api.app, cavvy.agent.main\n"
+        f"print([name for name in {EXTRAS!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

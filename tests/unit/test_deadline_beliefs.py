@@ -1,7 +1,7 @@
 """What a job knows of spot from its own launches."""
 
 from cavvy.domain.markets import ObservationKind
-from cavvy.planner.deadline.beliefs import MarketBeliefs
+from cavvy.planner.deadline.session import MarketBeliefs
 from cavvy.planner.spot.market_memory import MarketMemory
 from cavvy.planner.spot.view import UNSEEN, SpotQuote
 

@@ -18,10 +18,9 @@ from benchmarks.estimate_steps import (
     read_vision,
 )
 
-from cavvy.planner.estimate.devices import DeviceRates
-from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.device_rates import DeviceRates, MeasuredRate, carry
 from cavvy.planner.estimate.roofline import CALIBRATED, RooflineConstants
-from cavvy.planner.estimate.transfer import MeasuredRate, carry
+from cavvy.planner.estimate.table import estimate_memory
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
 

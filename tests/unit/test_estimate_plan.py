@@ -19,20 +19,18 @@ from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.values import replace
-from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.device_rates import MeasuredRate, carry, device_of
 from cavvy.planner.estimate.errors import ELSEWHERE, ERRORS, ModelKind
-from cavvy.planner.estimate.memory import estimate_memory
-from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
+from cavvy.planner.estimate.profile import ProfileError, StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
-from cavvy.planner.estimate.settings import StepSettings
 from cavvy.planner.estimate.table import (
     correct_rates,
     device_key,
+    estimate_memory,
     estimate_on,
     list_devices,
     make_rates,
 )
-from cavvy.planner.estimate.transfer import MeasuredRate, carry
 from cavvy.task_files import load_task
 
 H200 = device_of("H200")

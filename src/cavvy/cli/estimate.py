@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cavvy.domain.offers import Offer
-    from cavvy.planner.estimate.devices import DeviceRates
-    from cavvy.planner.estimate.profile import WorkProfile
-    from cavvy.planner.estimate.settings import StepSettings
+    from cavvy.planner.device_rates import DeviceRates
+    from cavvy.planner.estimate.profile import StepSettings, WorkProfile
     from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
@@ -123,7 +122,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
       cavvy estimate --model gpt2 --batch 8 --precision bf16 --compile
       cavvy estimate --model llama-8b --gpus 8 --fsdp --checkpointing --gpu H100
     """
-    from cavvy.planner.estimate.settings import OPTIMIZERS, StepSettings
+    from cavvy.planner.estimate.profile import OPTIMIZERS, StepSettings
 
     if given["optimizer"] and given["optimizer"].lower() not in OPTIMIZERS:
         raise CommandFailure(

@@ -14,8 +14,7 @@ from cavvy.catalog.accelerators import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec, Workload
 from cavvy.domain.values import Struct, replace
-from cavvy.planner.estimate.devices import device_of
-from cavvy.planner.estimate.transfer import MeasuredRate, carry, spread_of
+from cavvy.planner.device_rates import MeasuredRate, carry, device_of, spread_of
 
 # Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with
 # two 256-bit fused multiply-add units, 32 operations per cycle and core

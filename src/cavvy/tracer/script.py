@@ -27,8 +27,11 @@ from cavvy.tracer.one_process import (
     watch_rank_variables,
 )
 from cavvy.tracer.operations import as_on_gpu
+from cavvy.tracer.ranks import find_ranks
 from cavvy.tracer.step_watch import StepDone, StepWatch
 from cavvy.train.run import Run
+
+__all__ = ["find_ranks", "is_rank_missing", "run_script", "trace_script", "watch_rank_variables"]
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:

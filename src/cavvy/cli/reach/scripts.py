@@ -5,8 +5,6 @@ from typing import Any, TypeVar
 
 import click
 
-from cavvy.tracer import MODULE
-
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
@@ -46,6 +44,8 @@ def _read(context: click.Context, parameter: click.Parameter, value: str | None)
         return None
     if not is_module:
         return str(click.Path(dir_okay=False, exists=True).convert(value, parameter, context))
+    from cavvy.tracer import MODULE
+
     first = value.partition(".")[0]
     if not first.isidentifier() or not _can_import(first):
         raise click.BadParameter(
@@ -58,6 +58,8 @@ def _read(context: click.Context, parameter: click.Parameter, value: str | None)
 
 def list_words(script: str) -> list[str]:
     """Return the words with which a shell passes a script to `python`."""
+    from cavvy.tracer import MODULE
+
     return ["-m", script.removeprefix(MODULE)] if script.startswith(MODULE) else [script]
 
 

@@ -7,14 +7,15 @@ import sys
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cavvy.cli.reach.scripts import explain_relative_import
+from cavvy.cli.reach.scripts import explain_relative_import, list_words
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 from cavvy.packages import extra_command, install_command
-from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
-from cavvy.tracer import MODULE
+
+if TYPE_CHECKING:
+    from cavvy.planner.estimate.profile import WorkProfile
 
 # packages of training scripts whose import name differs from the package name
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
@@ -65,6 +66,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 def read(data: object, where: str) -> "WorkProfile":
     """Return a work profile from decoded data. Raises CommandFailure."""
+    from cavvy.planner.estimate.profile import ProfileError, read_profile
 
     try:
         return read_profile(data)
@@ -121,7 +123,8 @@ def _find_missing(error: BaseException | None) -> str:
 
 
 def _name(script: str) -> str:
-    return script.removeprefix(MODULE) if script.startswith(MODULE) else Path(script).stem
+    *option, path = list_words(script)
+    return path if option else Path(path).stem
 
 
 def _last_line(script: str, error: Exception) -> str:
@@ -137,9 +140,10 @@ def _last_line(script: str, error: Exception) -> str:
 
 def _list_files(script: str) -> list[str]:
     """Return the paths that the file of a module can have."""
-    if not script.startswith(MODULE):
+    _, *names = list_words(script)
+    if not names:
         return []
-    path = Path.cwd().joinpath(*_name(script).split("."))
+    path = Path.cwd().joinpath(*names[0].split("."))
     return [str(path.with_suffix(".py")), str(path / "__main__.py")]
 
 
@@ -152,7 +156,7 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     work = task.work
     if work is None or work.profile is None:
         return task
-    from cavvy.planner.estimate.settings import StepSettings
+    from cavvy.planner.estimate.profile import StepSettings
     from cavvy.planner.estimate.table import COUNTS, correct_rates, make_rates
 
     data = read_file(folder / work.profile)

@@ -24,7 +24,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, ResourceSpec, Scalar, TaskSpec, Transfer, Workdir
 from cavvy.domain.values import replace
-from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.device_rates import device_of
 from cavvy.spec.uses import is_used
 
 # The range of ports for ranks: below Linux's first ephemeral port (32768), and above the ports of

@@ -5,15 +5,14 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from cavvy.domain.values import Struct
-from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.device_rates import device_of
 from cavvy.planner.estimate.kernels import (
     KernelConstants,
     KernelSetting,
     kernel_time,
     name_kind,
 )
-from cavvy.planner.estimate.profile import WorkProfile
-from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.estimate.profile import StepSettings, WorkProfile
 
 _MEASURED_ON = "H200"
 # Minimum shares of a step's time. Kernels with a smaller share do not affect the kind of the model.

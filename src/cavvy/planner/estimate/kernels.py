@@ -6,9 +6,8 @@ bandwidth, which depends on the kind.
 from math import ceil
 
 from cavvy.domain.values import Struct
-from cavvy.planner.estimate.devices import DeviceRates
-from cavvy.planner.estimate.profile import KernelProfile
-from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.device_rates import DeviceRates
+from cavvy.planner.estimate.profile import KernelProfile, StepSettings
 
 
 class KernelConstants(Struct, frozen=True, kw_only=True):

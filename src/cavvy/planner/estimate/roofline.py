@@ -4,7 +4,7 @@ of a step's time.
 """
 
 from cavvy.domain.values import Struct, field
-from cavvy.planner.estimate.devices import DeviceRates
+from cavvy.planner.device_rates import DeviceRates, peak_of
 from cavvy.planner.estimate.kernels import (
     PRODUCTS,
     KernelConstants,
@@ -12,8 +12,7 @@ from cavvy.planner.estimate.kernels import (
     bandwidth_of,
     kernel_time,
 )
-from cavvy.planner.estimate.profile import WorkProfile
-from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
+from cavvy.planner.estimate.profile import StepSettings, WorkProfile, optimizer_costs
 
 
 class RooflineConstants(Struct, frozen=True, kw_only=True):
@@ -97,13 +96,6 @@ def estimate_step(
         samples_per_s=samples / total,
         mfu=flops / total / peak_of(device, precision),
     )
-
-
-def peak_of(device: DeviceRates, precision: str) -> float:
-    """Return the peak FLOP/s of the data sheet for matrix products at this precision."""
-    if precision in ("bf16", "fp16"):
-        return device.half
-    return {"tf32": device.tf32, "fp8": device.fp8}.get(precision, device.fp32)
 
 
 def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConstants) -> float:

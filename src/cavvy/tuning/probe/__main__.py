@@ -8,9 +8,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
-from cavvy.tracer.one_process import is_rank_missing, watch_rank_variables
-from cavvy.tracer.ranks import find_ranks
-from cavvy.tracer.script import run_script
+from cavvy.tracer.script import find_ranks, is_rank_missing, run_script, watch_rank_variables
 from cavvy.tuning.probe.child import NO_LOOP, ProbeChannel, ProbeDone, ScriptProbe
 
 OWN_RANKS = (
