@@ -1,5 +1,5 @@
-"""Which process gets which tests: what uses the same servers together, and what takes longest
-first.
+"""Which process gets which tests: what uses the same servers together, what takes longest first,
+and what keeps a core busy beside what waits.
 
 `tests/seconds.json` says how long each group of tests took when it was last measured; it is written
 anew by `CAVVY_TEST_SECONDS=tests/seconds.json make test`, and need not be exact. A run's summary
@@ -7,6 +7,7 @@ says how even it was.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
+WAITING = (*REAL_SERVERS, "tests/hostile/")
 # Files of real servers with one of these in their names use some that are brought up once, and stay
 # in one process.
 SHARED_SERVERS = {
@@ -75,16 +77,29 @@ def is_heavy(group: str) -> bool:
     return group in HEAVY or in_file
 
 
-def next_group(waiting: Iterable[str], running: Iterable[str]) -> str:
-    """The first group, or the first light one while enough heavy ones run."""
-    waiting = list(waiting)
+def is_busy(group: str) -> bool:
+    """Whether it takes a core for most of its time. What uses real servers, or attacks them, waits
+    for four fifths of its time.
+    """
+    return is_heavy(group) or (not group.startswith(WAITING) and group not in SHARED_SERVERS)
+
+
+def next_group(waiting: Iterable[str], running: Iterable[str], cores: int) -> str:
+    """The first group that fits beside those that run: a busy one while fewer of them run than
+    there are cores, otherwise one that waits, and no heavy one while enough of these run. Where
+    none fits, the first light one, or else the first.
+    """
+    waiting, running = list(waiting), list(running)
     full = sum(map(is_heavy, running)) >= HEAVY_AT_ONCE
-    return next((group for group in waiting if not (full and is_heavy(group))), waiting[0])
+    light = [group for group in waiting if not (full and is_heavy(group))]
+    wanted = sum(map(is_busy, running)) < cores
+    fitting = (group for group in light if is_busy(group) == wanted)
+    return next(fitting, light[0] if light else waiting[0])
 
 
 class InOrder(LoadScopeScheduling):
-    """Hands out whole groups in the order in which they were put, but for heavy ones that have to
-    wait for each other.
+    """Hands out whole groups in the order in which they were put, but for those that have to wait
+    until fewer of their kind run.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
@@ -100,7 +115,8 @@ class InOrder(LoadScopeScheduling):
             for group, done in work.items()
             if not all(done.values())
         ]
-        self.workqueue.move_to_end(next_group(self.workqueue, running), last=False)
+        chosen = next_group(self.workqueue, running, os.cpu_count() or 1)
+        self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:

@@ -94,7 +94,29 @@ def test_kubernetes_goes_first_where_it_is_built(
 def test_no_more_than_two_heavy_groups_run_unless_only_heavy_ones_are_left(
     waiting: list[str], running: list[str], expected: str
 ) -> None:
-    assert next_group(waiting, running) == expected
+    assert next_group(waiting, running, 2) == expected
+
+
+PURE, TRAINED = "tests/unit/test_a.py", "tests/train/test_a.py"
+SERVED, ATTACKED = "tests/system/test_a.py", "tests/hostile/test_a.py"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "expected"),
+    [
+        ([PURE, SERVED], [], PURE),
+        ([SERVED, PURE], [TRAINED], PURE),
+        ([PURE, SERVED], [TRAINED, "ray"], SERVED),
+        ([PURE, "storages"], [TRAINED, "tests/sim/test_a.py"], "storages"),
+        ([TRAINED, PURE], ["ray", "kubernetes"], TRAINED),  # nothing else is left
+        ([SERVED, ATTACKED], [SERVED], SERVED),
+        (["kubernetes", SERVED, PURE], ["ray", "kubernetes"], SERVED),
+    ],
+)
+def test_as_many_groups_as_there_are_cores_keep_one_busy_beside_those_that_wait(
+    waiting: list[str], running: list[str], expected: str
+) -> None:
+    assert next_group(waiting, running, 2) == expected
 
 
 def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> None:
