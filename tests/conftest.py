@@ -82,6 +82,13 @@ def may_be_disturbed(item: pytest.Item) -> bool:
     return item.path.relative_to(ROOT).as_posix().startswith(WITH_PROCESSES)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests and fixtures that are coroutines run in asyncio's loop (`anyio_mode` in
+    pyproject.toml)."""
+    return "asyncio"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     tiers.add_options(parser)
 

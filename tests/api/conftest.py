@@ -7,14 +7,7 @@ import pytest
 from tests.api.api_state import KINDS, Api, open_api
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=KINDS)
-async def api(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[Api]:
+async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Api]:
     async with open_api(request.param, tmp_path) as opened:
         yield opened

@@ -11,8 +11,6 @@ from tests.api.api_state import Api
 from cavvy.api.tokens import hash_token, is_token, make_token
 from cavvy.control.schedules import find_bar
 
-pytestmark = pytest.mark.anyio
-
 
 async def call(api: Api, token: str, method: str, path: str, body: Any = None) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"}

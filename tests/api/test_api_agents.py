@@ -23,7 +23,6 @@ from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import sweep_folders
 from cavvy.store.objects.locations import open_place
 
-pytestmark = pytest.mark.anyio
 CLAIM = {
     "rank": 0,
     "nonce": "n1",

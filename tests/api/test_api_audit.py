@@ -1,6 +1,5 @@
 """Bills beside the providers' own records, by the API."""
 
-import pytest
 from tests.api.api_state import Api, until
 from tests.api.test_api_agents import claim, report, start
 
@@ -8,7 +7,6 @@ from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 
-pytestmark = pytest.mark.anyio
 AUDIT = "/v1/projects/default/audit"
 EXIT = {"seq": 1, "kind": "exited", "outcome": "succeeded", "exit_code": 0}
 

@@ -7,7 +7,6 @@ from tests.api.test_api_accounts import add, call, code
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money
 
-pytestmark = pytest.mark.anyio
 BASE = "/v1/budgets/vision"
 
 

@@ -13,7 +13,6 @@ from tests.api.test_api_agents import claim, report, start
 from cavvy.store.base import RowNotFound
 from cavvy.store.blobs import read_manifest
 
-pytestmark = pytest.mark.anyio
 TASK = "{name: t, run: 'true', checkpoint: {path: state, every: 1m}, retry: {preemption: 9}}"
 MADE = "2026-03-01T12:00:00Z"
 

@@ -31,7 +31,6 @@ from cavvy.store.base import AtomicWrite
 from cavvy.store.objects.base import ObjectBucket, ObjectDenied
 from cavvy.store.objects.locations import open_place
 
-pytestmark = pytest.mark.anyio
 TASK = """
 name: t
 run: 'true'
@@ -45,9 +44,7 @@ LARGE = bytes(range(256)) * (17 << 12)  # 17 MiB: more than one part
 
 
 @pytest.fixture
-async def api(
-    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Api]:
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
     """A server with a bucket, which all tasks can use."""
     keys = start_google()
     GoogleStandIn.objects.clear()

@@ -15,7 +15,6 @@ from cavvy.api.hook_limits import IN_PROGRESS_EACH, WRONG_ALL, WRONG_EACH
 from cavvy.control.decide.webhook_signatures import sign_standard
 from cavvy.domain.queued_calls import MOST_BYTES
 
-pytestmark = pytest.mark.anyio
 SERVICE = "/v1/projects/default/services/chat"
 SECRET = "a secret of the sender"
 TEXT = """
@@ -34,7 +33,7 @@ CLOUD = {"content-type": "application/cloudevents+json"}
 
 
 @pytest.fixture
-async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
     values = {"CAVVY_PROVIDERS_LOCAL_ENABLED": "true"}
     async with open_api("memory", tmp_path, values=values) as api:
         missing = (await api.http.put(SERVICE, json={"text": TEXT, "user": "ada"})).json()

@@ -21,8 +21,6 @@ from cavvy.store.objects.locations import ObjectLocation
 
 __all__ = ["storages"]
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_submission_is_stored_and_shown(api: Api) -> None:
     made = await api.submit(

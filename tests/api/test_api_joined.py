@@ -4,15 +4,12 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import cast
 
-import pytest
 from tests.api.api_state import Api
 
 from cavvy.api.peers import PEER, _signed
 from cavvy.domain.protocol import PROTOCOL
 from cavvy.providers.abilities import SERVES_NODES
 from cavvy.providers.base import Provider
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_nobody_can_join_where_no_place_takes_machines(api: Api) -> None:

@@ -16,7 +16,6 @@ from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.objects import threads
 from cavvy.store.objects.base import ObjectInfo
 
-pytestmark = pytest.mark.anyio
 JOB = "/v1/projects/default/jobs/t"
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Awaitable
 from typing import Any
 
-import pytest
 from tests.api.api_state import Api, until
 
-pytestmark = pytest.mark.anyio
 MACHINE = "/v1/projects/default/machines/dev"
 TASK = "{name: first, run: 'true', machine: dev, keep: 10m}"
 

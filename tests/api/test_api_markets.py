@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from tests.api.api_state import open_api, until
 
-pytestmark = pytest.mark.anyio
-
 TASK = """
 name: t
 run: "true"

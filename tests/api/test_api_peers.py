@@ -117,7 +117,6 @@ def test_announcements_count_for_live_servers_alone() -> None:
     assert peers.find_keeper("1-b") == alive
 
 
-@pytest.mark.anyio
 async def test_a_dead_peer_does_not_cost_an_agent_its_claim() -> None:
     dead = Replica(id="b", host="h", pid=1, folder="/b", address="unix:/nowhere/server.sock")
     share = SimpleNamespace(
@@ -131,7 +130,6 @@ async def test_a_dead_peer_does_not_cost_an_agent_its_claim() -> None:
     assert caught.value.status not in LOST
 
 
-@pytest.mark.anyio
 async def test_a_peer_that_does_not_answer_delays_orders_only_shortly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

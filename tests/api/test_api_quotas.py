@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from tests.api.api_state import Api
 
 from cavvy.domain.offers import Purchase
@@ -11,7 +10,6 @@ from cavvy.domain.values import replace
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Provider, Refused
 
-pytestmark = pytest.mark.anyio
 QUOTA = Quota(
     provider="cloud",
     name="P",

@@ -45,7 +45,7 @@ async def test_a_lost_key_is_told_and_nothing_is_changed(api: Api, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["KEY", "FORMER_KEYS"])
 async def test_a_wrong_place_of_a_key_is_an_error_of_the_settings(
-    tmp_path: Path, name: str, anyio_backend: str
+    tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(SettingsError, match="vault:x"):
         async with open_api("memory", tmp_path, values={f"CAVVY_SECRETS_{name}": "vault:x"}):

@@ -13,13 +13,12 @@ from tests.api.api_state import Api, open_api, until
 from cavvy.client.state import host_name
 from cavvy.server.serving.front import GatewayFront
 
-pytestmark = pytest.mark.anyio
 SERVICE = "/v1/projects/default/services/chat"
 TEXT = "{name: other, run: serve, resources: {cpu: 0.1}, service: {port: 80}}"
 
 
 @pytest.fixture
-async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
     async with open_api(
         "memory", tmp_path, values={"CAVVY_PROVIDERS_LOCAL_ENABLED": "true"}
     ) as api:

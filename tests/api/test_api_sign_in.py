@@ -85,9 +85,7 @@ def issuer(running_issuer: Issuer) -> Issuer:
 
 
 @pytest.fixture
-async def api(
-    request: pytest.FixtureRequest, tmp_path: Path, issuer: Issuer, anyio_backend: str
-) -> AsyncIterator[Api]:
+async def api(request: pytest.FixtureRequest, tmp_path: Path, issuer: Issuer) -> AsyncIterator[Api]:
     async with open_api(getattr(request, "param", "memory"), tmp_path) as api:
         await api.http.post("/v1/accounts", json={"name": "ci", "kind": "service"})
         await api.http.post("/v1/projects", json={"name": "vision"})

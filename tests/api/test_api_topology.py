@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
 from tests.api.api_state import open_api, until
-
-pytestmark = pytest.mark.anyio
 
 OFFER = """[[offers]]
 instance_type = "cpu"

@@ -10,13 +10,12 @@ from tests.api.api_state import Api, open_api, until
 
 from cavvy.gateway.addresses import find_listener
 
-pytestmark = pytest.mark.anyio
 SERVICE = "/v1/projects/default/services/chat"
 TEXT = "{name: chat, run: serve, resources: {cpu: 0.1}, service: {port: 80}}"
 
 
 @pytest.fixture
-async def taken(anyio_backend: str) -> AsyncIterator[socket.socket]:
+async def taken() -> AsyncIterator[socket.socket]:
     """A port of another process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         yield taken

@@ -17,7 +17,6 @@ from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
 
-pytestmark = pytest.mark.anyio
 TASK = """
 name: t
 run: 'true'
@@ -34,7 +33,6 @@ CHECKPOINT = (f"checkpoint/{'a' * 64}", dict[str, str]())
 async def api(
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    anyio_backend: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Api]:
     """A server with a bucket, which all tasks can use."""

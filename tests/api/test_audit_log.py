@@ -22,7 +22,6 @@ from cavvy.domain.refusals import PER_ADDRESS
 from cavvy.store.audit import PENDING
 from cavvy.store.base import StoreError
 
-pytestmark = pytest.mark.anyio
 # routes that change nothing by a method that could; written by hand
 READING = {
     ("POST", "/v1/projects/{project}/blobs/missing"),
@@ -32,9 +31,7 @@ PLANTED = "planted-secret-value"
 
 
 @pytest.fixture(params=["memory", "postgres"])
-async def team(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[Team]:
+async def team(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Team]:
     async with open_api(request.param, tmp_path) as api:
         yield await make_team(api)
 

@@ -112,30 +112,26 @@ def test_a_lost_answer_closes_the_connection() -> None:
     assert len(endpoint.got) == 1
 
 
-def test_an_endpoint_that_is_gone_refuses_connections_until_it_is_back() -> None:
+async def test_an_endpoint_that_is_gone_refuses_connections_until_it_is_back() -> None:
     """So a request that the gateway repeats waits, and is not lost again."""
     endpoint = Endpoint()
     endpoint.loses, endpoint.up = True, False
-
-    async def run() -> None:
-        relay = EndpointRelay("s", REPLICA, lambda: endpoint)
-        async with patience():
-            while not await listens(relay.port):
-                await asyncio.sleep(0.01)
-            idle, waiting = await asyncio.open_connection("127.0.0.1", relay.port)
-            reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
-            writer.write(make_request("POST /invocations", b"1"))
-            assert await reader.read() == b""
-            assert not await listens(relay.port)
-            assert await idle.read() == b""
-            writer.close()
-            waiting.close()
-            endpoint.up = True
-            while not await listens(relay.port):
-                await asyncio.sleep(0.01)
-        relay.close()
-
-    asyncio.run(run())
+    relay = EndpointRelay("s", REPLICA, lambda: endpoint)
+    async with patience():
+        while not await listens(relay.port):
+            await asyncio.sleep(0.01)
+        idle, waiting = await asyncio.open_connection("127.0.0.1", relay.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+        writer.write(make_request("POST /invocations", b"1"))
+        assert await reader.read() == b""
+        assert not await listens(relay.port)
+        assert await idle.read() == b""
+        writer.close()
+        waiting.close()
+        endpoint.up = True
+        while not await listens(relay.port):
+            await asyncio.sleep(0.01)
+    relay.close()
     assert len(endpoint.got) == 1
 
 
@@ -174,21 +170,18 @@ def test_an_answer_to_head_has_no_body(path: str, status: bytes) -> None:
     assert endpoint.got == []
 
 
-def test_a_port_that_cannot_listen_at_first_is_tried_again() -> None:
-    async def run() -> None:
-        relay = EndpointRelay("s", REPLICA, Endpoint)
-        with socket.socket() as blocker:
-            blocker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            blocker.bind(("127.0.0.1", relay.port))
-            blocker.listen()
-            for _ in range(5):  # the relay tries to listen
-                await asyncio.sleep(0)
-        async with patience():
-            while not await listens(relay.port):
-                await asyncio.sleep(0.01)
-        relay.close()
-
-    asyncio.run(run())
+async def test_a_port_that_cannot_listen_at_first_is_tried_again() -> None:
+    relay = EndpointRelay("s", REPLICA, Endpoint)
+    with socket.socket() as blocker:
+        blocker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        blocker.bind(("127.0.0.1", relay.port))
+        blocker.listen()
+        for _ in range(5):  # the relay tries to listen
+            await asyncio.sleep(0)
+    async with patience():
+        while not await listens(relay.port):
+            await asyncio.sleep(0.01)
+    relay.close()
 
 
 def test_an_endpoint_that_is_not_in_service_fails_its_probe() -> None:

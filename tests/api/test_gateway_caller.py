@@ -10,7 +10,7 @@ from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.server.serving.gateway_caller import GatewayCaller
 from cavvy.server.serving.listener import ServiceListener
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HINT = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 DONE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"

@@ -7,7 +7,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 from tests.waits import PATIENCE_S
 
 from cavvy.api.execs import JobExecs
@@ -19,8 +18,6 @@ from cavvy.server.serving.front import GatewayFront
 from cavvy.server.serving.gateway_child import GatewayChild
 from cavvy.server.serving.listener import ServiceListener
 from cavvy.server.serving.relays import ReplicaRelays
-
-pytestmark = pytest.mark.anyio
 
 _OLD_GATEWAY = """
 import json, os, socket, sys

@@ -25,7 +25,6 @@ async def _refusals(api: Api) -> list[str]:
     return [each["text"] for each in events if each["kind"] == "refused"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
@@ -51,7 +50,6 @@ async def test_a_message_that_cannot_be_applied_is_told_and_the_next_one_counts(
     assert f"{fault}: " in told
 
 
-@pytest.mark.anyio
 async def test_an_exit_counts_without_what_is_wrong_with_it(api: Api) -> None:
     gang = await start(api)
     await claim(api, gang)
@@ -60,7 +58,6 @@ async def test_an_exit_counts_without_what_is_wrong_with_it(api: Api) -> None:
     assert await until(lambda: _phase(api, "done"))
 
 
-@pytest.mark.anyio
 async def test_figures_that_are_no_json_for_others_are_refused_alone(api: Api) -> None:
     gang = await start(api)
     await claim(api, gang)
@@ -79,7 +76,6 @@ async def test_figures_that_are_no_json_for_others_are_refused_alone(api: Api) -
     assert node["progress"] == {"half?": "?", "done": 3}
 
 
-@pytest.mark.anyio
 async def test_refusals_are_told_twenty_times_at_most(api: Api) -> None:
     gang = await start(api)
     await claim(api, gang)
@@ -90,10 +86,9 @@ async def test_refusals_are_told_twenty_times_at_most(api: Api) -> None:
     assert told[-1].endswith("further refused messages get no event")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_that_says_anything_meets_no_fault_of_ours(
-    kind: str, tmp_path: Path, anyio_backend: str
+    kind: str, tmp_path: Path
 ) -> None:
     seen: Counter[int] = Counter()
     async with open_api(kind, tmp_path, script=LASTING) as api:
@@ -101,7 +96,6 @@ async def test_an_agent_that_says_anything_meets_no_fault_of_ours(
     assert sum(seen.values()) > 200
 
 
-@pytest.mark.anyio
 async def test_a_token_opens_the_files_of_its_own_job_only(api: Api) -> None:
     names = []
     for data in (b"ours", b"theirs"):
@@ -119,7 +113,6 @@ async def test_a_token_opens_the_files_of_its_own_job_only(api: Api) -> None:
     assert (b"ours" in pack, b"theirs" in pack, b"files" in pack) == (True, False, False)
 
 
-@pytest.mark.anyio
 async def test_a_token_ends_with_its_attempt(api: Api) -> None:
     """Asks every route that the server has for agents, so a new one is asked too."""
     gang = await start(api)
@@ -146,7 +139,6 @@ async def test_a_token_ends_with_its_attempt(api: Api) -> None:
     assert (await api.http.get(JOB + "/logs")).content == b"mine\n"
 
 
-@pytest.mark.anyio
 async def test_the_document_names_the_token_of_each_route(api: Api) -> None:
     document = (await api.http.get("/v1/openapi.json")).json()
     found: set[str] = set()

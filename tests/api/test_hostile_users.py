@@ -3,12 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from tests.api.api_state import open_api
 from tests.api.hostile_user import Routes, attack_routes
 
 
-@pytest.mark.anyio
 async def test_no_request_to_a_route_of_users_gets_a_5xx(tmp_path: Path) -> None:
     seen = Counter[int]()
     async with open_api("sqlite", tmp_path) as api:

@@ -14,25 +14,22 @@ from cavvy.server.serving.probes import ProbedPort, ReplicaProbes, probe
 OFTEN = ReadinessProbe(every=timedelta(milliseconds=1))
 
 
-def test_a_ready_replica_that_stays_out_of_reach_fails_its_probe() -> None:
-    async def story() -> None:
-        probes = ReplicaProbes()
-        ports = {
-            "starts": ProbedPort(lambda: 0, OFTEN, patience_s=0.0),
-            "was-ready": ProbedPort(lambda: 0, OFTEN, ready=True, patience_s=0.0),
-            "comes-back": ProbedPort(lambda: 0, OFTEN, ready=True),
-        }
-        probes.watch("s", ports, lambda: None)
-        async with patience():
-            while probes.record("was-ready").failures < 3:
-                await asyncio.sleep(0.001)
-        assert probes.record("starts") == probes.record("comes-back") == ProbeRecord()
-        probes.close()
-
-    asyncio.run(story())
+async def test_a_ready_replica_that_stays_out_of_reach_fails_its_probe() -> None:
+    probes = ReplicaProbes()
+    ports = {
+        "starts": ProbedPort(lambda: 0, OFTEN, patience_s=0.0),
+        "was-ready": ProbedPort(lambda: 0, OFTEN, ready=True, patience_s=0.0),
+        "comes-back": ProbedPort(lambda: 0, OFTEN, ready=True),
+    }
+    probes.watch("s", ports, lambda: None)
+    async with patience():
+        while probes.record("was-ready").failures < 3:
+            await asyncio.sleep(0.001)
+    assert probes.record("starts") == probes.record("comes-back") == ProbeRecord()
+    probes.close()
 
 
-def test_a_probe_may_send_headers_and_a_body() -> None:
+async def test_a_probe_may_send_headers_and_a_body() -> None:
     received: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,18 +45,15 @@ def test_a_probe_may_send_headers_and_a_body() -> None:
         await writer.drain()
         writer.close()
 
-    async def story() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            how = ReadinessProbe(path="/v1/completions")
-            assert await probe(port, how) == "/v1/completions was answered with status 405"
-            headers = (("Authorization", "Bearer k"), ("accept", "text/plain"))
-            how = replace(how, body='{"a": "é"}', headers=headers)
-            assert await probe(port, how) == ""
-            how = replace(how, headers=(("content-type", "text/plain"),))
-            assert await probe(port, how) == ""
-
-    asyncio.run(story())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        how = ReadinessProbe(path="/v1/completions")
+        assert await probe(port, how) == "/v1/completions was answered with status 405"
+        headers = (("Authorization", "Bearer k"), ("accept", "text/plain"))
+        how = replace(how, body='{"a": "é"}', headers=headers)
+        assert await probe(port, how) == ""
+        how = replace(how, headers=(("content-type", "text/plain"),))
+        assert await probe(port, how) == ""
     assert received[0].startswith(b"GET /v1/completions HTTP/1.1\r\n")
     assert b"Content-Length" not in received[0]
     assert b"\r\nAuthorization: Bearer k\r\n" in received[1]
@@ -80,7 +74,7 @@ def test_a_probe_may_send_headers_and_a_body() -> None:
         (None, "no answer to /up within 0.1 s"),
     ],
 )
-def test_a_failed_probe_says_why(answer: bytes | None, problem: str) -> None:
+async def test_a_failed_probe_says_why(answer: bytes | None, problem: str) -> None:
     ended = asyncio.Event()
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,14 +85,11 @@ def test_a_failed_probe_says_why(answer: bytes | None, problem: str) -> None:
             writer.write(answer)
         writer.close()
 
-    async def story() -> None:
-        how = ReadinessProbe(path="/up", timeout=timedelta(seconds=0.1 if answer is None else 60))
-        async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            assert await probe(port, how) == problem
-            ended.set()
-        assert await probe(port, how) == (
-            "the program does not listen on the port in the variable PORT"
-        )
-
-    asyncio.run(story())
+    how = ReadinessProbe(path="/up", timeout=timedelta(seconds=0.1 if answer is None else 60))
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await probe(port, how) == problem
+        ended.set()
+    assert await probe(port, how) == (
+        "the program does not listen on the port in the variable PORT"
+    )

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,143 +108,121 @@ async def say(port: int, line: bytes) -> bytes:
         writer.close()
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await story()
-
-    asyncio.run(run())
-
-
-def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_opened_again() -> None:
-    async def story() -> None:
-        node = Node()
-        relays = ReplicaRelays(node.execs)
-        relays.notify = node.notify
-        async with echoing() as program:
-            replica = make_replica(program)
-            relays.keep("s", {"r1": replica})
-            await until(lambda: relays.port(replica))
-            port = relays.port(replica)
-            large = b"x" * 50_000 + b"\n"
-            told = await asyncio.gather(*(say(port, large) for _ in range(20)))
-            assert told == [large] * 20
-
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"one\n")
-            assert await reader.readline() == b"one\n"
-            node.sessions[0][1].kill()
-            with suppress(ConnectionError):
-                assert await reader.readline() == b"", "the connection ends with the tunnel"
-            writer.close()
-            await until(lambda: len(node.sessions) == 2)
-            await until(lambda: node.sessions[1][0].taken)
-
-            async def answers() -> bool:
-                try:
-                    return await say(port, b"two\n") == b"two\n"
-                except OSError:  # it does not listen while there is no tunnel
-                    return False
-
-            async with patience():
-                while not await answers():
-                    await asyncio.sleep(0.05)
-            assert relays.port(replica) == port
-
-            relays.keep("s", {})
-            await until(lambda: node.sessions[1][0].exit_code is not None)
-            with pytest.raises(OSError):
-                await say(port, b"three\n")
-
-    play(story)
-
-
-def test_the_round_trip_to_a_replica_sets_its_tier() -> None:
-    async def story() -> None:
-        node = Node()
-        relays = ReplicaRelays(node.execs)
-        relays.notify = node.notify
-        node.delay_s = 0.03  # so a round trip takes more, however fast this machine is
-        async with echoing() as program:
-            replica = make_replica(program)
-            relays.keep("s", {"r1": replica})
-            await until(lambda: relays.port(replica))
-            assert relays.tier("r1") >= 1
-            assert relays.tier("another") == 0, "it runs on this machine"
-        relays.find_endpoints = lambda account: cast(AnswersRequests, object())
-        relays.keep("s", {"r1": replica})
-        assert relays.tier("r1") == FARTHEST, "it is not measured"
-        relays.close()
-        await until(lambda: node.sessions[0][0].exit_code is not None)
-
-    play(story)
-
-
-def test_a_program_that_ends_is_refused_before_its_connections_end() -> None:
-    async def story() -> None:
-        node = Node()
-        relays = ReplicaRelays(node.execs)
-        relays.notify = node.notify
-        connections: list[asyncio.StreamWriter] = []
-
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connections.append(writer)
-
-        program = await asyncio.start_server(accept, "127.0.0.1", 0)
-        replica = make_replica(int(program.sockets[0].getsockname()[1]))
-        here = make_replica(4242, gang="")
-        relays.keep("s", {"r1": here})
-        assert (relays.port(here), node.sessions) == (4242, [])
+async def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_opened_again() -> None:
+    node = Node()
+    relays = ReplicaRelays(node.execs)
+    relays.notify = node.notify
+    async with echoing() as program:
+        replica = make_replica(program)
         relays.keep("s", {"r1": replica})
         await until(lambda: relays.port(replica))
-        reader, writer = await asyncio.open_connection("127.0.0.1", relays.port(replica))
+        port = relays.port(replica)
+        large = b"x" * 50_000 + b"\n"
+        told = await asyncio.gather(*(say(port, large) for _ in range(20)))
+        assert told == [large] * 20
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"one\n")
-        await until(lambda: len(connections) > 1)  # the relay looked before it listened
-        program.close()
-        for each in connections:
-            each.close()
-        assert await reader.read() == b""
-        with pytest.raises(OSError):
-            await say(relays.port(replica), b"two\n")
+        assert await reader.readline() == b"one\n"
+        node.sessions[0][1].kill()
+        with suppress(ConnectionError):
+            assert await reader.readline() == b"", "the connection ends with the tunnel"
         writer.close()
-        relays.close()
-        await until(lambda: node.sessions[0][0].exit_code is not None)
+        await until(lambda: len(node.sessions) == 2)
+        await until(lambda: node.sessions[1][0].taken)
 
-    play(story)
+        async def answers() -> bool:
+            try:
+                return await say(port, b"two\n") == b"two\n"
+            except OSError:  # it does not listen while there is no tunnel
+                return False
 
+        async with patience():
+            while not await answers():
+                await asyncio.sleep(0.05)
+        assert relays.port(replica) == port
 
-def test_nobody_gets_the_port_of_a_replica_that_is_not_reached_at_the_moment() -> None:
-    async def story() -> None:
-        node = Node()
-        relays = ReplicaRelays(node.execs)
-        relays.notify = node.notify
-        async with echoing() as program:
-            replica = make_replica(program)
-            relays.keep("s", {"r1": replica})
-            await until(lambda: relays.port(replica))
-            relays.notify = lambda gang: None  # no agent opens another tunnel
-            node.sessions[0][1].kill()
-
-            listens = f"0100007F:{relays.port(replica):04X} 00000000:0000 0A"
-            await until(lambda: listens not in Path("/proc/net/tcp").read_text())
-            with socket.socket() as other, pytest.raises(OSError):
-                # no connection was made, which would hold the port too for a while
-                other.bind(("127.0.0.1", relays.port(replica)))
-        relays.close()
-        await until(lambda: not node.execs.wanted("g", 0))
-
-    play(story)
+        relays.keep("s", {})
+        await until(lambda: node.sessions[1][0].exit_code is not None)
+        with pytest.raises(OSError):
+            await say(port, b"three\n")
 
 
-def test_a_session_that_no_agent_takes_is_given_up() -> None:
-    async def story() -> None:
-        node = Node()
-        relays = ReplicaRelays(node.execs)
-        replica = make_replica(1)
+async def test_the_round_trip_to_a_replica_sets_its_tier() -> None:
+    node = Node()
+    relays = ReplicaRelays(node.execs)
+    relays.notify = node.notify
+    node.delay_s = 0.03  # so a round trip takes more, however fast this machine is
+    async with echoing() as program:
+        replica = make_replica(program)
         relays.keep("s", {"r1": replica})
-        await until(lambda: node.execs.wanted("g", 0))
-        assert relays.port(replica) == 0
-        [wanted] = node.execs.wanted("g", 0)
-        relays.close()
-        await until(lambda: wanted.exit_code is not None)
+        await until(lambda: relays.port(replica))
+        assert relays.tier("r1") >= 1
+        assert relays.tier("another") == 0, "it runs on this machine"
+    relays.find_endpoints = lambda account: cast(AnswersRequests, object())
+    relays.keep("s", {"r1": replica})
+    assert relays.tier("r1") == FARTHEST, "it is not measured"
+    relays.close()
+    await until(lambda: node.sessions[0][0].exit_code is not None)
 
-    play(story)
+
+async def test_a_program_that_ends_is_refused_before_its_connections_end() -> None:
+    node = Node()
+    relays = ReplicaRelays(node.execs)
+    relays.notify = node.notify
+    connections: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    program = await asyncio.start_server(accept, "127.0.0.1", 0)
+    replica = make_replica(int(program.sockets[0].getsockname()[1]))
+    here = make_replica(4242, gang="")
+    relays.keep("s", {"r1": here})
+    assert (relays.port(here), node.sessions) == (4242, [])
+    relays.keep("s", {"r1": replica})
+    await until(lambda: relays.port(replica))
+    reader, writer = await asyncio.open_connection("127.0.0.1", relays.port(replica))
+    writer.write(b"one\n")
+    await until(lambda: len(connections) > 1)  # the relay looked before it listened
+    program.close()
+    for each in connections:
+        each.close()
+    assert await reader.read() == b""
+    with pytest.raises(OSError):
+        await say(relays.port(replica), b"two\n")
+    writer.close()
+    relays.close()
+    await until(lambda: node.sessions[0][0].exit_code is not None)
+
+
+async def test_nobody_gets_the_port_of_a_replica_that_is_not_reached_at_the_moment() -> None:
+    node = Node()
+    relays = ReplicaRelays(node.execs)
+    relays.notify = node.notify
+    async with echoing() as program:
+        replica = make_replica(program)
+        relays.keep("s", {"r1": replica})
+        await until(lambda: relays.port(replica))
+        relays.notify = lambda gang: None  # no agent opens another tunnel
+        node.sessions[0][1].kill()
+
+        listens = f"0100007F:{relays.port(replica):04X} 00000000:0000 0A"
+        await until(lambda: listens not in Path("/proc/net/tcp").read_text())
+        with socket.socket() as other, pytest.raises(OSError):
+            # no connection was made, which would hold the port too for a while
+            other.bind(("127.0.0.1", relays.port(replica)))
+    relays.close()
+    await until(lambda: not node.execs.wanted("g", 0))
+
+
+async def test_a_session_that_no_agent_takes_is_given_up() -> None:
+    node = Node()
+    relays = ReplicaRelays(node.execs)
+    replica = make_replica(1)
+    relays.keep("s", {"r1": replica})
+    await until(lambda: node.execs.wanted("g", 0))
+    assert relays.port(replica) == 0
+    [wanted] = node.execs.wanted("g", 0)
+    relays.close()
+    await until(lambda: wanted.exit_code is not None)

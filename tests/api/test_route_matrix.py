@@ -23,8 +23,6 @@ from cavvy.client.wire import StopAsk
 from cavvy.domain.accounts import INSTALLATION, Role
 from cavvy.domain.protocol import PROTOCOL
 
-pytestmark = pytest.mark.anyio
-
 ROUTES = [
     (method, route.path, rule)
     for route, rule in list_routes()
@@ -184,9 +182,7 @@ REFUSED = {"unauthorised", "role-needed", "scope-needed", "project-not-found", "
 
 
 @pytest.fixture(params=["memory", "postgres"])
-async def team(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[Team]:
+async def team(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Team]:
     async with open_api(request.param, tmp_path) as api:
         yield await make_team(api)
 

@@ -243,10 +243,7 @@ def test_files_that_are_in_the_shared_folder_stay_there(tmp_path: Path) -> None:
     assert Path(home.file("files")).read_text() == str(tmp_path / "srv")
 
 
-@pytest.mark.anyio
-async def test_a_server_that_starts_meanwhile_is_told_to_wait(
-    tmp_path: Path, anyio_backend: str
-) -> None:
+async def test_a_server_that_starts_meanwhile_is_told_to_wait(tmp_path: Path) -> None:
     url = store_url("postgres", tmp_path)
     home, given = name_home(tmp_path, url)
     files = StateDir(str(tmp_path))
@@ -347,7 +344,6 @@ class BoundStore:
         return self.facts.setdefault(key, value)
 
 
-@pytest.mark.anyio
 async def test_a_database_is_bound_to_one_bucket(tmp_path: Path) -> None:
     storage = MemoryBucket(NOW)
 
@@ -366,7 +362,6 @@ async def test_a_database_is_bound_to_one_bucket(tmp_path: Path) -> None:
         await bind_bucket(bound, open_at("copy"))
 
 
-@pytest.mark.anyio
 async def test_a_bucket_has_the_files_of_one_database(tmp_path: Path) -> None:
     storage = MemoryBucket(NOW)
 

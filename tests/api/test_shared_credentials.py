@@ -32,9 +32,8 @@ async def open_server(url: str, folder: Path, files: StateDir) -> AsyncIterator[
         yield app_state
 
 
-@pytest.mark.anyio
 async def test_a_credential_reaches_the_other_server(
-    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(project_credentials, "_RETRY_S", 3600.0)  # only the signal is in time
     url = database("postgres")

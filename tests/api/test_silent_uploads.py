@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 import pytest
 from tests.api.api_state import Api, open_api, until
 
-pytestmark = pytest.mark.anyio
 COUNT = 64
 
 
@@ -39,7 +38,7 @@ class SilentFiles:
 
 
 @pytest.fixture
-async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
     async with open_api("memory", tmp_path) as api:
         yield api
 

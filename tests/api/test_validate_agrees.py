@@ -62,7 +62,6 @@ def accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Task
     return found
 
 
-@pytest.mark.anyio
 async def test_the_server_accepts_what_validate_accepts(
     accepted: list[tuple[TaskSpec, str]], tmp_path: Path
 ) -> None:

@@ -10,15 +10,8 @@ from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.store.sql import Store
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=KINDS)
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     opened = make_store(request.param, tmp_path)
     await opened.open()
     yield opened

@@ -88,55 +88,46 @@ class EndpointContract(RestContract):
         (key,) = account.api.endpoints
         return key if isinstance(key, str) else str(key[-1])
 
-    def test_a_replica_is_made_once_the_cloud_has_made_what_it_needs(self, account: Any) -> None:
+    async def test_a_replica_is_made_once_the_cloud_has_made_what_it_needs(
+        self, account: Any
+    ) -> None:
         """The launch is repeated until then, also by a restarted server."""
         account.api.creates = self.creates
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("slow")
-            for _ in range(2):
-                with pytest.raises(TryAgain):
-                    await harness.ours.launch(gang)
-                await account.wait(self.pause)
-            assert account.billed() == 0
-            harness.restart()
-            await harness.ours.launch(gang)
-            assert account.billed() == 1
-            await account.settle()
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
-            await harness.remove(gang.name)
-            await account.settle()
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("slow")
+        for _ in range(2):
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            await account.wait(self.pause)
+        assert account.billed() == 0
+        harness.restart()
+        await harness.ours.launch(gang)
+        assert account.billed() == 1
+        await account.settle()
+        assert (await harness.one(gang.name)).state is GangState.RUNNING
+        await harness.remove(gang.name)
+        await account.settle()
         assert [account.api.calls.count(each) for each in self.made_once] == [1] * len(
             self.made_once
         )
         assert self.left(account) == []
 
-    def test_a_refused_deployment_leaves_nothing(self, account: Any) -> None:
+    async def test_a_refused_deployment_leaves_nothing(self, account: Any) -> None:
         account.api.quota = 0
-
-        async def scenario() -> None:
-            harness = account.harness()
-            with pytest.raises(QuotaTooSmall, match=self.quota):
-                await harness.ours.launch(await harness.spec("refused"))
-            await account.wait(timedelta(hours=2))
-            await account.settle()
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        with pytest.raises(QuotaTooSmall, match=self.quota):
+            await harness.ours.launch(await harness.spec("refused"))
+        await account.wait(timedelta(hours=2))
+        await account.settle()
         assert self.left(account) == []
 
-    def test_any_body_reaches_the_container_once(self, account: Any) -> None:
-        async def scenario() -> None:
-            gang = await account.harness().running("called")
+    async def test_any_body_reaches_the_container_once(self, account: Any) -> None:
+        gang = await account.harness().running("called")
 
-            def end() -> None:
-                account.api.failures[self.name(account)] = "gone"
+        def end() -> None:
+            account.api.failures[self.name(account)] = "gone"
 
-            await check_bodies(account.api, account.provider(gang.installation), gang.name, end)
-
-        asyncio.run(scenario())
+        await check_bodies(account.api, account.provider(gang.installation), gang.name, end)
 
     def test_what_an_endpoint_cannot_do_is_refused_with_the_page(self, account: Any) -> None:
         provider = account.provider("ours")

@@ -10,7 +10,7 @@ import pytest
 from tests.contract import test_aws_networks as networks
 from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_networks import Own
-from tests.contract.test_aws_requests import REGION, ProviderRig, play
+from tests.contract.test_aws_requests import REGION, ProviderRig
 from tests.ec2.bills import price_extras
 from tests.records import make_attempt_record
 
@@ -58,131 +58,105 @@ def check(here: ProviderRig, gang: GangSpec, seen: GangSeen) -> list[Charge]:
 
 
 @pytest.mark.parametrize("seconds", [0, 3600 * 5])
-def test_disks_and_addresses_are_billed_as_ec2_would(
+async def test_disks_and_addresses_are_billed_as_ec2_would(
     provider_rig: Callable[..., ProviderRig], seconds: float
 ) -> None:
     here = provider_rig(disk_gib=250)
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", nodes=2)
-        charges = check(here, gang, await run_and_end(here, gang, seconds))
-        ranks = Counter((charge.rank, charge.kind) for charge in charges)
-        for rank in (0, 1):
-            assert ranks[rank, ChargeKind.DISK]
-            assert ranks[rank, ChargeKind.ADDRESS]
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge", nodes=2)
+    charges = check(here, gang, await run_and_end(here, gang, seconds))
+    ranks = Counter((charge.rank, charge.kind) for charge in charges)
+    for rank in (0, 1):
+        assert ranks[rank, ChargeKind.DISK]
+        assert ranks[rank, ChargeKind.ADDRESS]
 
 
-def test_named_volumes_are_billed_while_their_node_exists(
+async def test_named_volumes_are_billed_while_their_node_exists(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig(disk_type="gp2")
     zone = here.cloud.rules.zones[REGION][0]
     here.cloud.disks.make(
-        REGION,
-        {"AvailabilityZone": zone, "Size": "4000", "VolumeType": "sc1"},
-        {"Name": "data"},
+        REGION, {"AvailabilityZone": zone, "Size": "4000", "VolumeType": "sc1"}, {"Name": "data"}
     )
     here.cloud.hours.jump(timedelta(seconds=5))
     volumes = (
         Volume(kind=VolumeKind.NAMED, source="data", path="/d"),
         Volume(kind=VolumeKind.NAMED, source="new", path="/n", size_gib=700, keep=False),
     )
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", volumes=volumes)
-        charges = check(here, gang, await run_and_end(here, gang, 7200))
-        disks = [charge for charge in charges if charge.kind is ChargeKind.DISK]
-        month = 4000 * 15_000 + 700 * 80_000 + 100 * 100_000
-        assert month / 744 <= disks[0].rate.micros_per_hour <= month / 672 + 1
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge", volumes=volumes)
+    charges = check(here, gang, await run_and_end(here, gang, 7200))
+    disks = [charge for charge in charges if charge.kind is ChargeKind.DISK]
+    month = 4000 * 15_000 + 700 * 80_000 + 100 * 100_000
+    assert month / 744 <= disks[0].rate.micros_per_hour <= month / 672 + 1
 
 
-def test_a_node_that_was_only_seen_after_its_end_pays_for_its_address(
+async def test_a_node_that_was_only_seen_after_its_end_pays_for_its_address(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """EC2 lists no address of an ended instance."""
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge")
-        await here.provider.launch(gang)
-        here.cloud.hours.jump(timedelta(seconds=10))
-        here.cloud.tick()
-        here.cloud.shut_down_itself(here.cloud.history[0])
-        await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        charges = check(here, gang, seen)
-        assert ChargeKind.ADDRESS in {charge.kind for charge in charges}
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge")
+    await here.provider.launch(gang)
+    here.cloud.hours.jump(timedelta(seconds=10))
+    here.cloud.tick()
+    here.cloud.shut_down_itself(here.cloud.history[0])
+    await here.pass_time()
+    (seen,) = await here.provider.gangs()
+    charges = check(here, gang, seen)
+    assert ChargeKind.ADDRESS in {charge.kind for charge in charges}
 
 
-def test_nodes_without_a_public_address_pay_for_none(own: Own) -> None:
+async def test_nodes_without_a_public_address_pay_for_none(own: Own) -> None:
     nat = own.backend.create_nat_gateway(
         own.subnet, own.backend.allocate_address("vpc").allocation_id
     )
     own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id=nat.id)
-
-    async def scenario() -> None:
-        gang = await own.here.gang("t3.medium", network=NetworkNeed(subnet=own.subnet))
-        charges = check(own.here, gang, await run_and_end(own.here, gang, 60))
-        assert {charge.kind for charge in charges} == {ChargeKind.NODE, ChargeKind.DISK}
-
-    play(scenario)
+    gang = await own.here.gang("t3.medium", network=NetworkNeed(subnet=own.subnet))
+    charges = check(own.here, gang, await run_and_end(own.here, gang, 60))
+    assert {charge.kind for charge in charges} == {ChargeKind.NODE, ChargeKind.DISK}
 
 
-def test_a_server_that_lost_its_records_bills_disks_at_their_earlier_rates(
+async def test_a_server_that_lost_its_records_bills_disks_at_their_earlier_rates(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """EC2's list of instances does not tell the sizes of disks."""
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge")
-        await here.provider.launch(gang)
+    gang = await here.gang("g4dn.xlarge")
+    await here.provider.launch(gang)
+    await here.pass_time()
+    (seen,) = await here.provider.gangs()
+    attempt = attempt_of(here, gang)
+    stored = bill_gang(attempt, seen, here.cloud.hours.now(), final=False)
+    here.states["contract"] = MemoryProviderState()
+    here.provider = here.make("contract")
+    await here.provider.remove(gang.name)
+    for _ in range(3):
         await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        attempt = attempt_of(here, gang)
-        stored = bill_gang(attempt, seen, here.cloud.hours.now(), final=False)
-        here.states["contract"] = MemoryProviderState()
-        here.provider = here.make("contract")
-        await here.provider.remove(gang.name)
-        for _ in range(3):
-            await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        now = here.cloud.hours.now()
-        charges = bill_gang(attempt, seen, now, final=True, earlier=stored)
-        kinds = {charge.kind for charge in charges}
-        assert kinds >= {ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS}
-
-    play(scenario)
+    (seen,) = await here.provider.gangs()
+    now = here.cloud.hours.now()
+    charges = bill_gang(attempt, seen, now, final=True, earlier=stored)
+    kinds = {charge.kind for charge in charges}
+    assert kinds >= {ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS}
 
 
-def test_prices_of_disks_and_addresses_have_a_date_and_a_source(
+async def test_prices_of_disks_and_addresses_have_a_date_and_a_source(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig(disk_gib=40)
-
-    async def scenario() -> None:
-        for spot in (False, True):
-            gang = await here.gang("g4dn.xlarge", spot=spot)
-            found = {(each.kind, each.name): each for each in gang.offer.extras}
-            assert {key: each.price.micros for key, each in found.items()} == {
-                (ChargeKind.ADDRESS, ""): 5000,
-                (ChargeKind.DISK, "gp2"): 100_000,
-                (ChargeKind.DISK, "gp3"): 80_000,
-                (ChargeKind.DISK, "sc1"): 15_000,
-            }
-            assert {each.source for each in found.values()} == {"AWS Price List API"}
-            assert {each.as_of for each in found.values()} == {here.cloud.hours.now().date()}
-            usual = {name: each.usual for (_, name), each in found.items() if each.usual}
-            assert usual == {"": 1, "gp3": 40}
-        # the cached facts of a restarted server have them as well
-        other = here.make("contract")
-        (offer,) = [each for each in await other.offers() if each.key == gang.offer.key]
-        assert offer.extras == gang.offer.extras
-
-    play(scenario)
+    for spot in (False, True):
+        gang = await here.gang("g4dn.xlarge", spot=spot)
+        found = {(each.kind, each.name): each for each in gang.offer.extras}
+        assert {key: each.price.micros for key, each in found.items()} == {
+            (ChargeKind.ADDRESS, ""): 5000,
+            (ChargeKind.DISK, "gp2"): 100_000,
+            (ChargeKind.DISK, "gp3"): 80_000,
+            (ChargeKind.DISK, "sc1"): 15_000,
+        }
+        assert {each.source for each in found.values()} == {"AWS Price List API"}
+        assert {each.as_of for each in found.values()} == {here.cloud.hours.now().date()}
+        usual = {name: each.usual for (_, name), each in found.items() if each.usual}
+        assert usual == {"": 1, "gp3": 40}
+    # the cached facts of a restarted server have them as well
+    other = here.make("contract")
+    (offer,) = [each for each in await other.offers() if each.key == gang.offer.key]
+    assert offer.extras == gang.offer.extras

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.test_aws_requests import REGION, ProviderRig, play
+from tests.contract.test_aws_requests import REGION, ProviderRig
 from tests.ec2.rules import Reserved
 from tests.waits import wait_until
 
@@ -34,48 +34,42 @@ async def count(here: ProviderRig) -> int:
     return len([each for each in await here.provider.offers() if "capacity " in each.source])
 
 
-def test_what_runs_in_a_block_is_told_of_its_end(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_what_runs_in_a_block_is_told_of_its_end(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     here = provider_rig(reservations=ID)
     end = here.cloud.hours.now().replace(microsecond=0) + timedelta(hours=2)
     held = hold(here, block=True, until=end)
-
-    async def scenario() -> None:
-        gang = await here.gang(KIND, nodes=2, zone=held.zone)
-        assert f"nodes until {end - timedelta(minutes=30):%Y-%m-%d %H:%M} UTC" in gang.offer.source
-        await here.provider.launch(gang)
-        script = here.cloud.history[0].user_data.decode()
-        boot = json.loads(script.partition("<<'END_OF_BOOT'\n")[2].partition("\n")[0])
-        # EC2 begins to terminate 30 minutes before the end; the work has ten minutes to save
-        # itself.
-        assert boot["end"]["warn_at"] == (end - timedelta(minutes=40)).timestamp()
-        taken = boot["config"]["taken"]
-        assert (taken["warning"], taken["warning_s"], taken["source"]) == (
-            boot["end"]["file"],
-            600,
-            "EC2",
-        )
-        assert taken["seconds"] == gang.grace.total_seconds() > 0
-        await here.pass_time(60)
-        here.cloud.hours.jump(timedelta(minutes=90))
-        await here.pass_time(60)
-        (seen,) = await here.provider.gangs()
-        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang(KIND, nodes=2, zone=held.zone)
+    assert f"nodes until {end - timedelta(minutes=30):%Y-%m-%d %H:%M} UTC" in gang.offer.source
+    await here.provider.launch(gang)
+    script = here.cloud.history[0].user_data.decode()
+    boot = json.loads(script.partition("<<'END_OF_BOOT'\n")[2].partition("\n")[0])
+    # EC2 begins to terminate 30 minutes before the end; the work has ten minutes to save
+    # itself.
+    assert boot["end"]["warn_at"] == (end - timedelta(minutes=40)).timestamp()
+    taken = boot["config"]["taken"]
+    assert (taken["warning"], taken["warning_s"], taken["source"]) == (
+        boot["end"]["file"],
+        600,
+        "EC2",
+    )
+    assert taken["seconds"] == gang.grace.total_seconds() > 0
+    await here.pass_time(60)
+    here.cloud.hours.jump(timedelta(minutes=90))
+    await here.pass_time(60)
+    (seen,) = await here.provider.gangs()
+    assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+    await here.clear()
 
 
-def test_others_are_told_of_no_end(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_others_are_told_of_no_end(provider_rig: Callable[..., ProviderRig]) -> None:
     """What runs in a reservation that ends goes on, on demand."""
     here = provider_rig(reservations=ID)
     held = hold(here, until=here.cloud.hours.now() + timedelta(hours=2))
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang(KIND, zone=held.zone))
-        assert b'"taken"' not in here.cloud.history[0].user_data
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang(KIND, zone=held.zone))
+    assert b'"taken"' not in here.cloud.history[0].user_data
+    await here.clear()
 
 
 def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> None:
@@ -99,7 +93,7 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_cannot_be_used_is_no_offer_and_check_says_why(
+async def test_what_cannot_be_used_is_no_offer_and_check_says_why(
     provider_rig: Callable[..., ProviderRig], fields: dict[str, object], told: str
 ) -> None:
     here = provider_rig(reservations=ID)
@@ -111,44 +105,32 @@ def test_what_cannot_be_used_is_no_offer_and_check_says_why(
             "until": here.cloud.hours.now() + length if isinstance(length, timedelta) else None,
         },
     )
-
-    async def scenario() -> None:
-        assert await count(here) == 0
-        assert told in dict(await here.provider.whoami())[f"reservation {ID}"]
-
-    play(scenario)
+    assert await count(here) == 0
+    assert told in dict(await here.provider.whoami())[f"reservation {ID}"]
 
 
-def test_a_block_that_ends_between_offer_and_launch_is_no_capacity(
+async def test_a_block_that_ends_between_offer_and_launch_is_no_capacity(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig(reservations=ID)
     held = hold(here, block=True, until=here.cloud.hours.now() + timedelta(hours=1))
-
-    async def scenario() -> None:
-        gang = await here.gang(KIND, zone=held.zone)
-        here.cloud.hours.jump(timedelta(minutes=45))
-        with pytest.raises(NoCapacity, match="no reservation has 1 free"):
-            await here.provider.launch(gang)
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang(KIND, zone=held.zone)
+    here.cloud.hours.jump(timedelta(minutes=45))
+    with pytest.raises(NoCapacity, match="no reservation has 1 free"):
+        await here.provider.launch(gang)
+    await here.clear()
 
 
-def test_a_shared_reservation_is_in_the_zone_of_its_id(
+async def test_a_shared_reservation_is_in_the_zone_of_its_id(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """Another account's us-east-1a is not ours; only the zone's id means the same in both."""
     here = provider_rig(reservations=ID)
     zones = here.cloud.rules.zones[REGION]
     hold(here, zone=zones[2], zone_name=zones[0])
-
-    async def scenario() -> None:
-        assert await count(here) == 1
-        gang = await here.gang(KIND, zone=zones[2])
-        await here.provider.launch(gang)
-        assert here.launch()["Placement.AvailabilityZone"] == zones[2]
-        assert {life.zone for life in here.cloud.history} == {zones[2]}
-        await here.clear()
-
-    play(scenario)
+    assert await count(here) == 1
+    gang = await here.gang(KIND, zone=zones[2])
+    await here.provider.launch(gang)
+    assert here.launch()["Placement.AvailabilityZone"] == zones[2]
+    assert {life.zone for life in here.cloud.history} == {zones[2]}
+    await here.clear()

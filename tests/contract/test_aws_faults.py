@@ -48,49 +48,43 @@ DATA = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
         ("throttle", TryAgain, "RequestLimitExceeded: [^;]*$"),
     ],
 )
-def test_a_volume_that_cannot_be_made_is_told_as_that(
+async def test_a_volume_that_cannot_be_made_is_told_as_that(
     provider_rig: Callable[..., ProviderRig], fault: str, error: type[ProviderError], told: str
 ) -> None:
     here = provider_rig()
     here.cloud.rules.fault = lambda service, action: fault if action == "CreateVolume" else None
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", volumes=(DATA,))
-        with pytest.raises(
-            error, match=rf"^CreateVolume of data, 8 GiB of gp3 in us-east-1\w: .*{told}"
-        ):
-            await here.provider.launch(gang)
-        assert here.cloud.history == []
-        here.cloud.rules.fault = None
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge", volumes=(DATA,))
+    with pytest.raises(
+        error, match=rf"^CreateVolume of data, 8 GiB of gp3 in us-east-1\w: .*{told}"
+    ):
+        await here.provider.launch(gang)
+    assert here.cloud.history == []
+    here.cloud.rules.fault = None
+    await here.clear()
 
 
-def test_the_rights_that_are_missing_are_named(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_the_rights_that_are_missing_are_named(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     """By dry runs, which leave nothing behind."""
     here = provider_rig()
     policy = make_policy()
     for action in ("ec2:DescribeRouteTables", "ec2:CreateVolume", "ec2:RunInstances"):
         policy = policy.replace(f'"{action}"', '"ec2:Nothing"')
-
-    async def scenario() -> None:
-        label = f"rights in {REGION}"
-        facts = dict(await here.provider.whoami())
-        assert facts[label] == "EC2 allows all calls that a dry run can check"
-        allow_only(here.cloud.rules, policy)
-        facts = dict(await here.provider.whoami())
-        refused = "refused: ec2:DescribeRouteTables, ec2:RunInstances, ec2:CreateVolume; "
-        assert facts[label].startswith(refused)
-        allow_only(here.cloud.rules, policy.replace("ec2:DescribeInstanceTypes", "ec2:Nothing"))
-        with pytest.raises(Refused, match=r"refused: ec2:DescribeInstanceTypes, ec2:DescribeRoute"):
-            await here.make("other").whoami()
-        assert here.cloud.left() == {}
-
-    play(scenario)
+    label = f"rights in {REGION}"
+    facts = dict(await here.provider.whoami())
+    assert facts[label] == "EC2 allows all calls that a dry run can check"
+    allow_only(here.cloud.rules, policy)
+    facts = dict(await here.provider.whoami())
+    refused = "refused: ec2:DescribeRouteTables, ec2:RunInstances, ec2:CreateVolume; "
+    assert facts[label].startswith(refused)
+    allow_only(here.cloud.rules, policy.replace("ec2:DescribeInstanceTypes", "ec2:Nothing"))
+    with pytest.raises(Refused, match=r"refused: ec2:DescribeInstanceTypes, ec2:DescribeRoute"):
+        await here.make("other").whoami()
+    assert here.cloud.left() == {}
 
 
-def test_who_has_no_credentials_is_told_where_they_are_looked_for(
+async def test_who_has_no_credentials_is_told_where_they_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -98,14 +92,10 @@ def test_who_has_no_credentials_is_told_where_they_are_looked_for(
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="Unable to locate credentials; set AWS_PROFILE"):
-            await AwsAccount({"endpoint": "http://127.0.0.1:9"}).ask(
-                REGION, "get_caller_identity", service="sts"
-            )
-
-    play(scenario)
+    with pytest.raises(Refused, match="Unable to locate credentials; set AWS_PROFILE"):
+        await AwsAccount({"endpoint": "http://127.0.0.1:9"}).ask(
+            REGION, "get_caller_identity", service="sts"
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +107,7 @@ def test_who_has_no_credentials_is_told_where_they_are_looked_for(
         ("AuthorizeSecurityGroupEgress", "InvalidGroup.NotFound"),
     ],
 )
-def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
+async def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
     provider_rig: Callable[..., ProviderRig], action: str, code: str
 ) -> None:
     here, left = provider_rig(), [1]
@@ -128,33 +118,26 @@ def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
             return f"{code}: The thing 'x' does not exist"
         return None
 
-    async def scenario() -> None:
-        gang = await here.gang("p4d.24xlarge", nodes=2)
-        here.cloud.rules.fault = fault
-        with pytest.raises(TryAgain, match=r"not listed yet|has just created"):
-            await here.provider.launch(gang)
+    gang = await here.gang("p4d.24xlarge", nodes=2)
+    here.cloud.rules.fault = fault
+    with pytest.raises(TryAgain, match=r"not listed yet|has just created"):
         await here.provider.launch(gang)
-        assert len(here.cloud.history) == 2
-        assert here.cloud.groups.made == 1
-        await here.clear()
+    await here.provider.launch(gang)
+    assert len(here.cloud.history) == 2
+    assert here.cloud.groups.made == 1
+    await here.clear()
 
-    play(scenario)
 
-
-def test_a_group_that_the_user_names_and_is_not_there_is_refused(
+async def test_a_group_that_the_user_names_and_is_not_there_is_refused(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig(security_groups="sg-00000000000000000")
-
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="sg-00000000000000000"):
-            await here.provider.launch(await here.gang("t3.medium"))
-        await here.clear()
-
-    play(scenario)
+    with pytest.raises(Refused, match="sg-00000000000000000"):
+        await here.provider.launch(await here.gang("t3.medium"))
+    await here.clear()
 
 
-def test_quotas_that_cannot_be_read_again_stay_as_they_were(
+async def test_quotas_that_cannot_be_read_again_stay_as_they_were(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
@@ -168,33 +151,30 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(
             if each.purchase is Purchase.ON_DEMAND and each.capacity != 0
         }
 
-    async def scenario() -> None:
-        assert "p4d.24xlarge" not in await offered()
-        assert here.provider.silent() == []
-        rules.fault = lambda service, action: "throttle" if action == "ListServiceQuotas" else None
-        here.cloud.hours.jump(timedelta(minutes=25))
-        assert "p4d.24xlarge" not in await offered()
-        (stale,) = here.provider.silent()
-        assert (
-            f"{REGION}: the quotas are 25 minutes old and cannot be read again: ListServiceQuotas"
-            in stale
-        )
-        facts = dict(await here.provider.whoami())
-        assert facts[f"Running On-Demand P instances in {REGION}"] == "0 vCPUs"
-        assert "cannot be read" in facts[f"quotas in {REGION}"]
-        assert await here.provider.quotas()
-        assert here.provider.untold_quotas() == [stale]
-        rules.fault, rules.vcpu_quota["P", "on-demand"] = None, 96
-        here.cloud.hours.jump(timedelta(minutes=2))  # it asks again sooner than it would
-        assert "p4d.24xlarge" in await offered()
-        assert here.provider.silent() == []
-
-    play(scenario)
+    assert "p4d.24xlarge" not in await offered()
+    assert here.provider.silent() == []
+    rules.fault = lambda service, action: "throttle" if action == "ListServiceQuotas" else None
+    here.cloud.hours.jump(timedelta(minutes=25))
+    assert "p4d.24xlarge" not in await offered()
+    (stale,) = here.provider.silent()
+    assert (
+        f"{REGION}: the quotas are 25 minutes old and cannot be read again: ListServiceQuotas"
+        in stale
+    )
+    facts = dict(await here.provider.whoami())
+    assert facts[f"Running On-Demand P instances in {REGION}"] == "0 vCPUs"
+    assert "cannot be read" in facts[f"quotas in {REGION}"]
+    assert await here.provider.quotas()
+    assert here.provider.untold_quotas() == [stale]
+    rules.fault, rules.vcpu_quota["P", "on-demand"] = None, 96
+    here.cloud.hours.jump(timedelta(minutes=2))  # it asks again sooner than it would
+    assert "p4d.24xlarge" in await offered()
+    assert here.provider.silent() == []
 
 
 @pytest.mark.parametrize("code", ["AuthFailure", "OptInRequired"])
 @pytest.mark.usefixtures("account")  # its credentials
-def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(
+async def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(
     tmp_path: Path, code: str
 ) -> None:
     other = "eu-west-2"
@@ -202,26 +182,22 @@ def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(
     direct = Direct(check_settings(MANIFEST, {**BASE, **table}), Front(cloud))
     here = ProviderRig(cloud, direct, tmp_path, table)
     cloud.rules.disabled, cloud.rules.disabled_code = frozenset({other}), code
-
-    async def scenario() -> None:
-        assert {offer.region for offer in await here.provider.offers()} == {REGION}
-        (problem,) = here.provider.silent()
-        assert "has not enabled the region eu-west-2" in problem
-        assert "enable-region --region-name eu-west-2" in problem
-        assert {quota.region for quota in await here.provider.quotas()} == {REGION}
-        (untold,) = here.provider.untold_quotas()
-        assert untold.startswith("eu-west-2: ")
-        cloud.rules.disabled = frozenset()
-        offers = await here.provider.offers()
-        assert here.provider.silent() == []
-        assert {offer.region for offer in offers} == {REGION, other}
-        assert {quota.region for quota in await here.provider.quotas()} == {REGION, other}
-        assert here.provider.untold_quotas() == []
-
-    play(scenario)
+    assert {offer.region for offer in await here.provider.offers()} == {REGION}
+    (problem,) = here.provider.silent()
+    assert "has not enabled the region eu-west-2" in problem
+    assert "enable-region --region-name eu-west-2" in problem
+    assert {quota.region for quota in await here.provider.quotas()} == {REGION}
+    (untold,) = here.provider.untold_quotas()
+    assert untold.startswith("eu-west-2: ")
+    cloud.rules.disabled = frozenset()
+    offers = await here.provider.offers()
+    assert here.provider.silent() == []
+    assert {offer.region for offer in offers} == {REGION, other}
+    assert {quota.region for quota in await here.provider.quotas()} == {REGION, other}
+    assert here.provider.untold_quotas() == []
 
 
-def test_a_region_that_hangs_hides_no_other(
+async def test_a_region_that_hangs_hides_no_other(
     provider_rig: Callable[..., ProviderRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is asked no second time while the first question is open."""
@@ -240,19 +216,15 @@ def test_a_region_that_hangs_hides_no_other(
 
     monkeypatch.setattr(AwsAccount, "call", hang)
     monkeypatch.setattr(AwsAccount, "regions", regions)
-
-    async def scenario() -> None:
-        async with asyncio.timeout(60):
-            facts = await here.provider.whoami()
-        assert ("silent", "eu-west-1: no answer from eu-west-1 within 0 s") in facts
-        assert {offer.region for offer in await here.provider.offers()} == {REGION}
-        assert len(hung) == 1
-        await here.provider.close()
-
-    play(scenario)
+    async with asyncio.timeout(60):
+        facts = await here.provider.whoami()
+    assert ("silent", "eu-west-1: no answer from eu-west-1 within 0 s") in facts
+    assert {offer.region for offer in await here.provider.offers()} == {REGION}
+    assert len(hung) == 1
+    await here.provider.close()
 
 
-def test_spot_prices_that_cannot_be_read_leave_nothing_undone(
+async def test_spot_prices_that_cannot_be_read_leave_nothing_undone(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """Reservations are read after them, and what is known of types is enough for a launch."""
@@ -267,21 +239,15 @@ def test_spot_prices_that_cannot_be_read_leave_nothing_undone(
     here.cloud.rules.fault = lambda service, action: (
         "throttle" if action == "DescribeSpotPriceHistory" else None
     )
-
-    async def scenario() -> None:
-        assert [
-            each.capacity for each in await here.provider.offers() if held.id in each.source
-        ] == [2]
-        (silent,) = here.provider.silent()
-        assert "DescribeSpotPriceHistory" in silent
-        await here.provider.launch(await here.gang("t3.medium"))
-        assert dict(await here.provider.whoami())[f"Running On-Demand P instances in {REGION}"]
-        await here.clear()
-
-    play(scenario)
+    assert [each.capacity for each in await here.provider.offers() if held.id in each.source] == [2]
+    (silent,) = here.provider.silent()
+    assert "DescribeSpotPriceHistory" in silent
+    await here.provider.launch(await here.gang("t3.medium"))
+    assert dict(await here.provider.whoami())[f"Running On-Demand P instances in {REGION}"]
+    await here.clear()
 
 
-def test_lists_of_many_pages_are_read_to_their_end(
+async def test_lists_of_many_pages_are_read_to_their_end(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     whole, paged = provider_rig(), provider_rig()
@@ -305,52 +271,39 @@ def test_lists_of_many_pages_are_read_to_their_end(
             name for name, _ in facts
         }
 
-    async def scenario() -> None:
-        account_of = paged._account.front
-        paged.cloud.rules.page = 1
-        account_of.cloud = whole.cloud
-        expected = await told(whole)
-        account_of.cloud = paged.cloud
-        assert await told(paged) == expected
-        asked = [action for action, params in paged.cloud.requests if "NextToken" in params]
-        assert {"DescribeInstances", "DescribeInstanceTypes", "DescribeSpotPriceHistory"} <= set(
-            asked
-        )
-        assert "DescribeInstanceTypeOfferings" in asked
-
-    play(scenario)
+    account_of = paged._account.front
+    paged.cloud.rules.page = 1
+    account_of.cloud = whole.cloud
+    expected = await told(whole)
+    account_of.cloud = paged.cloud
+    assert await told(paged) == expected
+    asked = [action for action, params in paged.cloud.requests if "NextToken" in params]
+    assert {"DescribeInstances", "DescribeInstanceTypes", "DescribeSpotPriceHistory"} <= set(asked)
+    assert "DescribeInstanceTypeOfferings" in asked
 
 
-def test_a_list_that_does_not_end_is_refused(
+async def test_a_list_that_does_not_end_is_refused(
     provider_rig: Callable[..., ProviderRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = provider_rig()
     monkeypatch.setattr("cavvy.providers.aws.account._MOST_PAGES", 3)
     here.cloud.rules.page = 1
-
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="too many pages"):
-            await here.provider.offers()
-
-    play(scenario)
+    with pytest.raises(Refused, match="too many pages"):
+        await here.provider.offers()
 
 
-def test_calls_that_hang_do_not_hold_the_loop() -> None:
+async def test_calls_that_hang_do_not_hold_the_loop() -> None:
     """boto3 blocks; its calls have threads of their own, so that many that hang leave the rest
     of the server its.
     """
-
-    async def scenario() -> None:
-        gate = threading.Event()
-        hung = [asyncio.create_task(in_thread(gate.wait)) for _ in range(64)]
-        try:
-            async with asyncio.timeout(5):
-                assert await asyncio.to_thread(lambda: "others go on") == "others go on"
-        finally:
-            gate.set()
-            await asyncio.gather(*hung)
-
-    asyncio.run(scenario())
+    gate = threading.Event()
+    hung = [asyncio.create_task(in_thread(gate.wait)) for _ in range(64)]
+    try:
+        async with asyncio.timeout(5):
+            assert await asyncio.to_thread(lambda: "others go on") == "others go on"
+    finally:
+        gate.set()
+        await asyncio.gather(*hung)
 
 
 def test_a_node_is_never_asked_for_where_its_type_is_not(
@@ -400,80 +353,68 @@ def test_a_node_is_never_asked_for_where_its_type_is_not(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_launch_that_fails_late_is_no_capacity_and_costs_nothing(
+async def test_a_launch_that_fails_late_is_no_capacity_and_costs_nothing(
     provider_rig: Callable[..., ProviderRig], lost: bool
 ) -> None:
     """EC2 accepts the request and ends the pending instances. If the reply was lost as well, the
     repeated request is refused with IdempotentInstanceTerminated.
     """
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", spot=True, nodes=2)
-        zone = gang.offer.zone or ""
-        here.cloud.rules.fails_late = {zone: "Server.InsufficientInstanceCapacity"}
-        if lost:
-            here.cloud.rules.fault = lambda service, action: (
-                "lose" if action == "RunInstances" else None
-            )
-            with pytest.raises(TryAgain):
-                await here.provider.launch(gang)
-            here.cloud.rules.fault = None
-            for _ in range(2):
-                here.cloud.hours.jump(timedelta(minutes=1))
-                here.cloud.tick()
-        await here.provider.launch(gang)
-        for seen in await here.provider.gangs():  # pending, if its reply was not lost
-            assert [node.started_at for node in seen.nodes] == [None, None]
-        await here.pass_time()
-        await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        assert (seen.state, seen.no_capacity, seen.preempted) == (GangState.ENDED, True, False)
+    gang = await here.gang("g4dn.xlarge", spot=True, nodes=2)
+    zone = gang.offer.zone or ""
+    here.cloud.rules.fails_late = {zone: "Server.InsufficientInstanceCapacity"}
+    if lost:
+        here.cloud.rules.fault = lambda service, action: (
+            "lose" if action == "RunInstances" else None
+        )
+        with pytest.raises(TryAgain):
+            await here.provider.launch(gang)
+        here.cloud.rules.fault = None
+        for _ in range(2):
+            here.cloud.hours.jump(timedelta(minutes=1))
+            here.cloud.tick()
+    await here.provider.launch(gang)
+    for seen in await here.provider.gangs():  # pending, if its reply was not lost
         assert [node.started_at for node in seen.nodes] == [None, None]
-        assert seen.reason == "Server.InsufficientInstanceCapacity: The launch failed"
-        assert len(here.cloud.history) == 2
-        await here.clear()
+    await here.pass_time()
+    await here.pass_time()
+    (seen,) = await here.provider.gangs()
+    assert (seen.state, seen.no_capacity, seen.preempted) == (GangState.ENDED, True, False)
+    assert [node.started_at for node in seen.nodes] == [None, None]
+    assert seen.reason == "Server.InsufficientInstanceCapacity: The launch failed"
+    assert len(here.cloud.history) == 2
+    await here.clear()
 
-    play(scenario)
 
-
-def test_an_instance_is_billed_from_its_launch_once_it_runs(
+async def test_an_instance_is_billed_from_its_launch_once_it_runs(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """EC2 charges nothing for an instance that is pending."""
     here = provider_rig()
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("g4dn.xlarge"))
-        (seen,) = await here.provider.gangs()
-        assert (seen.state, seen.nodes[0].started_at) == (GangState.STARTING, None)
-        await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        launched_at = here.cloud.history[0].launched_at.replace(microsecond=0)  # as EC2 writes it
-        assert (seen.state, seen.nodes[0].started_at) == (GangState.RUNNING, launched_at)
-        await here.clear()
-        (seen,) = await here.provider.gangs()
-        assert seen.nodes[0].started_at == launched_at
-
-    play(scenario)
+    await here.provider.launch(await here.gang("g4dn.xlarge"))
+    (seen,) = await here.provider.gangs()
+    assert (seen.state, seen.nodes[0].started_at) == (GangState.STARTING, None)
+    await here.pass_time()
+    (seen,) = await here.provider.gangs()
+    launched_at = here.cloud.history[0].launched_at.replace(microsecond=0)  # as EC2 writes it
+    assert (seen.state, seen.nodes[0].started_at) == (GangState.RUNNING, launched_at)
+    await here.clear()
+    (seen,) = await here.provider.gangs()
+    assert seen.nodes[0].started_at == launched_at
 
 
-def test_an_instance_that_ec2_could_not_start_for_its_disk_is_not_billed(
+async def test_an_instance_that_ec2_could_not_start_for_its_disk_is_not_billed(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", spot=True)
-        here.cloud.rules.fails_late = {gang.offer.zone or "": "Client.VolumeLimitExceeded"}
-        await here.provider.launch(gang)
-        await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
-        assert [node.started_at for node in seen.nodes] == [None]
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge", spot=True)
+    here.cloud.rules.fails_late = {gang.offer.zone or "": "Client.VolumeLimitExceeded"}
+    await here.provider.launch(gang)
+    await here.pass_time()
+    (seen,) = await here.provider.gangs()
+    assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
+    assert [node.started_at for node in seen.nodes] == [None]
+    await here.clear()
 
 
 def test_a_request_is_named_after_its_gang_and_installation() -> None:

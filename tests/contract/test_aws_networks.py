@@ -149,23 +149,19 @@ def _unless_default(vpc: str) -> Any:
         (NetworkNeed(security_groups=("OWN",)), "belong to different networks"),
     ],
 )
-def test_what_is_named_wrongly_is_refused_and_leaves_nothing(
+async def test_what_is_named_wrongly_is_refused_and_leaves_nothing(
     own: Own, need: NetworkNeed, told: str
 ) -> None:
     if need.security_groups == ("OWN",):  # of a VPC, while nodes are in the default one
         need = NetworkNeed(security_groups=(own.group,))
-
-    async def scenario() -> None:
-        gang = await own.here.gang(KIND, network=need)
-        with pytest.raises(Refused, match=told):
-            await own.here.provider.launch(gang)
-        assert own.here.cloud.history == []
-        await clear(own)
-
-    play(scenario)
+    gang = await own.here.gang(KIND, network=need)
+    with pytest.raises(Refused, match=told):
+        await own.here.provider.launch(gang)
+    assert own.here.cloud.history == []
+    await clear(own)
 
 
-def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is_paid(
+async def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is_paid(
     own: Own,
 ) -> None:
     here = own.here
@@ -174,44 +170,37 @@ def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is
         need = NetworkNeed(subnet=own.subnet, **fields)
         await here.provider.launch(await here.gang(KIND, name=f"rm-{number}-1", network=need))
 
-    async def scenario() -> None:
-        with pytest.raises(
-            Refused,
-            match=f"{own.subnet} cannot connect to the server at 1.1.1.1: "
-            "the subnet's route table has no route",
-        ):
-            await attempt(1)
-        own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)
-        with pytest.raises(Refused, match="public_ip: true"):
-            await attempt(2)
-        await attempt(3, public_ip=True)
-        # A longer prefix goes before: this one goes through a NAT.
-        nat = own.backend.create_nat_gateway(
-            own.subnet, own.backend.allocate_address("vpc").allocation_id
-        )
-        own.backend.create_route(own.table, "1.1.0.0/16", nat_gateway_id=nat.id)
-        await attempt(4)
-        await attempt(5, public_ip=False)
-        assert [action for action, _ in here.cloud.requests].count("RunInstances") == 3
-        await clear(own)
-
-    play(scenario)
+    with pytest.raises(
+        Refused,
+        match=f"{own.subnet} cannot connect to the server at 1.1.1.1: "
+        "the subnet's route table has no route",
+    ):
+        await attempt(1)
+    own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)
+    with pytest.raises(Refused, match="public_ip: true"):
+        await attempt(2)
+    await attempt(3, public_ip=True)
+    # A longer prefix goes before: this one goes through a NAT.
+    nat = own.backend.create_nat_gateway(
+        own.subnet, own.backend.allocate_address("vpc").allocation_id
+    )
+    own.backend.create_route(own.table, "1.1.0.0/16", nat_gateway_id=nat.id)
+    await attempt(4)
+    await attempt(5, public_ip=False)
+    assert [action for action, _ in here.cloud.requests].count("RunInstances") == 3
+    await clear(own)
 
 
-def test_who_may_not_look_at_routes_launches_all_the_same(own: Own) -> None:
+async def test_who_may_not_look_at_routes_launches_all_the_same(own: Own) -> None:
     def fault(_: str, action: str) -> str | None:
         return "UnauthorizedOperation: no" if action == "DescribeRouteTables" else None
 
     own.here.cloud.rules.fault = fault
-
-    async def scenario() -> None:
-        await own.here.provider.launch(
-            await own.here.gang(KIND, network=NetworkNeed(subnet=own.subnet))
-        )
-        assert own.here.launch()
-        await clear(own)
-
-    play(scenario)
+    await own.here.provider.launch(
+        await own.here.gang(KIND, network=NetworkNeed(subnet=own.subnet))
+    )
+    assert own.here.launch()
+    await clear(own)
 
 
 def test_nothing_is_said_of_a_server_that_may_be_anywhere(
@@ -262,30 +251,22 @@ def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
 
 
 @pytest.mark.parametrize(("kind", "adapters"), [("p5.48xlarge", 32), ("p4d.24xlarge", 4)])
-def test_a_pair_gets_all_adapters_without_a_named_subnet(
+async def test_a_pair_gets_all_adapters_without_a_named_subnet(
     provider_rig: Callable[..., ProviderRig], kind: str, adapters: int
 ) -> None:
     here = provider_rig(instances=kind)
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang(kind, nodes=2))
-        cards = interfaces(here.launch())
-        assert [each["InterfaceType"] for each in cards] == ["efa"] + ["efa-only"] * (adapters - 1)
-        assert [each["NetworkCardIndex"] for each in cards] == [str(at) for at in range(adapters)]
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang(kind, nodes=2))
+    cards = interfaces(here.launch())
+    assert [each["InterfaceType"] for each in cards] == ["efa"] + ["efa-only"] * (adapters - 1)
+    assert [each["NetworkCardIndex"] for each in cards] == [str(at) for at in range(adapters)]
+    await here.clear()
 
 
-def test_adapters_that_would_cut_nodes_off_are_refused_with_a_way_out(own: Own) -> None:
+async def test_adapters_that_would_cut_nodes_off_are_refused_with_a_way_out(own: Own) -> None:
     """The server is on the internet, and the default subnets have no NAT gateway."""
-
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="name a subnet with a NAT gateway, or set `public_ip"):
-            await own.here.provider.launch(await own.here.gang("p4d.24xlarge", nodes=2))
-        await clear(own)
-
-    play(scenario)
+    with pytest.raises(Refused, match="name a subnet with a NAT gateway, or set `public_ip"):
+        await own.here.provider.launch(await own.here.gang("p4d.24xlarge", nodes=2))
+    await clear(own)
 
 
 def test_a_vpc_s_other_zones_are_tried_where_one_has_no_capacity(own: Own) -> None:
@@ -377,21 +358,17 @@ def test_without_a_default_subnet_the_only_vpc_is_used(no_default: Own) -> None:
         play(scenario)
 
 
-def test_without_a_default_subnet_one_of_several_vpcs_must_be_named(no_default: Own) -> None:
+async def test_without_a_default_subnet_one_of_several_vpcs_must_be_named(no_default: Own) -> None:
     here = no_default.here
-
-    async def scenario() -> None:
-        with pytest.raises(Refused, match=f"several VPCs .*{no_default.vpc}.*; set `vpc`"):
-            await here.provider.launch(await here.gang(KIND))
-        named = await here.gang(KIND, network=NetworkNeed(vpc=no_default.vpc))
-        await here.provider.launch(named)
-        assert here.launch()["SubnetId"] == no_default.subnet
-        await clear(no_default)
-
-    play(scenario)
+    with pytest.raises(Refused, match=f"several VPCs .*{no_default.vpc}.*; set `vpc`"):
+        await here.provider.launch(await here.gang(KIND))
+    named = await here.gang(KIND, network=NetworkNeed(vpc=no_default.vpc))
+    await here.provider.launch(named)
+    assert here.launch()["SubnetId"] == no_default.subnet
+    await clear(no_default)
 
 
-def test_a_card_that_takes_one_interface_gets_its_first(
+async def test_a_card_that_takes_one_interface_gets_its_first(
     own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the second card of an hpc6id."""
@@ -399,51 +376,39 @@ def test_a_card_that_takes_one_interface_gets_its_first(
     for card in here.cloud.facts("p4d.24xlarge")["NetworkInfo"]["NetworkCards"]:
         monkeypatch.setitem(card, "MaximumNetworkInterfaces", 1)
     own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
-
-    async def scenario() -> None:
-        await here.provider.launch(
-            await here.gang("p4d.24xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet))
-        )
-        assert len(interfaces(here.launch())) == 4
-        await clear(own)
-
-    play(scenario)
+    await here.provider.launch(
+        await here.gang("p4d.24xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet))
+    )
+    assert len(interfaces(here.launch())) == 4
+    await clear(own)
 
 
-def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
+async def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
     """While an instance shuts down its placement group and security group are in use; both go
     later, in any order.
     """
     here = own.here
     own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
     need = NetworkNeed(subnet=own.subnet)
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2, network=need))
-        await here.provider.remove("rm-a-1")
-        here.cloud.requests.clear()
-        await here.pass_time(5)
-        assert len(here.cloud.placements) == 1
-        assert len(here.cloud.groups.known) == 2
-        await here.pass_time(60)
-        await here.pass_time(60)
-        await clear(own)
-        names = [action for action, _ in here.cloud.requests]
-        assert "DeletePlacementGroup" in names
-        assert "DeleteSecurityGroup" in names
-
-    play(scenario)
+    await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2, network=need))
+    await here.provider.remove("rm-a-1")
+    here.cloud.requests.clear()
+    await here.pass_time(5)
+    assert len(here.cloud.placements) == 1
+    assert len(here.cloud.groups.known) == 2
+    await here.pass_time(60)
+    await here.pass_time(60)
+    await clear(own)
+    names = [action for action, _ in here.cloud.requests]
+    assert "DeletePlacementGroup" in names
+    assert "DeleteSecurityGroup" in names
 
 
-def test_no_room_in_a_subnet_is_no_capacity(own: Own) -> None:
+async def test_no_room_in_a_subnet_is_no_capacity(own: Own) -> None:
     fault = "InsufficientFreeAddressesInSubnet: none are left"
     own.here.cloud.rules.fault = lambda service, action: fault if action == "RunInstances" else None
-
-    async def scenario() -> None:
-        gang = await own.here.gang(KIND)
-        with pytest.raises(NoCapacity, match="none are left"):
-            await own.here.provider.launch(gang)
-        own.here.cloud.rules.fault = None
-        await clear(own)
-
-    play(scenario)
+    gang = await own.here.gang(KIND)
+    with pytest.raises(NoCapacity, match="none are left"):
+        await own.here.provider.launch(gang)
+    own.here.cloud.rules.fault = None
+    await clear(own)

@@ -2,7 +2,6 @@
 on the recording alone.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,7 +20,7 @@ from cavvy.providers.registry import check_settings
 account, provider_rig = requests.account, requests.provider_rig
 
 
-def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
+async def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     rig = provider_rig()
@@ -38,42 +37,35 @@ def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         (seen,) = await provider.gangs(name)
         return seen.state
 
-    async def scenario() -> None:
-        gang = await rig.gang("t3.medium", labels={TAG: "1"}, longest=timedelta(minutes=5))
-        first = await play(rig.provider, gang)
-        assert (first[-4], first[-1]) == (GangState.RUNNING, GangState.ENDED)
-        await rig.clear()
-        context = ProviderContext(
-            installation="contract",
-            home=rig.home / "replayed",
-            settings=check_settings(MANIFEST, BASE),
-            node_endpoint=requests.make_node_endpoint(),
-            now=rig.cloud.hours.now,
-        )
-        context.home.mkdir()
-        (file,) = rig.home.glob(f"*/{FOLDER}/*.json")
-        text = file.read_text()
-        for secret in ("AKIDEXAMPLE", "claim-", "END_OF_BOOT", "123456789012"):
-            assert secret not in text
-        replayed = ReplayedAws(context.settings, json.loads(text))
-        assert await play(AwsProvider(MANIFEST, context, replayed), gang) == first
-        assert replayed.calls.left() == []
-
-    asyncio.run(scenario())
+    gang = await rig.gang("t3.medium", labels={TAG: "1"}, longest=timedelta(minutes=5))
+    first = await play(rig.provider, gang)
+    assert (first[-4], first[-1]) == (GangState.RUNNING, GangState.ENDED)
+    await rig.clear()
+    context = ProviderContext(
+        installation="contract",
+        home=rig.home / "replayed",
+        settings=check_settings(MANIFEST, BASE),
+        node_endpoint=requests.make_node_endpoint(),
+        now=rig.cloud.hours.now,
+    )
+    context.home.mkdir()
+    (file,) = rig.home.glob(f"*/{FOLDER}/*.json")
+    text = file.read_text()
+    for secret in ("AKIDEXAMPLE", "claim-", "END_OF_BOOT", "123456789012"):
+        assert secret not in text
+    replayed = ReplayedAws(context.settings, json.loads(text))
+    assert await play(AwsProvider(MANIFEST, context, replayed), gang) == first
+    assert replayed.calls.left() == []
 
 
-def test_the_recording_of_a_launch_without_an_instance_ends_with_the_removal(
+async def test_the_recording_of_a_launch_without_an_instance_ends_with_the_removal(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     rig = provider_rig()
-
-    async def scenario() -> None:
-        gang = await rig.gang("t3.medium", labels={TAG: "1"}, longest=timedelta(minutes=5))
-        rig.cloud.rules.fault = lambda _, action: "throttle" if action == "RunInstances" else None
-        with pytest.raises(TryAgain):
-            await rig.provider.launch(gang)
-        rig.cloud.rules.fault = None
-        await rig.provider.remove(gang.name)
-        assert len(list(rig.home.glob(f"*/{FOLDER}/*.json"))) == 1
-
-    asyncio.run(scenario())
+    gang = await rig.gang("t3.medium", labels={TAG: "1"}, longest=timedelta(minutes=5))
+    rig.cloud.rules.fault = lambda _, action: "throttle" if action == "RunInstances" else None
+    with pytest.raises(TryAgain):
+        await rig.provider.launch(gang)
+    rig.cloud.rules.fault = None
+    await rig.provider.remove(gang.name)
+    assert len(list(rig.home.glob(f"*/{FOLDER}/*.json"))) == 1

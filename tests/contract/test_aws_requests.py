@@ -201,60 +201,49 @@ def test_a_task_with_efa_is_refused_if_the_settings_turn_efa_off(
     assert "the setting `efa` in [providers.aws] is off" in objection.reason
 
 
-def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(
+async def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """With and without a named subnet: one adapter on each card."""
     here = provider_rig()
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
-        params = here.launch()
-        assert params["Placement.GroupName"] == "rm-a-1"
-        assert len(interfaces(params)) == 4
-        (group,) = here.cloud.groups.known.values()
-        assert group.rules == {("in", group.id), ("out", group.id)}
-        await here.clear()
-        subnet = here.cloud.backend(REGION).describe_subnets()[0]
-        network = NetworkNeed(subnet=subnet.id)
-        await here.provider.launch(
-            await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, network=network)
-        )
-        cards = interfaces(here.launch())
-        assert [
-            (each["InterfaceType"], each["NetworkCardIndex"], each["DeviceIndex"]) for each in cards
-        ] == [
-            ("efa", "0", "0"),
-            ("efa-only", "1", "0"),
-            ("efa-only", "2", "0"),
-            ("efa-only", "3", "0"),
-        ]
-        assert {each["SubnetId"] for each in cards} == {subnet.id}
-        await here.clear()
-        await here.provider.launch(await here.gang("p4d.24xlarge", name="rm-c-1"))
-        assert interfaces(here.launch()) == []  # one node talks to nobody
-        assert "Placement.GroupName" not in here.launch()
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
+    params = here.launch()
+    assert params["Placement.GroupName"] == "rm-a-1"
+    assert len(interfaces(params)) == 4
+    (group,) = here.cloud.groups.known.values()
+    assert group.rules == {("in", group.id), ("out", group.id)}
+    await here.clear()
+    subnet = here.cloud.backend(REGION).describe_subnets()[0]
+    network = NetworkNeed(subnet=subnet.id)
+    await here.provider.launch(
+        await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, network=network)
+    )
+    cards = interfaces(here.launch())
+    assert [
+        (each["InterfaceType"], each["NetworkCardIndex"], each["DeviceIndex"]) for each in cards
+    ] == [("efa", "0", "0"), ("efa-only", "1", "0"), ("efa-only", "2", "0"), ("efa-only", "3", "0")]
+    assert {each["SubnetId"] for each in cards} == {subnet.id}
+    await here.clear()
+    await here.provider.launch(await here.gang("p4d.24xlarge", name="rm-c-1"))
+    assert interfaces(here.launch()) == []  # one node talks to nobody
+    assert "Placement.GroupName" not in here.launch()
+    await here.clear()
 
 
-def test_settings_leave_adapters_and_placement_groups_out(
+async def test_settings_leave_adapters_and_placement_groups_out(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig(efa=False, placement_group=False)
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
-        assert interfaces(here.launch()) == []
-        assert here.cloud.placements == {}
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
+    assert interfaces(here.launch()) == []
+    assert here.cloud.placements == {}
+    await here.clear()
 
 
 @pytest.mark.parametrize("block", [False, True])
-def test_reservations_and_blocks(provider_rig: Callable[..., ProviderRig], block: bool) -> None:
+async def test_reservations_and_blocks(
+    provider_rig: Callable[..., ProviderRig], block: bool
+) -> None:
     """They are offers of their own zone with what is free in them; a block has a market of its
     own.
     """
@@ -263,25 +252,19 @@ def test_reservations_and_blocks(provider_rig: Callable[..., ProviderRig], block
     here.cloud.rules.reserved.append(
         Reserved(id="cr-0123456789abcdef0", type="p5.48xlarge", zone=zone, total=2, block=block)
     )
-
-    async def scenario() -> None:
-        gang = await here.gang("p5.48xlarge", nodes=2, zone=zone)
-        assert gang.offer.capacity == 2
-        assert (gang.offer.rate.micros_per_hour == 0) == block
-        await here.provider.launch(gang)
-        params = here.launch()
-        target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
-        assert params[target] == "cr-0123456789abcdef0"
-        assert params.get("InstanceMarketOptions.MarketType") == (
-            "capacity-block" if block else None
-        )
-        assert params["Placement.AvailabilityZone"] == zone
-        assert {life.zone for life in here.cloud.history} == {zone}
-        with pytest.raises(NoCapacity):
-            await here.provider.launch(replace(gang, name="rm-b-1"))
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang("p5.48xlarge", nodes=2, zone=zone)
+    assert gang.offer.capacity == 2
+    assert (gang.offer.rate.micros_per_hour == 0) == block
+    await here.provider.launch(gang)
+    params = here.launch()
+    target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+    assert params[target] == "cr-0123456789abcdef0"
+    assert params.get("InstanceMarketOptions.MarketType") == ("capacity-block" if block else None)
+    assert params["Placement.AvailabilityZone"] == zone
+    assert {life.zone for life in here.cloud.history} == {zone}
+    with pytest.raises(NoCapacity):
+        await here.provider.launch(replace(gang, name="rm-b-1"))
+    await here.clear()
 
 
 @pytest.mark.proves(PROOF, "network")
@@ -337,53 +320,43 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(
 @pytest.mark.parametrize(
     ("spot", "code"), [(False, "VcpuLimitExceeded"), (True, "MaxSpotInstanceCountExceeded")]
 )
-def test_a_quota_that_is_used_up_is_told_with_what_to_do(
+async def test_a_quota_that_is_used_up_is_told_with_what_to_do(
     provider_rig: Callable[..., ProviderRig], spot: bool, code: str
 ) -> None:
     here = provider_rig()
     here.cloud.rules.vcpu_quota["G", "spot" if spot else "on-demand"] = 4
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", nodes=2, spot=spot)
-        with pytest.raises(Refused, match=f"{code}.*request an increase"):
-            await here.provider.launch(gang)
-        assert here.cloud.history == []
-        for _ in range(2):
-            await here.pass_time()
-        assert here.cloud.left() == {}
-        facts = dict(await here.provider.whoami())
-        name = (
-            "All G and VT Spot Instance Requests"
-            if spot
-            else "Running On-Demand G and VT instances"
-        )
-        assert facts[f"{name} in {REGION}"] == "4 vCPUs"
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge", nodes=2, spot=spot)
+    with pytest.raises(Refused, match=f"{code}.*request an increase"):
+        await here.provider.launch(gang)
+    assert here.cloud.history == []
+    for _ in range(2):
+        await here.pass_time()
+    assert here.cloud.left() == {}
+    facts = dict(await here.provider.whoami())
+    name = "All G and VT Spot Instance Requests" if spot else "Running On-Demand G and VT instances"
+    assert facts[f"{name} in {REGION}"] == "4 vCPUs"
 
 
 @pytest.mark.parametrize("code", ["IdempotentParameterMismatch", "IdempotentInstanceTerminated"])
-def test_a_launch_that_was_granted_before_is_not_made_again_and_is_no_fault(
+async def test_a_launch_that_was_granted_before_is_not_made_again_and_is_no_fault(
     provider_rig: Callable[..., ProviderRig], code: str
 ) -> None:
     here = provider_rig()
     here.cloud.rules.fault = lambda service, action: (
         f"{code}: used before" if action == "RunInstances" else None
     )
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("g4dn.xlarge"))
-        here.cloud.rules.fault = None
-        here.cloud.hours.jump(
-            timedelta(minutes=11)
-        )  # nothing was granted after all: what was made for it goes
-        await here.provider.gangs()
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("g4dn.xlarge"))
+    here.cloud.rules.fault = None
+    here.cloud.hours.jump(
+        timedelta(minutes=11)
+    )  # nothing was granted after all: what was made for it goes
+    await here.provider.gangs()
+    await here.clear()
 
 
-def test_everything_that_is_made_carries_the_tags(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_everything_that_is_made_carries_the_tags(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     """Instances, their disks, interfaces and spot requests, groups, volumes; tags that AWS
     refuses are mended.
     """
@@ -395,77 +368,65 @@ def test_everything_that_is_made_carries_the_tags(provider_rig: Callable[..., Pr
         "aws:x": "1",
         "odd": "a\tb" + "c" * 300,
     }
-
-    async def scenario() -> None:
-        volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
-        await here.provider.launch(
-            await here.gang("g4dn.xlarge", spot=True, labels=labels, volumes=(volume,))
-        )
-        await here.provider.launch(
-            await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, labels=labels)
-        )
-        made = [
-            (action, kind, tags)
-            for action, params in here.cloud.requests
-            if action.startswith(("Run", "Create"))
-            for kind, tags in list_tagged(params)
-        ]
-        assert {kind for _, kind, _ in made} == {
-            "instance",
-            "volume",
-            "network-interface",
-            "spot-instances-request",
-            "security-group",
-            "placement-group",
-        }
-        for _, _, tags in made:
-            assert tags["cavvy:installation"]
-            assert tags["cavvy:gang"] in ("rm-a-1", "rm-b-1")
-            assert (tags["project"], tags["job"], tags["team"]) == ("p", "j", "vision/ä")
-            assert "aws:x" not in tags
-            assert len(tags["odd"]) == 256
-        await here.clear_but_volumes()
-
-    play(scenario)
+    volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
+    await here.provider.launch(
+        await here.gang("g4dn.xlarge", spot=True, labels=labels, volumes=(volume,))
+    )
+    await here.provider.launch(
+        await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, labels=labels)
+    )
+    made = [
+        (action, kind, tags)
+        for action, params in here.cloud.requests
+        if action.startswith(("Run", "Create"))
+        for kind, tags in list_tagged(params)
+    ]
+    assert {kind for _, kind, _ in made} == {
+        "instance",
+        "volume",
+        "network-interface",
+        "spot-instances-request",
+        "security-group",
+        "placement-group",
+    }
+    for _, _, tags in made:
+        assert tags["cavvy:installation"]
+        assert tags["cavvy:gang"] in ("rm-a-1", "rm-b-1")
+        assert (tags["project"], tags["job"], tags["team"]) == ("p", "j", "vision/ä")
+        assert "aws:x" not in tags
+        assert len(tags["odd"]) == 256
+    await here.clear_but_volumes()
 
 
-def test_a_user_s_own_name_tag_is_kept(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_a_user_s_own_name_tag_is_kept(provider_rig: Callable[..., ProviderRig]) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("t3.medium", labels={"Name": "ada's node"}))
-        await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
-        assert [life.tags["Name"] for life in here.cloud.history] == ["ada_s node", "rm-b-1"]
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("t3.medium", labels={"Name": "ada's node"}))
+    await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
+    assert [life.tags["Name"] for life in here.cloud.history] == ["ada_s node", "rm-b-1"]
+    await here.clear()
 
 
 @pytest.mark.parametrize("profile", ["training", "arn:aws:iam::123456789012:instance-profile/t"])
-def test_nodes_get_the_instance_profile_of_the_settings(
+async def test_nodes_get_the_instance_profile_of_the_settings(
     provider_rig: Callable[..., ProviderRig], profile: str
 ) -> None:
     here = provider_rig(instance_profile=profile)
     here.cloud.rules.profiles = frozenset([profile])
-
-    async def scenario() -> None:
-        gang = await here.gang("t3.medium")
-        with pytest.raises(Refused, match=r"iam:PassRole.*check aws --policy"):
-            await here.provider.launch(gang)  # the policy of an account without profiles
-        allow_only(here.cloud.rules, make_policy(profile="other"))
-        with pytest.raises(Refused, match="iam:PassRole"):
-            await here.provider.launch(gang)
-        allow_only(here.cloud.rules, here.provider.policy())
+    gang = await here.gang("t3.medium")
+    with pytest.raises(Refused, match=r"iam:PassRole.*check aws --policy"):
+        await here.provider.launch(gang)  # the policy of an account without profiles
+    allow_only(here.cloud.rules, make_policy(profile="other"))
+    with pytest.raises(Refused, match="iam:PassRole"):
         await here.provider.launch(gang)
-        kind = "Arn" if profile.startswith("arn:") else "Name"
-        assert here.launch()[f"IamInstanceProfile.{kind}"] == profile
-        assert "iam:PassRole" in here.cloud.used
-        here.cloud.rules.profiles = frozenset()
-        with pytest.raises(Refused, match=f"{profile}.*is invalid"):
-            await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
-        await here.clear()
-
-    play(scenario)
+    allow_only(here.cloud.rules, here.provider.policy())
+    await here.provider.launch(gang)
+    kind = "Arn" if profile.startswith("arn:") else "Name"
+    assert here.launch()[f"IamInstanceProfile.{kind}"] == profile
+    assert "iam:PassRole" in here.cloud.used
+    here.cloud.rules.profiles = frozenset()
+    with pytest.raises(Refused, match=f"{profile}.*is invalid"):
+        await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
+    await here.clear()
 
 
 @pytest.mark.parametrize(
@@ -484,75 +445,57 @@ def test_the_policy_passes_only_the_role_of_the_profile(
 
 
 @pytest.mark.proves(PROOF, "disk")
-def test_a_disk_is_as_asked_and_never_smaller_than_its_image(
+async def test_a_disk_is_as_asked_and_never_smaller_than_its_image(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("t3.medium", disk_gib=200, disk_type="gp2"))
-        params = here.launch()
-        assert params["BlockDeviceMapping.1.Ebs.VolumeSize"] == "200"
-        assert params["BlockDeviceMapping.1.Ebs.VolumeType"] == "gp2"
-        assert params["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
-        await here.provider.launch(await here.gang("t3.medium", name="rm-b-1", disk_gib=1))
-        assert int(here.launch()["BlockDeviceMapping.1.Ebs.VolumeSize"]) >= 8
-        with pytest.raises(Refused, match="volumeType"):
-            await here.provider.launch(
-                await here.gang("t3.medium", name="rm-c-1", disk_type="floppy")
-            )
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("t3.medium", disk_gib=200, disk_type="gp2"))
+    params = here.launch()
+    assert params["BlockDeviceMapping.1.Ebs.VolumeSize"] == "200"
+    assert params["BlockDeviceMapping.1.Ebs.VolumeType"] == "gp2"
+    assert params["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
+    await here.provider.launch(await here.gang("t3.medium", name="rm-b-1", disk_gib=1))
+    assert int(here.launch()["BlockDeviceMapping.1.Ebs.VolumeSize"]) >= 8
+    with pytest.raises(Refused, match="volumeType"):
+        await here.provider.launch(await here.gang("t3.medium", name="rm-c-1", disk_type="floppy"))
+    await here.clear()
 
 
 @pytest.mark.proves(PROOF, "image", "build", "login")
-def test_an_instance_prepares_an_engine_for_an_image(
+async def test_an_instance_prepares_an_engine_for_an_image(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        for name, image in (("rm-a-1", None), ("rm-b-1", "docker.io/library/busybox:1")):
-            gang = replace(await here.gang("t3.medium"), name=name, image=image)
-            await here.provider.launch(gang)
-            script = b64decode(here.launch()["UserData"])
-            script = decompress(script) if script[:2] == b"\x1f\x8b" else script
-            assert (b"command -v podman" in script) == bool(image)
-        await here.clear()
-
-    play(scenario)
+    for name, image in (("rm-a-1", None), ("rm-b-1", "docker.io/library/busybox:1")):
+        gang = replace(await here.gang("t3.medium"), name=name, image=image)
+        await here.provider.launch(gang)
+        script = b64decode(here.launch()["UserData"])
+        script = decompress(script) if script[:2] == b"\x1f\x8b" else script
+        assert (b"command -v podman" in script) == bool(image)
+    await here.clear()
 
 
-def test_a_task_names_its_machine_image(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_a_task_names_its_machine_image(provider_rig: Callable[..., ProviderRig]) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("t3.medium")
-        usual, *_, other = sorted(here.cloud.images(gang.offer.region))
-        for name, image in (("rm-a-1", usual), ("rm-b-1", other)):
-            await here.provider.launch(replace(gang, name=name, options={"image": image}))
-            assert here.launch()["ImageId"] == image
-        with pytest.raises(Refused, match="ami-none"):
-            await here.provider.launch(replace(gang, name="rm-c-1", options={"image": "ami-none"}))
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang("t3.medium")
+    usual, *_, other = sorted(here.cloud.images(gang.offer.region))
+    for name, image in (("rm-a-1", usual), ("rm-b-1", other)):
+        await here.provider.launch(replace(gang, name=name, options={"image": image}))
+        assert here.launch()["ImageId"] == image
+    with pytest.raises(Refused, match="ami-none"):
+        await here.provider.launch(replace(gang, name="rm-c-1", options={"image": "ami-none"}))
+    await here.clear()
 
 
-def test_a_task_names_its_zone(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_a_task_names_its_zone(provider_rig: Callable[..., ProviderRig]) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("t3.medium")
-        zone = f"{gang.offer.region}b"
-        await here.provider.launch(replace(gang, options={"zone": zone}))
-        assert here.launch()["Placement.AvailabilityZone"] == zone
-        with pytest.raises(NoCapacity, match="nowhere"):
-            await here.provider.launch(replace(gang, name="rm-b-1", options={"zone": "nowhere"}))
-        await here.clear()
-
-    play(scenario)
+    gang = await here.gang("t3.medium")
+    zone = f"{gang.offer.region}b"
+    await here.provider.launch(replace(gang, options={"zone": zone}))
+    assert here.launch()["Placement.AvailabilityZone"] == zone
+    with pytest.raises(NoCapacity, match="nowhere"):
+        await here.provider.launch(replace(gang, name="rm-b-1", options={"zone": "nowhere"}))
+    await here.clear()
 
 
 def test_a_type_that_the_quota_allows_none_of_has_no_capacity(
@@ -588,7 +531,7 @@ def test_a_type_that_the_quota_allows_none_of_has_no_capacity(
     play(scenario)
 
 
-def test_the_use_of_a_quota_is_subtracted_and_told(
+async def test_the_use_of_a_quota_is_subtracted_and_told(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """On-demand and spot instances count for different quotas."""
@@ -600,29 +543,25 @@ def test_the_use_of_a_quota_is_subtracted_and_told(
         kind = "g4dn.xlarge"
         return next(o for o in offers if (o.instance_type, o.purchase) == (kind, purchase))
 
-    async def scenario() -> None:
-        assert (await left(Purchase.ON_DEMAND)).capacity == 3
-        await here.provider.launch(await here.gang("g4dn.xlarge", nodes=2))
-        here.cloud.hours.jump(timedelta(minutes=2))
-        now = await left(Purchase.ON_DEMAND)
-        assert (now.capacity, now.quota_nodes) == (1, 3)
-        assert now.limited_by == (
-            f"the quota Running On-Demand G and VT instances in {REGION} "
-            "(8 of 12 vCPUs used, 4 left)"
-        )
-        assert (await left(Purchase.SPOT)).capacity == 2
-        told = {each.name: each for each in await here.provider.quotas()}
-        quota = told["Running On-Demand G and VT instances"]
-        assert (quota.limit, quota.used, quota.left, quota.family) == (12, 8, 4, "G and VT")
-        assert quota.request == (
-            "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
-            f"L-DB2E81BA --desired-value NEW_LIMIT --region {REGION}"
-        )
-        await here.clear()
-        here.cloud.hours.jump(timedelta(minutes=2))
-        assert (await left(Purchase.ON_DEMAND)).capacity == 3
-
-    play(scenario)
+    assert (await left(Purchase.ON_DEMAND)).capacity == 3
+    await here.provider.launch(await here.gang("g4dn.xlarge", nodes=2))
+    here.cloud.hours.jump(timedelta(minutes=2))
+    now = await left(Purchase.ON_DEMAND)
+    assert (now.capacity, now.quota_nodes) == (1, 3)
+    assert now.limited_by == (
+        f"the quota Running On-Demand G and VT instances in {REGION} (8 of 12 vCPUs used, 4 left)"
+    )
+    assert (await left(Purchase.SPOT)).capacity == 2
+    told = {each.name: each for each in await here.provider.quotas()}
+    quota = told["Running On-Demand G and VT instances"]
+    assert (quota.limit, quota.used, quota.left, quota.family) == (12, 8, 4, "G and VT")
+    assert quota.request == (
+        "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+        f"L-DB2E81BA --desired-value NEW_LIMIT --region {REGION}"
+    )
+    await here.clear()
+    here.cloud.hours.jump(timedelta(minutes=2))
+    assert (await left(Purchase.ON_DEMAND)).capacity == 3
 
 
 @pytest.mark.parametrize(
@@ -647,7 +586,9 @@ def test_which_families_a_quota_is_of(name: str, expected: set[tuple[str, bool]]
     assert {(each.limit, each.used) for each in quotas.values()} <= {(64.0, 0)}
 
 
-def test_machine_images_by_id_and_by_parameter(provider_rig: Callable[..., ProviderRig]) -> None:
+async def test_machine_images_by_id_and_by_parameter(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     first = provider_rig()
     images = sorted(first.cloud.images(REGION))
 
@@ -657,19 +598,16 @@ def test_machine_images_by_id_and_by_parameter(provider_rig: Callable[..., Provi
         await here.clear()
         return image
 
-    async def scenario() -> None:
-        assert await launch(provider_rig(image=images[3])) == images[3]
-        own = provider_rig(image="resolve:ssm:/my/images/training")
-        own.cloud.rules.parameters["/my/images/training"] = images[5]
-        assert await launch(own) == images[5]
-        for wrong, told in {"/my/none": "no parameter", "ami-00000000": "ami-00000000"}.items():
-            with pytest.raises(Refused, match=told):
-                await launch(provider_rig(image=wrong))
-
-    play(scenario)
+    assert await launch(provider_rig(image=images[3])) == images[3]
+    own = provider_rig(image="resolve:ssm:/my/images/training")
+    own.cloud.rules.parameters["/my/images/training"] = images[5]
+    assert await launch(own) == images[5]
+    for wrong, told in {"/my/none": "no parameter", "ami-00000000": "ami-00000000"}.items():
+        with pytest.raises(Refused, match=told):
+            await launch(provider_rig(image=wrong))
 
 
-def test_volumes_are_used_in_their_zone_and_never_by_two(
+async def test_volumes_are_used_in_their_zone_and_never_by_two(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
@@ -679,58 +617,48 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(
     )
     here.cloud.hours.jump(timedelta(seconds=5))
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d")
-
-    async def scenario() -> None:
-        (place,) = await here.provider.volumes()
-        assert (place.names, place.region, place.zone) == ((data.id, "data"), REGION, there)
-        with pytest.raises(NoCapacity, match=there):
-            await here.provider.launch(
-                await here.gang(
-                    "g4dn.xlarge", name="rm-z-1", spot=True, zone=elsewhere, volumes=(volume,)
-                )
-            )
+    (place,) = await here.provider.volumes()
+    assert (place.names, place.region, place.zone) == ((data.id, "data"), REGION, there)
+    with pytest.raises(NoCapacity, match=there):
         await here.provider.launch(
-            await here.gang("g4dn.xlarge", volumes=(volume,))
-        )  # of the whole region
-        assert here.launch()["Placement.AvailabilityZone"] == there
-        for by in (volume, replace(volume, source=data.id)):
-            with pytest.raises(NoCapacity, match="in use by rm-a-1"):
-                await here.provider.launch(
-                    await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(by,))
-                )
-        await here.pass_time(10)
-        (life,) = here.cloud.history
-        assert data.host is life
-        assert not data.goes
-        # The node is taken back: its successor waits until EC2 has let the volume go.
-        here.cloud.rules.shutting_down = timedelta(minutes=5)
-        await here.provider.remove("rm-a-1")
-        await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-c-1", volumes=(volume,)))
-        await here.pass_time(60)
-        assert data.host is life
-        await here.pass_time(300)
-        await here.pass_time(1)
-        assert data.host is here.cloud.history[1]
-        await here.provider.remove("rm-c-1")
-        await here.pass_time(400)
-        await here.pass_time(60)
-        assert here.cloud.left() == {"volumes": [data.id]}
-        with pytest.raises(Refused, match="add a `size`"):
-            await here.provider.launch(
-                await here.gang(
-                    "g4dn.xlarge", name="rm-d-1", volumes=(replace(volume, source="none"),)
-                )
+            await here.gang(
+                "g4dn.xlarge", name="rm-z-1", spot=True, zone=elsewhere, volumes=(volume,)
             )
-        here.cloud.disks.make(REGION, {"AvailabilityZone": there, "Size": "10"}, {"Name": "data"})
-        with pytest.raises(Refused, match="several volumes"):
-            await here.provider.launch(
-                await here.gang("g4dn.xlarge", name="rm-e-1", volumes=(volume,))
-            )
-        for _ in range(2):
-            await here.pass_time()
-        assert list(here.cloud.left()) == ["volumes"]
-
-    play(scenario)
+        )
+    await here.provider.launch(
+        await here.gang("g4dn.xlarge", volumes=(volume,))
+    )  # of the whole region
+    assert here.launch()["Placement.AvailabilityZone"] == there
+    for by in (volume, replace(volume, source=data.id)):
+        with pytest.raises(NoCapacity, match="in use by rm-a-1"):
+            await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(by,)))
+    await here.pass_time(10)
+    (life,) = here.cloud.history
+    assert data.host is life
+    assert not data.goes
+    # The node is taken back: its successor waits until EC2 has let the volume go.
+    here.cloud.rules.shutting_down = timedelta(minutes=5)
+    await here.provider.remove("rm-a-1")
+    await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-c-1", volumes=(volume,)))
+    await here.pass_time(60)
+    assert data.host is life
+    await here.pass_time(300)
+    await here.pass_time(1)
+    assert data.host is here.cloud.history[1]
+    await here.provider.remove("rm-c-1")
+    await here.pass_time(400)
+    await here.pass_time(60)
+    assert here.cloud.left() == {"volumes": [data.id]}
+    with pytest.raises(Refused, match="add a `size`"):
+        await here.provider.launch(
+            await here.gang("g4dn.xlarge", name="rm-d-1", volumes=(replace(volume, source="none"),))
+        )
+    here.cloud.disks.make(REGION, {"AvailabilityZone": there, "Size": "10"}, {"Name": "data"})
+    with pytest.raises(Refused, match="several volumes"):
+        await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-e-1", volumes=(volume,)))
+    for _ in range(2):
+        await here.pass_time()
+    assert list(here.cloud.left()) == ["volumes"]
     task = TaskSpec(name="t", run="x", nodes=2, volumes=(volume,))
     assert any("one node" in each.reason for each in here.provider.check(task))
 
@@ -739,7 +667,7 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(
 @pytest.mark.parametrize(
     "lost", [None, "CreateVolume", "AttachVolume", "RunInstances", "DeleteVolume"]
 )
-def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
+async def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
     provider_rig: Callable[..., ProviderRig], keep: bool, lost: str | None
 ) -> None:
     here = provider_rig()
@@ -751,44 +679,41 @@ def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
         counts[action] = counts.get(action, 0) + 1
         return "lose" if action == lost and counts[action] == 1 else None
 
-    async def scenario() -> None:
-        here.cloud.rules.stock["g4dn.xlarge", zone, "spot"] = 0
-        here.cloud.rules.fault = fault
-        gang = await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(volume,))
-        for _ in range(2):
-            try:
-                await here.provider.launch(gang)
-            except ProviderError:
-                continue
-        for _ in range(3):
-            await here.pass_time()
-        assert len(here.cloud.disks.ever) == 1
-        assert here.cloud.left() == {}
-        other = replace(await here.gang("g4dn.xlarge", volumes=(volume,)), name="rm-b-1")
-        for _ in range(2):
-            try:
-                await here.provider.launch(other)
-            except ProviderError:
-                continue
-        for _ in range(3):
-            await here.pass_time()
-        (seen,) = [each for each in await here.provider.gangs() if each.state is GangState.RUNNING]
-        disk = here.cloud.disks.ever[-1]
-        assert disk.host is here.cloud.lives[seen.engine_id]
-        assert (disk.goes, disk.tags["Name"]) == (not keep, "data")
-        here.cloud.shut_down_itself(
-            here.cloud.lives[seen.engine_id]
-        )  # nobody of us is there: EC2's own means
-        here.cloud.hours.jump(timedelta(minutes=1))
-        here.cloud.tick()
-        assert here.cloud.left().get("volumes", []) == ([disk.id] if keep else [])
-        await here.clear_but_volumes()
-        assert len(here.cloud.disks.ever) == 2
-
-    play(scenario)
+    here.cloud.rules.stock["g4dn.xlarge", zone, "spot"] = 0
+    here.cloud.rules.fault = fault
+    gang = await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(volume,))
+    for _ in range(2):
+        try:
+            await here.provider.launch(gang)
+        except ProviderError:
+            continue
+    for _ in range(3):
+        await here.pass_time()
+    assert len(here.cloud.disks.ever) == 1
+    assert here.cloud.left() == {}
+    other = replace(await here.gang("g4dn.xlarge", volumes=(volume,)), name="rm-b-1")
+    for _ in range(2):
+        try:
+            await here.provider.launch(other)
+        except ProviderError:
+            continue
+    for _ in range(3):
+        await here.pass_time()
+    (seen,) = [each for each in await here.provider.gangs() if each.state is GangState.RUNNING]
+    disk = here.cloud.disks.ever[-1]
+    assert disk.host is here.cloud.lives[seen.engine_id]
+    assert (disk.goes, disk.tags["Name"]) == (not keep, "data")
+    here.cloud.shut_down_itself(
+        here.cloud.lives[seen.engine_id]
+    )  # nobody of us is there: EC2's own means
+    here.cloud.hours.jump(timedelta(minutes=1))
+    here.cloud.tick()
+    assert here.cloud.left().get("volumes", []) == ([disk.id] if keep else [])
+    await here.clear_but_volumes()
+    assert len(here.cloud.disks.ever) == 2
 
 
-def test_kept_volumes_are_told_with_their_price_and_their_gangs(
+async def test_kept_volumes_are_told_with_their_price_and_their_gangs(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
@@ -798,26 +723,22 @@ def test_kept_volumes_are_told_with_their_price_and_their_gangs(
         Volume(kind=VolumeKind.NAMED, source=name, path=f"/{name}", size_gib=8, keep=keep)
         for name, keep in (("data", True), ("scratch", False))
     )
-
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(kept, scratch))
-        await here.provider.launch(gang)
-        for _ in range(3):
-            await here.pass_time()
-        (seen,) = await here.provider.kept_volumes()
-        assert (seen.name, seen.size_gib, seen.region, seen.zone) == ("data", 8, REGION, zone)
-        assert (seen.made_for, seen.used_by) == ("rm-a-1", ("rm-a-1",))
-        assert seen.price is not None
-        assert seen.price.price.micros > 0
-        assert seen.price.source == "AWS Price List API"
-        await here.clear_but_volumes()
-        (after,) = await here.provider.kept_volumes()
-        assert after == seen
-
-    play(scenario)
+    gang = await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(kept, scratch))
+    await here.provider.launch(gang)
+    for _ in range(3):
+        await here.pass_time()
+    (seen,) = await here.provider.kept_volumes()
+    assert (seen.name, seen.size_gib, seen.region, seen.zone) == ("data", 8, REGION, zone)
+    assert (seen.made_for, seen.used_by) == ("rm-a-1", ("rm-a-1",))
+    assert seen.price is not None
+    assert seen.price.price.micros > 0
+    assert seen.price.source == "AWS Price List API"
+    await here.clear_but_volumes()
+    (after,) = await here.provider.kept_volumes()
+    assert after == seen
 
 
-def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
+async def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
     provider_rig: Callable[..., ProviderRig], account: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def in_turns(call: Callable[[], Any]) -> Any:
@@ -827,39 +748,31 @@ def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
     monkeypatch.setattr(account, "run", in_turns)
     here = provider_rig()
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
-
-    async def scenario() -> None:
-        gangs = [
-            await here.gang("g4dn.xlarge", name=name, volumes=(volume,))
-            for name in ("rm-a-1", "rm-b-1")
-        ]
-        answers = await asyncio.gather(*map(here.provider.launch, gangs), return_exceptions=True)
-        assert [type(each) for each in answers if each is not None] == [NoCapacity]
-        assert [each.tags["Name"] for each in here.cloud.disks.ever] == ["data"]
-        await here.clear_but_volumes()
-
-    play(scenario)
+    gangs = [
+        await here.gang("g4dn.xlarge", name=name, volumes=(volume,))
+        for name in ("rm-a-1", "rm-b-1")
+    ]
+    answers = await asyncio.gather(*map(here.provider.launch, gangs), return_exceptions=True)
+    assert [type(each) for each in answers if each is not None] == [NoCapacity]
+    assert [each.tags["Name"] for each in here.cloud.disks.ever] == ["data"]
+    await here.clear_but_volumes()
 
 
-def test_a_volume_that_was_deleted_meanwhile_hides_no_gang(
+async def test_a_volume_that_was_deleted_meanwhile_hides_no_gang(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-a-1", volumes=(volume,)))
-        await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
-        here.cloud.disks.known.clear()
-        await here.pass_time()
-        seen = {each.name: each.state for each in await here.provider.gangs()}
-        assert seen == {"rm-a-1": GangState.RUNNING, "rm-b-1": GangState.RUNNING}
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-a-1", volumes=(volume,)))
+    await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
+    here.cloud.disks.known.clear()
+    await here.pass_time()
+    seen = {each.name: each.state for each in await here.provider.gangs()}
+    assert seen == {"rm-a-1": GangState.RUNNING, "rm-b-1": GangState.RUNNING}
+    await here.clear()
 
 
-def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
+async def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """The first node is taken back before it has mounted it; what others made is never
@@ -870,75 +783,60 @@ def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
     here.cloud.disks.make(REGION, {"AvailabilityZone": zone, "Size": "10"}, {"Name": "theirs"})
     ours = Volume(kind=VolumeKind.NAMED, source="ours", path="/o", size_gib=8)
     theirs = Volume(kind=VolumeKind.NAMED, source="theirs", path="/t")
-
-    async def scenario() -> None:
-        await here.provider.launch(
-            await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(ours,))
-        )
-        await here.clear_but_volumes()
-        again = await here.gang(
-            "g4dn.xlarge", name="rm-b-1", spot=True, zone=zone, volumes=(ours, theirs)
-        )
-        await here.provider.launch(again)
-        ledger = LaunchLedger(here.states["contract"], AwsGangRecord)
-        await ledger.refresh()
-        record = ledger.records["rm-b-1"]
-        assert {each.path: each.make for each in list_node_disks(record)} == {
-            "/o": True,
-            "/t": False,
-        }
-        await here.clear_but_volumes()
-
-    play(scenario)
+    await here.provider.launch(
+        await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(ours,))
+    )
+    await here.clear_but_volumes()
+    again = await here.gang(
+        "g4dn.xlarge", name="rm-b-1", spot=True, zone=zone, volumes=(ours, theirs)
+    )
+    await here.provider.launch(again)
+    ledger = LaunchLedger(here.states["contract"], AwsGangRecord)
+    await ledger.refresh()
+    record = ledger.records["rm-b-1"]
+    assert {each.path: each.make for each in list_node_disks(record)} == {"/o": True, "/t": False}
+    await here.clear_but_volumes()
 
 
-def test_two_servers_see_each_others_launches_and_never_launch_twice(
+async def test_two_servers_see_each_others_launches_and_never_launch_twice(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        other = here.make("contract")  # a second server of this installation
-        gang = await here.gang("g4dn.xlarge", nodes=2)
-        done = await asyncio.gather(
-            here.provider.launch(gang), other.launch(gang), return_exceptions=True
-        )
-        assert all(each is None or isinstance(each, TryAgain) for each in done)
-        await other.launch(gang)
-        await here.provider.launch(gang)
-        assert len(here.cloud.of(gang.name)) == 2
-        await here.pass_time()
-        assert [each.name for each in await other.gangs()] == [gang.name]
-        await other.remove(gang.name)
-        await here.pass_time()
-        (seen,) = await here.provider.gangs(gang.name)
-        assert seen.state is GangState.ENDED
-        await here.provider.launch(gang)  # it has ended: never again
-        assert len(here.cloud.of(gang.name)) == 2
-        await here.clear()
-
-    play(scenario)
+    other = here.make("contract")  # a second server of this installation
+    gang = await here.gang("g4dn.xlarge", nodes=2)
+    done = await asyncio.gather(
+        here.provider.launch(gang), other.launch(gang), return_exceptions=True
+    )
+    assert all(each is None or isinstance(each, TryAgain) for each in done)
+    await other.launch(gang)
+    await here.provider.launch(gang)
+    assert len(here.cloud.of(gang.name)) == 2
+    await here.pass_time()
+    assert [each.name for each in await other.gangs()] == [gang.name]
+    await other.remove(gang.name)
+    await here.pass_time()
+    (seen,) = await here.provider.gangs(gang.name)
+    assert seen.state is GangState.ENDED
+    await here.provider.launch(gang)  # it has ended: never again
+    assert len(here.cloud.of(gang.name)) == 2
+    await here.clear()
 
 
-def test_another_control_plane_of_the_account_is_left_alone(
+async def test_another_control_plane_of_the_account_is_left_alone(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
-        other = here.make("another")
-        assert await other.gangs() == []
-        await other.remove("rm-a-1")
-        for _ in range(3):
-            here.cloud.hours.jump(timedelta(minutes=11))
-            await other.gangs()
-        assert len(here.cloud.groups.known) == len(here.cloud.placements) == 1
-        (seen,) = await here.provider.gangs()
-        assert seen.state is GangState.RUNNING
-        await here.clear()
-
-    play(scenario)
+    await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
+    other = here.make("another")
+    assert await other.gangs() == []
+    await other.remove("rm-a-1")
+    for _ in range(3):
+        here.cloud.hours.jump(timedelta(minutes=11))
+        await other.gangs()
+    assert len(here.cloud.groups.known) == len(here.cloud.placements) == 1
+    (seen,) = await here.provider.gangs()
+    assert seen.state is GangState.RUNNING
+    await here.clear()
 
 
 def test_the_policy_allows_what_is_called_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.test_aws_requests import BASE, REGION, ProviderRig, play
+from tests.contract.test_aws_requests import BASE, REGION, ProviderRig
 from tests.ec2.cloud import Cloud
 from tests.ec2.direct import Direct
 from tests.ec2.server import Front
@@ -25,7 +25,7 @@ account = requests.account
 
 @pytest.mark.usefixtures("account")  # its credentials
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_region_that_fails_hides_no_gangs_of_others(
+async def test_a_region_that_fails_hides_no_gangs_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """Nothing is concluded about the gangs of a region that does not answer."""
@@ -43,43 +43,37 @@ def test_a_region_that_fails_hides_no_gangs_of_others(
         return await call(self, region, operation, **arguments)
 
     monkeypatch.setattr(AwsAccount, "call", fail)
-
-    async def scenario() -> None:
-        offers = {each.region: each for each in await here.provider.offers()}
-        base = await here.gang("t3.medium")
-        gangs = {at: replace(base, name=f"rm-{at}", offer=offers[at]) for at in (REGION, other)}
-        for each in gangs.values():
-            await here.provider.launch(each)
-        await here.pass_time()
-        seen = {each.name: each for each in await here.provider.gangs()}
-        assert seen.keys() == {f"rm-{REGION}", f"rm-{other}"}
-        await here.provider.remove(f"rm-{REGION}")
-        silent.add(other)
-        cloud.hours.jump(timedelta(hours=9))
-        with pytest.raises(PartlyUnknown, match=other) as caught:
-            await here.provider.gangs()
-        assert [(each.name, each.state) for each in caught.value.seen] == [
-            (f"rm-{REGION}", GangState.ENDED)
-        ]
-        if not hangs:
-            with pytest.raises(TryAgain, match=other):
-                await here.provider.gangs(f"rm-{other}")
-        with pytest.raises(PartlyUnknown, match=other):  # it may be in the other region
-            await here.provider.gangs("rm-unknown")
-        silent.clear()
-        assert [each.state for each in await here.provider.gangs(f"rm-{other}")] == [
-            GangState.RUNNING
-        ]
-        await here.provider.remove(f"rm-{other}")
-        await here.pass_time()
-        assert not [life for life in cloud.history if life.state != "terminated"]
-
-    play(scenario)
+    offers = {each.region: each for each in await here.provider.offers()}
+    base = await here.gang("t3.medium")
+    gangs = {at: replace(base, name=f"rm-{at}", offer=offers[at]) for at in (REGION, other)}
+    for each in gangs.values():
+        await here.provider.launch(each)
+    await here.pass_time()
+    seen = {each.name: each for each in await here.provider.gangs()}
+    assert seen.keys() == {f"rm-{REGION}", f"rm-{other}"}
+    await here.provider.remove(f"rm-{REGION}")
+    silent.add(other)
+    cloud.hours.jump(timedelta(hours=9))
+    with pytest.raises(PartlyUnknown, match=other) as caught:
+        await here.provider.gangs()
+    assert [(each.name, each.state) for each in caught.value.seen] == [
+        (f"rm-{REGION}", GangState.ENDED)
+    ]
+    if not hangs:
+        with pytest.raises(TryAgain, match=other):
+            await here.provider.gangs(f"rm-{other}")
+    with pytest.raises(PartlyUnknown, match=other):  # it may be in the other region
+        await here.provider.gangs("rm-unknown")
+    silent.clear()
+    assert [each.state for each in await here.provider.gangs(f"rm-{other}")] == [GangState.RUNNING]
+    await here.provider.remove(f"rm-{other}")
+    await here.pass_time()
+    assert not [life for life in cloud.history if life.state != "terminated"]
 
 
 @pytest.mark.usefixtures("account")  # its credentials
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_removal_without_a_record_reaches_the_regions_that_answer(
+async def test_a_removal_without_a_record_reaches_the_regions_that_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     down = "eu-west-1"
@@ -95,22 +89,19 @@ def test_a_removal_without_a_record_reaches_the_regions_that_answer(
             raise AwsFault("Unavailable", "it is down")
         return await call(self, region, operation, **arguments)
 
-    async def scenario() -> None:
-        gang = await here.gang("t3.medium")
-        offers = [each for each in await here.provider.offers() if each.region == REGION]
-        await here.provider.launch(replace(gang, offer=offers[0]))
-        await here.pass_time()
-        here.states.clear()  # the server lost its records
-        here.provider = here.make("contract")
-        monkeypatch.setattr(AwsAccount, "call", fail)
-        (seen,) = await here.provider.gangs(gang.name)
-        assert seen.state is not GangState.ENDED
-        here.states.clear()
-        here.provider = here.make("contract")
-        with pytest.raises((TryAgain, TimeoutError)):
-            async with asyncio.timeout(2.0):  # the control plane does not wait for ever either
-                await here.provider.remove(gang.name)
-        cloud.tick()
-        assert cloud.history[0].state in ("shutting-down", "terminated")
-
-    play(scenario)
+    gang = await here.gang("t3.medium")
+    offers = [each for each in await here.provider.offers() if each.region == REGION]
+    await here.provider.launch(replace(gang, offer=offers[0]))
+    await here.pass_time()
+    here.states.clear()  # the server lost its records
+    here.provider = here.make("contract")
+    monkeypatch.setattr(AwsAccount, "call", fail)
+    (seen,) = await here.provider.gangs(gang.name)
+    assert seen.state is not GangState.ENDED
+    here.states.clear()
+    here.provider = here.make("contract")
+    with pytest.raises((TryAgain, TimeoutError)):
+        async with asyncio.timeout(2.0):  # the control plane does not wait for ever either
+            await here.provider.remove(gang.name)
+    cloud.tick()
+    assert cloud.history[0].state in ("shutting-down", "terminated")

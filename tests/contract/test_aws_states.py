@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.test_aws_requests import ProviderRig, play
+from tests.contract.test_aws_requests import ProviderRig
 
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.domain.values import replace
@@ -18,7 +18,7 @@ from cavvy.providers.base import GangState, Refused
 account, provider_rig = requests.account, requests.provider_rig
 
 
-def test_an_instance_that_ends_between_two_calls_leaves_no_scratch_volume(
+async def test_an_instance_that_ends_between_two_calls_leaves_no_scratch_volume(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """EC2 attaches the volume, and refuses to delete it with the instance: IncorrectInstanceState.
@@ -35,44 +35,37 @@ def test_an_instance_that_ends_between_two_calls_leaves_no_scratch_volume(
             refused.append(action)
         return None
 
-    async def scenario() -> None:
-        gang = await here.gang("g4dn.xlarge", spot=True, volumes=(scratch,))
-        await here.provider.launch(gang)
-        here.cloud.rules.fault = fault
+    gang = await here.gang("g4dn.xlarge", spot=True, volumes=(scratch,))
+    await here.provider.launch(gang)
+    here.cloud.rules.fault = fault
+    await here.pass_time()
+    (disk,) = here.cloud.disks.ever
+    assert refused
+    assert not disk.goes
+    here.cloud.rules.fault = None
+    for _ in range(3):
         await here.pass_time()
-        (disk,) = here.cloud.disks.ever
-        assert refused
-        assert not disk.goes
-        here.cloud.rules.fault = None
-        for _ in range(3):
-            await here.pass_time()
-        (seen,) = await here.provider.gangs()
-        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-        assert here.cloud.left() == {}
-
-    play(scenario)
+    (seen,) = await here.provider.gangs()
+    assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+    assert here.cloud.left() == {}
 
 
-def test_an_image_whose_terms_were_not_accepted_is_refused_with_what_to_do(
+async def test_an_image_whose_terms_were_not_accepted_is_refused_with_what_to_do(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     here = provider_rig()
-
-    async def scenario() -> None:
-        gang = await here.gang("t3.medium")
-        image = sorted(here.cloud.images(gang.offer.region))[-1]
-        here.cloud.rules.unsubscribed = frozenset({image})
-        named = replace(gang, options={"image": image})
-        with pytest.raises(Refused, match=r"OptInRequired: .*has not accepted the terms"):
-            await here.provider.launch(named)
-        await here.pass_time()
-        assert here.cloud.left() == {}
-        assert here.cloud.history == []
-
-    play(scenario)
+    gang = await here.gang("t3.medium")
+    image = sorted(here.cloud.images(gang.offer.region))[-1]
+    here.cloud.rules.unsubscribed = frozenset({image})
+    named = replace(gang, options={"image": image})
+    with pytest.raises(Refused, match=r"OptInRequired: .*has not accepted the terms"):
+        await here.provider.launch(named)
+    await here.pass_time()
+    assert here.cloud.left() == {}
+    assert here.cloud.history == []
 
 
-def test_upgrades_are_held_back_before_anything_is_installed(
+async def test_upgrades_are_held_back_before_anything_is_installed(
     provider_rig: Callable[..., ProviderRig], tmp_path: Path
 ) -> None:
     """The user data's own lines, run by sh, with a stand-in for systemctl; apt reads the result."""
@@ -85,11 +78,7 @@ def test_upgrades_are_held_back_before_anything_is_installed(
         return script
 
     scripts: list[str] = []
-
-    async def keep() -> None:
-        scripts.append(await scenario())
-
-    play(keep)
+    scripts.append(await scenario())
     before, begin, rest = scripts[0].partition("if [ -d /etc/apt/apt.conf.d ]")
     block, end, after = rest.partition("\nfi ")
     assert begin

@@ -39,29 +39,26 @@ def account(rest_server: RestServer, tmp_path: Path) -> Iterator[AzurePlace]:
         (200, "UltraSSD_LRS", ""),  # no price is known
     ],
 )
-def test_a_disk_is_billed_at_the_size_that_azure_sells(
+async def test_a_disk_is_billed_at_the_size_that_azure_sells(
     account: AzurePlace, gib: int | None, kind: str | None, meter: str
 ) -> None:
-    async def scenario() -> None:
-        harness = account.harness()
-        offer = await find_offer(harness, CPU)
-        gang = await harness.spec("one", nodes=2)
-        gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
-        await run_for_an_hour(account, harness, gang)
-        for body in account.api.bodies.values():
-            disk = body["properties"]["storageProfile"]["osDisk"]
-            assert disk["diskSizeGB"] == max(gib or 0, 128)
-        for node, length, found in await bill_each_node(account, harness, gang):
-            assert node.started_at is not None
-            month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
-            exact = PRICES["Standard IPv4 Static Public IP"] * (length / timedelta(hours=1))
-            assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1
-            assert (ChargeKind.DISK in found) == bool(meter)
-            if meter:
-                exact = PRICES[meter] * (length / month)
-                assert abs(found[ChargeKind.DISK].amount.micros - exact) <= 1
-
-    asyncio.run(scenario())
+    harness = account.harness()
+    offer = await find_offer(harness, CPU)
+    gang = await harness.spec("one", nodes=2)
+    gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
+    await run_for_an_hour(account, harness, gang)
+    for body in account.api.bodies.values():
+        disk = body["properties"]["storageProfile"]["osDisk"]
+        assert disk["diskSizeGB"] == max(gib or 0, 128)
+    for node, length, found in await bill_each_node(account, harness, gang):
+        assert node.started_at is not None
+        month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
+        exact = PRICES["Standard IPv4 Static Public IP"] * (length / timedelta(hours=1))
+        assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1
+        assert (ChargeKind.DISK in found) == bool(meter)
+        if meter:
+            exact = PRICES[meter] * (length / month)
+            assert abs(found[ChargeKind.DISK].amount.micros - exact) <= 1
 
 
 def test_nodes_without_public_addresses_pay_for_none(account: AzurePlace) -> None:
@@ -73,13 +70,10 @@ def test_nodes_without_public_addresses_pay_for_none(account: AzurePlace) -> Non
     assert asyncio.run(read()) == {ChargeKind.DISK: 128}
 
 
-def test_prices_of_disks_that_cannot_be_read_hide_no_problem(account: AzurePlace) -> None:
-    async def scenario() -> None:
-        provider = account.provider("ours")
-        account.api.extras_fault = True
-        with pytest.raises(TryAgain):
-            await provider.offers()
-        account.api.extras_fault = False
-        assert all(offer.extras for offer in await provider.offers())
-
-    asyncio.run(scenario())
+async def test_prices_of_disks_that_cannot_be_read_hide_no_problem(account: AzurePlace) -> None:
+    provider = account.provider("ours")
+    account.api.extras_fault = True
+    with pytest.raises(TryAgain):
+        await provider.offers()
+    account.api.extras_fault = False
+    assert all(offer.extras for offer in await provider.offers())

@@ -1,6 +1,5 @@
 """Faults of Azure's public list of prices, as the provider for Azure Machine Learning meets them."""
 
-import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,9 @@ def workspace(rest_server: RestServer, tmp_path: Path) -> Iterator[AzureMlPlace]
     place.close()
 
 
-def test_a_list_of_prices_that_fails_is_not_read_for_each_cluster(workspace: AzureMlPlace) -> None:
+async def test_a_list_of_prices_that_fails_is_not_read_for_each_cluster(
+    workspace: AzureMlPlace,
+) -> None:
     """A read may take seconds, and offers have a time limit."""
     asked: list[str] = []
 
@@ -29,14 +30,11 @@ def test_a_list_of_prices_that_fails_is_not_read_for_each_cluster(workspace: Azu
             return CloudFault(503, "ServiceUnavailable", "later"), False
         return None
 
-    async def scenario() -> None:
-        provider = workspace.provider("ours")
-        workspace.api.fail = fail
-        for _ in range(2):
-            assert {each.zone for each in await provider.offers()} == {"cpu", "gpu", "tiny"}
-        assert len(asked) == 1
-        workspace.api.fail = lambda _: None
-        await workspace.wait(timedelta(minutes=6))
-        assert "gpu-low" in {each.zone for each in await provider.offers()}
-
-    asyncio.run(scenario())
+    provider = workspace.provider("ours")
+    workspace.api.fail = fail
+    for _ in range(2):
+        assert {each.zone for each in await provider.offers()} == {"cpu", "gpu", "tiny"}
+    assert len(asked) == 1
+    workspace.api.fail = lambda _: None
+    await workspace.wait(timedelta(minutes=6))
+    assert "gpu-low" in {each.zone for each in await provider.offers()}

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from tests.contract.store_suite import store_url
 
 from cavvy.control.clock import WallClock
@@ -13,8 +12,6 @@ from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import Store
-
-pytestmark = pytest.mark.anyio
 
 
 async def no_secrets(project: str, names: object) -> dict[str, str]:

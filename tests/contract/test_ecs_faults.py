@@ -1,6 +1,5 @@
 """Unusual replies of Amazon ECS."""
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,33 +32,28 @@ def cluster(rest_server: RestServer, tmp_path: Path) -> Iterator[EcsPlace]:
         assert place.cloud.billed() == []
 
 
-def test_a_cluster_with_too_many_waiting_tasks_has_no_capacity(cluster: EcsPlace) -> None:
-    async def scenario() -> None:
-        harness = ContractHarness(cluster, VmContract().lose_reply)
-        gang = await harness.spec("waits")
-        message = "Tasks provisioning capacity limit exceeded."
-        cluster.api.refusal = Answer("ClientException", message)
-        with pytest.raises(NoCapacity, match=message):
-            await harness.ours.launch(gang)
-        assert cluster.api.definitions == {}
-
-    asyncio.run(scenario())
+async def test_a_cluster_with_too_many_waiting_tasks_has_no_capacity(cluster: EcsPlace) -> None:
+    harness = ContractHarness(cluster, VmContract().lose_reply)
+    gang = await harness.spec("waits")
+    message = "Tasks provisioning capacity limit exceeded."
+    cluster.api.refusal = Answer("ClientException", message)
+    with pytest.raises(NoCapacity, match=message):
+        await harness.ours.launch(gang)
+    assert cluster.api.definitions == {}
 
 
-def test_a_request_that_was_made_with_other_settings_is_repeated_later(cluster: EcsPlace) -> None:
+async def test_a_request_that_was_made_with_other_settings_is_repeated_later(
+    cluster: EcsPlace,
+) -> None:
     """The next list shows the task of the earlier request, whose reply was lost."""
-
-    async def scenario() -> None:
-        harness = ContractHarness(cluster, VmContract().lose_reply)
-        gang = await harness.spec("twice")
-        cluster.api.refusal = Answer("ConflictException", "The token is already in use.")
-        with pytest.raises(TryAgain):
-            await harness.ours.launch(gang)
-        cluster.api.refusal = None
-        await harness.launch(gang)
-        await harness.remove(gang.name)
-
-    asyncio.run(scenario())
+    harness = ContractHarness(cluster, VmContract().lose_reply)
+    gang = await harness.spec("twice")
+    cluster.api.refusal = Answer("ConflictException", "The token is already in use.")
+    with pytest.raises(TryAgain):
+        await harness.ours.launch(gang)
+    cluster.api.refusal = None
+    await harness.launch(gang)
+    await harness.remove(gang.name)
 
 
 def test_a_task_whose_image_is_cached_is_billed_from_its_start() -> None:

@@ -51,25 +51,22 @@ async def find(
         (200, "pd-extreme", 0),  # no price is known
     ],
 )
-def test_disks_and_addresses_are_billed(
+async def test_disks_and_addresses_are_billed(
     account: GcpPlace, purchase: Purchase, gib: int | None, kind: str | None, micros: int
 ) -> None:
-    async def scenario() -> None:
-        harness = account.harness()
-        offer = await find(account, "g2-standard-4", purchase)
-        gang = await harness.spec("one", nodes=2)
-        gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
-        await run_for_an_hour(account, harness, gang)
-        for node, length, found in await bill_each_node(account, harness, gang):
-            assert node.started_at is not None
-            month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
-            exact = ADDRESS[purchase] * (length / HOUR)
-            assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1
-            assert (ChargeKind.DISK in found) == bool(micros)
-            if micros:
-                assert abs(found[ChargeKind.DISK].amount.micros - micros * (length / month)) <= 1
-
-    asyncio.run(scenario())
+    harness = account.harness()
+    offer = await find(account, "g2-standard-4", purchase)
+    gang = await harness.spec("one", nodes=2)
+    gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
+    await run_for_an_hour(account, harness, gang)
+    for node, length, found in await bill_each_node(account, harness, gang):
+        assert node.started_at is not None
+        month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
+        exact = ADDRESS[purchase] * (length / HOUR)
+        assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1
+        assert (ChargeKind.DISK in found) == bool(micros)
+        if micros:
+            assert abs(found[ChargeKind.DISK].amount.micros - micros * (length / month)) <= 1
 
 
 def test_a_machine_that_accepts_hyperdisk_only_pays_for_one(account: GcpPlace) -> None:
@@ -102,17 +99,13 @@ def test_offers_have_google_s_live_prices_where_the_list_has_them(account: GcpPl
     assert "karpenter" in listed.source
 
 
-def test_a_list_of_prices_that_may_not_be_read_stops_no_job(account: GcpPlace) -> None:
+async def test_a_list_of_prices_that_may_not_be_read_stops_no_job(account: GcpPlace) -> None:
     account.api.hides_prices = True
-
-    async def scenario() -> str:
-        provider = account.provider("ours")
-        offers = await provider.offers()
-        assert offers
-        assert not any(each.extras for each in offers)
-        return dict(await provider.whoami())["prices"]
-
-    told = asyncio.run(scenario())
+    provider = account.provider("ours")
+    offers = await provider.offers()
+    assert offers
+    assert not any(each.extras for each in offers)
+    told = dict(await provider.whoami())["prices"]
     assert told.startswith("Cavvy uses the catalog's prices")
     assert "cloudbilling.googleapis.com" in told
 

@@ -22,7 +22,6 @@ async def exchange(path: Path, target: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("target", "answer"), [(b"/poll", b"HTTP/1.1 200 "), (b"/slow", b"HTTP/1.1 503 ")]
 )

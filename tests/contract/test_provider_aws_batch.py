@@ -135,95 +135,75 @@ class TestAwsBatch(AwsContract[BatchPlace]):
         with pytest.raises(NoCapacity, match="runs no gangs on spot"):
             self.launch(account, nodes=2, purchase=Purchase.SPOT)
 
-    def test_definitions_of_ended_jobs_are_deregistered(self, account: BatchPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("gone")
-            assert len(account.api.definitions) == 1
-            await harness.remove(gang.name)
-            await harness.ours.gangs()
-            assert account.api.definitions == {}
-
-        asyncio.run(scenario())
+    async def test_definitions_of_ended_jobs_are_deregistered(self, account: BatchPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.running("gone")
+        assert len(account.api.definitions) == 1
+        await harness.remove(gang.name)
+        await harness.ours.gangs()
+        assert account.api.definitions == {}
 
     @pytest.mark.parametrize("foreign", ["cv-50", "cv-mnist-large-0-1", "cv-0123456789-x-abcd-0-1"])
-    def test_jobs_of_others_are_left_alone(self, account: BatchPlace, foreign: str) -> None:
+    async def test_jobs_of_others_are_left_alone(self, account: BatchPlace, foreign: str) -> None:
         """Their names may begin as ours do."""
+        harness = self.harness(account)
+        other = account.api.add_job(foreign)
+        gang = await harness.running("mine")
+        account.cloud.change(other, ended=account.cloud.time)
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs()
+        assert seen.name == gang.name
+        assert f"{foreign}:1" in account.api.definitions
+        await harness.remove(gang.name)
 
-        async def scenario() -> None:
-            harness = self.harness(account)
-            other = account.api.add_job(foreign)
-            gang = await harness.running("mine")
-            account.cloud.change(other, ended=account.cloud.time)
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs()
-            assert seen.name == gang.name
-            assert f"{foreign}:1" in account.api.definitions
-            await harness.remove(gang.name)
+    async def test_a_definition_of_a_job_without_our_tag_stays(self, account: BatchPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.running("tagged")
+        ((key, body),) = account.api.bodies.items()
+        account.api.bodies[key] = body | {"tags": {}}
+        await harness.remove(gang.name)
+        await harness.ours.gangs()
+        assert len(account.api.definitions) == 1
 
-        asyncio.run(scenario())
-
-    def test_a_definition_of_a_job_without_our_tag_stays(self, account: BatchPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("tagged")
-            ((key, body),) = account.api.bodies.items()
-            account.api.bodies[key] = body | {"tags": {}}
-            await harness.remove(gang.name)
-            await harness.ours.gangs()
-            assert len(account.api.definitions) == 1
-
-        asyncio.run(scenario())
-
-    def test_all_revisions_of_a_repeated_request_are_deregistered(
+    async def test_all_revisions_of_a_repeated_request_are_deregistered(
         self, account: BatchPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("again")
-            account.fail(0, LaunchFault.BROKEN)
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
-            await account.settle()
-            await harness.launch(gang)
-            assert list(account.api.revisions.values()) == [2]
-            await harness.remove(gang.name)
-            await harness.ours.gangs()
-            assert account.api.definitions == {}
+        harness = self.harness(account)
+        gang = await harness.spec("again")
+        account.fail(0, LaunchFault.BROKEN)
+        with pytest.raises(TryAgain):
+            await harness.ours.launch(gang)
+        await account.settle()
+        await harness.launch(gang)
+        assert list(account.api.revisions.values()) == [2]
+        await harness.remove(gang.name)
+        await harness.ours.gangs()
+        assert account.api.definitions == {}
 
-        asyncio.run(scenario())
-
-    def test_a_poll_deregisters_a_few_definitions(self, account: BatchPlace) -> None:
+    async def test_a_poll_deregisters_a_few_definitions(self, account: BatchPlace) -> None:
         """Each is a call of its own, and polls must be quick."""
-
-        async def scenario() -> None:
-            harness = self.harness(account)
-            for number in range(12):
-                await harness.running(f"many{number}")
-            await account.end("all")
-            counts = []
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                account.api.calls.clear()
-                await harness.ours.gangs()
-                counts.append(account.api.calls.count("batch:DeregisterJobDefinition"))
-            assert counts == [10, 2]
-            assert account.api.definitions == {}
-
-        asyncio.run(scenario())
-
-    def test_a_reclaimed_instance_is_a_preemption(self, account: BatchPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("taken", purchase=Purchase.SPOT)
-            (machine,) = account.cloud.billed()
-            account.api.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
-            await account.end(gang.name)
+        harness = self.harness(account)
+        for number in range(12):
+            await harness.running(f"many{number}")
+        await account.end("all")
+        counts = []
+        for _ in range(2):
             await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+            account.api.calls.clear()
+            await harness.ours.gangs()
+            counts.append(account.api.calls.count("batch:DeregisterJobDefinition"))
+        assert counts == [10, 2]
+        assert account.api.definitions == {}
 
-        asyncio.run(scenario())
+    async def test_a_reclaimed_instance_is_a_preemption(self, account: BatchPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.running("taken", purchase=Purchase.SPOT)
+        (machine,) = account.cloud.billed()
+        account.api.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
+        await account.end(gang.name)
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
     @pytest.mark.parametrize("name", ["queues", "image"])
     def test_a_missing_setting_is_named(self, account: BatchPlace, name: str) -> None:

@@ -178,86 +178,75 @@ class TestAzure(RestContract):
             "Standard_NC40ads_Z9000_v9, Standard_NV4as_v4 has 1/8 of an MI25"
         )
 
-    def test_quotas_limit_offers_by_family_and_purchase(self, account: AzurePlace) -> None:
+    async def test_quotas_limit_offers_by_family_and_purchase(self, account: AzurePlace) -> None:
         account.api.limits |= {
             ("eastus", "standardNCASv3_T4Family"): 8,
             ("eastus", "lowPriorityCores"): 4,
             ("eastus", "standardNDSH100v5Family"): 0,
         }
+        provider = account.provider("ours")
+        found = {(o.instance_type, str(o.purchase)): o for o in await provider.offers()}
+        nodes = {key: offer.quota_nodes for key, offer in found.items()}
+        assert (nodes[T4, "on-demand"], nodes[T4, "spot"]) == (2, 1)
+        assert nodes["Standard_ND96isr_H100_v5", "on-demand"] == 0
+        assert nodes[CPU, "spot"] == 2
+        assert found[T4, "on-demand"].limited_by == (
+            "the quota standardNCASv3_T4Family in eastus (0 of 8 vCPUs used, 8 left)"
+        )
+        told = {quota.name: quota for quota in await provider.quotas()}
+        assert "availabilitySets" not in told
+        assert told["standardNCASv3_T4Family"].family == "Standard NCASv3_T4 Family vCPUs"
+        assert told["lowPriorityCores"].purchase is Purchase.SPOT
+        assert told["cores"].request == (
+            "az quota update --resource-name cores --scope /subscriptions/"
+            f"{SUBSCRIPTION}/providers/Microsoft.Compute/locations/eastus --resource-type "
+            "dedicated --limit-object value=NEW_LIMIT limit-object-type=LimitValue"
+        )
 
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            found = {(o.instance_type, str(o.purchase)): o for o in await provider.offers()}
-            nodes = {key: offer.quota_nodes for key, offer in found.items()}
-            assert (nodes[T4, "on-demand"], nodes[T4, "spot"]) == (2, 1)
-            assert nodes["Standard_ND96isr_H100_v5", "on-demand"] == 0
-            assert nodes[CPU, "spot"] == 2
-            assert found[T4, "on-demand"].limited_by == (
-                "the quota standardNCASv3_T4Family in eastus (0 of 8 vCPUs used, 8 left)"
-            )
-            told = {quota.name: quota for quota in await provider.quotas()}
-            assert "availabilitySets" not in told
-            assert told["standardNCASv3_T4Family"].family == "Standard NCASv3_T4 Family vCPUs"
-            assert told["lowPriorityCores"].purchase is Purchase.SPOT
-            assert told["cores"].request == (
-                "az quota update --resource-name cores --scope /subscriptions/"
-                f"{SUBSCRIPTION}/providers/Microsoft.Compute/locations/eastus --resource-type "
-                "dedicated --limit-object value=NEW_LIMIT limit-object-type=LimitValue"
-            )
+    async def test_quotas_that_cannot_be_read_limit_nothing(self, account: AzurePlace) -> None:
+        account.api.quota_fault = CloudFault(403, "AuthorizationFailed", "no right")
+        provider = account.provider("ours")
+        assert {offer.quota_nodes for offer in await provider.offers()} == {None}
+        assert "no right" in dict(await provider.whoami())["quotas"]
+        with pytest.raises(Refused, match="no right"):  # and not an empty list
+            await provider.quotas()
+        with pytest.raises(Refused, match="no right"):
+            await account.provider("ours").quotas()
 
-        asyncio.run(scenario())
+    async def test_a_region_that_fails_hides_no_other(self, account: AzurePlace) -> None:
+        provider = account.provider("ours", regions="eastus, westeurope")
+        account.api.faulty["westeurope"] = CloudFault(403, "AuthorizationFailed", "no right")
+        assert {offer.region for offer in await provider.offers()} == {"eastus"}
+        assert [each.partition(":")[0] for each in provider.silent()] == ["westeurope"]
+        assert "no right" in dict(await provider.whoami())["silent"]
+        assert {quota.region for quota in await provider.quotas()} == {"eastus"}
+        assert [each.partition(":")[0] for each in provider.untold_quotas()] == ["westeurope"]
+        account.api.faulty["eastus"] = account.api.faulty.pop("westeurope")
+        await account.wait(timedelta(hours=1))
+        assert {offer.region for offer in await provider.offers()} == {"westeurope"}
+        account.api.faulty["westeurope"] = account.api.faulty["eastus"]
+        await account.wait(timedelta(hours=1))
+        with pytest.raises(Refused, match="no right"):
+            await provider.offers()
 
-    def test_quotas_that_cannot_be_read_limit_nothing(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            account.api.quota_fault = CloudFault(403, "AuthorizationFailed", "no right")
-            provider = account.provider("ours")
-            assert {offer.quota_nodes for offer in await provider.offers()} == {None}
-            assert "no right" in dict(await provider.whoami())["quotas"]
-            with pytest.raises(Refused, match="no right"):  # and not an empty list
-                await provider.quotas()
-            with pytest.raises(Refused, match="no right"):
-                await account.provider("ours").quotas()
-
-        asyncio.run(scenario())
-
-    def test_a_region_that_fails_hides_no_other(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours", regions="eastus, westeurope")
-            account.api.faulty["westeurope"] = CloudFault(403, "AuthorizationFailed", "no right")
-            assert {offer.region for offer in await provider.offers()} == {"eastus"}
-            assert [each.partition(":")[0] for each in provider.silent()] == ["westeurope"]
-            assert "no right" in dict(await provider.whoami())["silent"]
-            assert {quota.region for quota in await provider.quotas()} == {"eastus"}
-            assert [each.partition(":")[0] for each in provider.untold_quotas()] == ["westeurope"]
-            account.api.faulty["eastus"] = account.api.faulty.pop("westeurope")
-            await account.wait(timedelta(hours=1))
-            assert {offer.region for offer in await provider.offers()} == {"westeurope"}
-            account.api.faulty["westeurope"] = account.api.faulty["eastus"]
-            await account.wait(timedelta(hours=1))
-            with pytest.raises(Refused, match="no right"):
-                await provider.offers()
-
-        asyncio.run(scenario())
-
-    def test_prices_are_kept_while_the_list_does_not_answer(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
-            with pytest.raises(TryAgain, match=r"price list cannot be read, .* HTTP 503"):
-                await provider.offers()
-            account.api.price_fault = None
-            before = await provider.offers()
-            account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
-            for _ in range(2):
-                await account.wait(timedelta(hours=2))
-                after = await provider.offers()
-                assert [(x.key, x.rate, x.as_of) for x in after] == [
-                    (x.key, x.rate, x.as_of) for x in before
-                ]
-            await account.wait(timedelta(days=1))
-            assert {x.as_of for x in await provider.offers()} == {before[0].as_of}
-
-        asyncio.run(scenario())
+    async def test_prices_are_kept_while_the_list_does_not_answer(
+        self, account: AzurePlace
+    ) -> None:
+        provider = account.provider("ours")
+        account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
+        with pytest.raises(TryAgain, match=r"price list cannot be read, .* HTTP 503"):
+            await provider.offers()
+        account.api.price_fault = None
+        before = await provider.offers()
+        account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
+        for _ in range(2):
+            await account.wait(timedelta(hours=2))
+            after = await provider.offers()
+            assert [(x.key, x.rate, x.as_of) for x in after] == [
+                (x.key, x.rate, x.as_of) for x in before
+            ]
+        await account.wait(timedelta(days=1))
+        assert {x.as_of for x in await provider.offers()} == {before[0].as_of}
 
     def test_sizes_that_the_subscription_may_not_use_are_left_out(
         self, account: AzurePlace
@@ -268,362 +257,311 @@ class TestAzure(RestContract):
             ("eastus", "Standard_ND96isr_H100_v5")
         }
 
-    def test_a_gpu_boots_an_image_with_its_driver(self, account: AzurePlace) -> None:
+    async def test_a_gpu_boots_an_image_with_its_driver(self, account: AzurePlace) -> None:
         images = {
             CPU: "Canonical:ubuntu-24_04-lts:server:latest",
             T4: "microsoft-dsvm:ubuntu-hpc:2204:latest",
             "Standard_ND96isr_MI300X_v5": "microsoft-dsvm:ubuntu-hpc:2204-rocm:latest",
         }
+        harness = account.harness()
+        for size, image in images.items():
+            gang = await start_one(harness, size, word=size[-5:].replace("_", "").lower())
+            (machine,) = account.cloud.billed()
+            storage = account.api.bodies[machine.id]["properties"]["storageProfile"]
+            assert ":".join(storage["imageReference"].values()) == image
+            await harness.remove(gang.name)
+            await account.settle()
 
-        async def scenario() -> None:
-            harness = account.harness()
-            for size, image in images.items():
-                gang = await start_one(harness, size, word=size[-5:].replace("_", "").lower())
-                (machine,) = account.cloud.billed()
-                storage = account.api.bodies[machine.id]["properties"]["storageProfile"]
-                assert ":".join(storage["imageReference"].values()) == image
-                await harness.remove(gang.name)
-                await account.settle()
-
-        asyncio.run(scenario())
-
-    def test_a_size_without_an_image_for_its_driver_is_refused(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            with pytest.raises(Refused, match="name an image"):
-                await start_one(harness, "Standard_NP10s")
-            offers = await harness.ours.offers()
-            assert {each.instance_type for each in offers if each.requires is not None} == {
-                "Standard_NP10s",
-                "Standard_NV36ads_A10_v5",
-                "Standard_NV6ads_A10_v5",
-            }
-            named = account.provider("ours", image="a:b:c:latest")
-            assert {each.requires for each in await named.offers()} == {None}
-
-        asyncio.run(scenario())
-
-    def test_one_deletion_removes_the_disk_the_interface_and_the_address(
+    async def test_a_size_without_an_image_for_its_driver_is_refused(
         self, account: AzurePlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, CPU)
-            (body,) = account.api.bodies.values()
-            properties = body["properties"]
-            (interface,) = properties["networkProfile"]["networkInterfaceConfigurations"]
-            (address,) = interface["properties"]["ipConfigurations"]
-            public = address["properties"]["publicIPAddressConfiguration"]
-            made = (
-                properties["storageProfile"]["osDisk"],
-                *(x["properties"] for x in (interface, public)),
-            )
-            assert [each["deleteOption"] for each in made] == ["Delete"] * 3
-            assert "priority" not in properties
-            await harness.remove(gang.name)
+        harness = account.harness()
+        with pytest.raises(Refused, match="name an image"):
+            await start_one(harness, "Standard_NP10s")
+        offers = await harness.ours.offers()
+        assert {each.instance_type for each in offers if each.requires is not None} == {
+            "Standard_NP10s",
+            "Standard_NV36ads_A10_v5",
+            "Standard_NV6ads_A10_v5",
+        }
+        named = account.provider("ours", image="a:b:c:latest")
+        assert {each.requires for each in await named.offers()} == {None}
 
-        asyncio.run(scenario())
+    async def test_one_deletion_removes_the_disk_the_interface_and_the_address(
+        self, account: AzurePlace
+    ) -> None:
+        harness = account.harness()
+        gang = await start_one(harness, CPU)
+        (body,) = account.api.bodies.values()
+        properties = body["properties"]
+        (interface,) = properties["networkProfile"]["networkInterfaceConfigurations"]
+        (address,) = interface["properties"]["ipConfigurations"]
+        public = address["properties"]["publicIPAddressConfiguration"]
+        made = (
+            properties["storageProfile"]["osDisk"],
+            *(x["properties"] for x in (interface, public)),
+        )
+        assert [each["deleteOption"] for each in made] == ["Delete"] * 3
+        assert "priority" not in properties
+        await harness.remove(gang.name)
 
     @pytest.mark.proves(PROOF, "disk")
-    def test_a_task_chooses_its_disk(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, CPU, disk_gib=300, disk_type="Premium_LRS")
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_a_task_chooses_its_disk(self, account: AzurePlace) -> None:
+        harness = account.harness()
+        gang = await start_one(harness, CPU, disk_gib=300, disk_type="Premium_LRS")
+        await harness.remove(gang.name)
         (body,) = account.api.bodies.values()
         disk = body["properties"]["storageProfile"]["osDisk"]
         assert disk["diskSizeGB"] == 300
         assert disk["managedDisk"] == {"storageAccountType": "Premium_LRS"}
 
-    def test_spot_machines_are_deleted_by_an_eviction_which_is_a_preemption(
+    async def test_spot_machines_are_deleted_by_an_eviction_which_is_a_preemption(
         self, account: AzurePlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, T4, SPOT)
-            (machine,) = account.cloud.billed()
-            properties = account.api.bodies[machine.id]["properties"]
-            assert properties["priority"] == "Spot"
-            assert properties["evictionPolicy"] == "Delete"
-            assert properties["billingProfile"] == {"maxPrice": -1}
-            account.cloud.change(machine.id, ended=account.cloud.now())
-            await account.wait(timedelta(minutes=1))
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted, seen.no_capacity) == (GangState.ENDED, True, False)
-            assert "evict" in seen.reason
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await start_one(harness, T4, SPOT)
+        (machine,) = account.cloud.billed()
+        properties = account.api.bodies[machine.id]["properties"]
+        assert properties["priority"] == "Spot"
+        assert properties["evictionPolicy"] == "Delete"
+        assert properties["billingProfile"] == {"maxPrice": -1}
+        account.cloud.change(machine.id, ended=account.cloud.now())
+        await account.wait(timedelta(minutes=1))
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted, seen.no_capacity) == (GangState.ENDED, True, False)
+        assert "evict" in seen.reason
 
     @pytest.mark.parametrize("deleted", [True, False])
-    def test_an_eviction_is_told_from_a_deletion_after_a_restart(
+    async def test_an_eviction_is_told_from_a_deletion_after_a_restart(
         self, account: AzurePlace, deleted: bool
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, T4, SPOT)
-            (machine,) = account.cloud.billed()
-            if deleted:  # the machine has shut itself down, and the server has deleted it
-                account.cloud.change(machine.id, off=True)
-                await account.wait(timedelta(minutes=5))
-                await harness.ours.gangs()
-                assert account.billed() == 0
-            else:
-                account.cloud.change(machine.id, ended=account.cloud.now())
-            harness.restart()
-            await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, not deleted)
-
-        asyncio.run(scenario())
-
-    def test_an_eviction_that_no_list_has_shown_is_a_preemption(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, T4, SPOT)
-            (machine,) = account.cloud.billed()
+        harness = account.harness()
+        gang = await start_one(harness, T4, SPOT)
+        (machine,) = account.cloud.billed()
+        if deleted:  # the machine has shut itself down, and the server has deleted it
+            account.cloud.change(machine.id, off=True)
+            await account.wait(timedelta(minutes=5))
+            await harness.ours.gangs()
+            assert account.billed() == 0
+        else:
             account.cloud.change(machine.id, ended=account.cloud.now())
-            await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        harness.restart()
+        await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, not deleted)
 
-        asyncio.run(scenario())
-
-    def test_capacity_that_is_missing_at_the_end_of_a_creation(self, account: AzurePlace) -> None:
-        """Azure accepts the request, and finds no machine for it later."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            account.api.late = "AllocationFailed"
-            before = await find_offer(harness, T4, SPOT)
-            gang = await start_one(harness, T4, SPOT)
-            await account.wait(timedelta(minutes=1))
-            gang = await harness.one(gang.name)
-            assert (gang.state, gang.no_capacity) == (GangState.ENDED, True)
-            assert "AllocationFailed" in gang.reason
-            assert account.billed() == 0  # the provider has deleted what Azure left behind
-            keys = [offer.key for offer in await harness.ours.offers()]
-            assert before.key not in keys
-            assert before.key.replace("spot", "on-demand") in keys
-            again = replace(await harness.spec("again"), offer=before)
-            with pytest.raises(NoCapacity, match="recently had no capacity"):
-                await harness.ours.launch(again)
-            await account.wait(timedelta(minutes=11))
-            assert before.key in [offer.key for offer in await harness.ours.offers()]
-
-        asyncio.run(scenario())
-
-    @pytest.mark.parametrize("owner", ["a person", "another installation"])
-    def test_the_failed_machines_of_others_are_not_deleted(
-        self, account: AzurePlace, owner: str
-    ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            account.api.late = "AllocationFailed"
-            if owner == "a person":
-                other = account.cloud.add("cv-train-prod", {"team": "vision"})
-                account.api.bodies[other] = {
-                    "location": "eastus",
-                    "properties": {"hardwareProfile": {"vmSize": T4}},
-                }
-                account.api.failed[other] = "AllocationFailed"
-            else:
-                gang = await harness.spec("theirs", installation="theirs")
-                offer = await find_offer(harness, T4)
-                await account.provider("theirs").launch(replace(gang, offer=offer))
-                (other,) = (each.id for each in account.cloud.billed())
-            await account.settle()
-            for _ in range(3):
-                await harness.ours.gangs()
-                await account.wait(timedelta(minutes=1))
-            assert T4 in [offer.instance_type for offer in await harness.ours.offers()]
-            assert [each.id for each in account.cloud.billed()] == [other]
-            account.cloud.change(other, ended=account.cloud.now())
-
-        asyncio.run(scenario())
-
-    def test_a_machine_whose_capacity_is_missing_is_billed_until_its_deletion(
+    async def test_an_eviction_that_no_list_has_shown_is_a_preemption(
         self, account: AzurePlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            account.api.late = "AllocationFailed"
-            account.fail_deletions(True)
-            gang = await start_one(harness, T4, SPOT)
-            assert gang.nodes[0].ended_at is None
-            assert account.billed() == 1
-            account.fail_deletions(False)
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert not seen.preempted
-            assert account.billed() == 0
+        harness = account.harness()
+        gang = await start_one(harness, T4, SPOT)
+        (machine,) = account.cloud.billed()
+        account.cloud.change(machine.id, ended=account.cloud.now())
+        await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
-        asyncio.run(scenario())
+    async def test_capacity_that_is_missing_at_the_end_of_a_creation(
+        self, account: AzurePlace
+    ) -> None:
+        """Azure accepts the request, and finds no machine for it later."""
+        harness = account.harness()
+        account.api.late = "AllocationFailed"
+        before = await find_offer(harness, T4, SPOT)
+        gang = await start_one(harness, T4, SPOT)
+        await account.wait(timedelta(minutes=1))
+        gang = await harness.one(gang.name)
+        assert (gang.state, gang.no_capacity) == (GangState.ENDED, True)
+        assert "AllocationFailed" in gang.reason
+        assert account.billed() == 0  # the provider has deleted what Azure left behind
+        keys = [offer.key for offer in await harness.ours.offers()]
+        assert before.key not in keys
+        assert before.key.replace("spot", "on-demand") in keys
+        again = replace(await harness.spec("again"), offer=before)
+        with pytest.raises(NoCapacity, match="recently had no capacity"):
+            await harness.ours.launch(again)
+        await account.wait(timedelta(minutes=11))
+        assert before.key in [offer.key for offer in await harness.ours.offers()]
+
+    @pytest.mark.parametrize("owner", ["a person", "another installation"])
+    async def test_the_failed_machines_of_others_are_not_deleted(
+        self, account: AzurePlace, owner: str
+    ) -> None:
+        harness = account.harness()
+        account.api.late = "AllocationFailed"
+        if owner == "a person":
+            other = account.cloud.add("cv-train-prod", {"team": "vision"})
+            account.api.bodies[other] = {
+                "location": "eastus",
+                "properties": {"hardwareProfile": {"vmSize": T4}},
+            }
+            account.api.failed[other] = "AllocationFailed"
+        else:
+            gang = await harness.spec("theirs", installation="theirs")
+            offer = await find_offer(harness, T4)
+            await account.provider("theirs").launch(replace(gang, offer=offer))
+            (other,) = (each.id for each in account.cloud.billed())
+        await account.settle()
+        for _ in range(3):
+            await harness.ours.gangs()
+            await account.wait(timedelta(minutes=1))
+        assert T4 in [offer.instance_type for offer in await harness.ours.offers()]
+        assert [each.id for each in account.cloud.billed()] == [other]
+        account.cloud.change(other, ended=account.cloud.now())
+
+    async def test_a_machine_whose_capacity_is_missing_is_billed_until_its_deletion(
+        self, account: AzurePlace
+    ) -> None:
+        harness = account.harness()
+        account.api.late = "AllocationFailed"
+        account.fail_deletions(True)
+        gang = await start_one(harness, T4, SPOT)
+        assert gang.nodes[0].ended_at is None
+        assert account.billed() == 1
+        account.fail_deletions(False)
+        for _ in range(2):
+            await account.wait(timedelta(minutes=1))
+            seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert not seen.preempted
+        assert account.billed() == 0
 
     @pytest.mark.parametrize("boots", [False, True])
-    def test_a_bill_begins_when_azure_has_started_the_machine(
+    async def test_a_bill_begins_when_azure_has_started_the_machine(
         self, account: AzurePlace, boots: bool
     ) -> None:
         """Azure does not bill a machine while it looks for a place for it."""
+        harness = account.harness()
+        gang = await harness.spec("one")
+        await harness.launch(replace(gang, offer=await find_offer(harness, T4)))
+        created = account.cloud.now()
+        await account.wait(timedelta(seconds=40))  # the stand-in boots a machine for a minute
+        account.api.boots = boots
+        (node,) = (await harness.one(gang.name)).nodes
+        assert node.started_at == (created if boots else None)
+        await account.settle()
+        (node,) = (await harness.one(gang.name)).nodes
+        assert node.started_at == created + timedelta(seconds=0 if boots else 40)
+        await harness.remove(gang.name)
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one")
-            await harness.launch(replace(gang, offer=await find_offer(harness, T4)))
-            created = account.cloud.now()
-            await account.wait(timedelta(seconds=40))  # the stand-in boots a machine for a minute
-            account.api.boots = boots
-            (node,) = (await harness.one(gang.name)).nodes
-            assert node.started_at == (created if boots else None)
-            await account.settle()
-            (node,) = (await harness.one(gang.name)).nodes
-            assert node.started_at == created + timedelta(seconds=0 if boots else 40)
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_a_machine_that_is_on_survives_an_extension_that_fails(
+    async def test_a_machine_that_is_on_survives_an_extension_that_fails(
         self, account: AzurePlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            account.api.late = "VMExtensionProvisioningError"
-            gang = await start_one(harness, CPU)
-            for _ in range(3):
-                await account.wait(timedelta(minutes=1))
-                seen = await harness.one(gang.name)
-            assert (seen.state, seen.reason) == (GangState.RUNNING, "")
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        account.api.late = "VMExtensionProvisioningError"
+        gang = await start_one(harness, CPU)
+        for _ in range(3):
+            await account.wait(timedelta(minutes=1))
+            seen = await harness.one(gang.name)
+        assert (seen.state, seen.reason) == (GangState.RUNNING, "")
+        await harness.remove(gang.name)
 
     @pytest.mark.parametrize("status", [403, 429])
-    def test_machines_are_deleted_if_the_subscription_does_not_list_its_machines(
+    async def test_machines_are_deleted_if_the_subscription_does_not_list_its_machines(
         self, account: AzurePlace, status: int
     ) -> None:
         """The role of the server may hold for the resource group only."""
+        harness = account.harness()
+        account.api.power_fault = CloudFault(status, "AuthorizationFailed", "no")
+        gang = await start_one(harness, CPU)
+        assert gang.state is GangState.RUNNING
+        await harness.remove(gang.name)
+        assert account.billed() == 0
 
-        async def scenario() -> None:
-            harness = account.harness()
-            account.api.power_fault = CloudFault(status, "AuthorizationFailed", "no")
-            gang = await start_one(harness, CPU)
-            assert gang.state is GangState.RUNNING
-            await harness.remove(gang.name)
-            assert account.billed() == 0
+    async def test_a_machine_that_cannot_boot_is_deleted(self, account: AzurePlace) -> None:
+        harness = account.harness()
+        account.api.late = "OSProvisioningTimedOut"
+        gang = await start_one(harness, CPU)
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
+        assert "OSProvisioningTimedOut" in seen.reason
 
-        asyncio.run(scenario())
-
-    def test_a_machine_that_cannot_boot_is_deleted(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            account.api.late = "OSProvisioningTimedOut"
-            gang = await start_one(harness, CPU)
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
-            assert "OSProvisioningTimedOut" in seen.reason
-
-        asyncio.run(scenario())
-
-    def test_a_machine_that_is_off_is_deleted_within_minutes(self, account: AzurePlace) -> None:
+    async def test_a_machine_that_is_off_is_deleted_within_minutes(
+        self, account: AzurePlace
+    ) -> None:
         """The list of a resource group does not say that a machine is off, and Azure bills it."""
+        harness = account.harness()
+        gang = await start_one(harness, CPU)
+        (machine,) = account.cloud.billed()
+        account.cloud.change(machine.id, off=True)
+        for _ in range(3):
+            await account.wait(timedelta(minutes=1))
+            await harness.ours.gangs()
+        assert account.billed() == 0
+        await account.wait(timedelta(minutes=3))
+        assert (await harness.one(gang.name)).state is GangState.ENDED
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, CPU)
-            (machine,) = account.cloud.billed()
-            account.cloud.change(machine.id, off=True)
-            for _ in range(3):
-                await account.wait(timedelta(minutes=1))
-                await harness.ours.gangs()
-            assert account.billed() == 0
-            await account.wait(timedelta(minutes=3))
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        asyncio.run(scenario())
-
-    def test_what_a_failed_creation_left_without_a_machine_is_deleted(
+    async def test_what_a_failed_creation_left_without_a_machine_is_deleted(
         self, account: AzurePlace
     ) -> None:
         """Only parts of this installation, and not before a second look ten minutes later."""
         gateway: dict[str, object] = {"privateEndpoint": {"id": "x"}, "natGateway": {"id": "x"}}
         used: dict[str, object] = {"virtualMachine": {"id": "x"}, "ipConfiguration": {"id": "x"}}
+        harness = account.harness()
+        gang = await start_one(harness, CPU)
+        (machine,) = account.cloud.billed()
+        network = account.api.bodies[machine.id]["properties"]["networkProfile"]
+        (interface,) = network["networkInterfaceConfigurations"]
+        (inner,) = interface["properties"]["ipConfigurations"]
+        address = inner["properties"]["publicIPAddressConfiguration"]
+        await harness.remove(gang.name)
+        for kind, part in (("interfaces", interface), ("addresses", address)):
+            own = {"name": part["name"], "tags": part["tags"]}
+            theirs = {**part["tags"], INSTALLATION: "another"}
+            account.api.leftovers[kind] = [
+                {**own, "name": f"{part['name']}-a1b2", "properties": {}},
+                {**own, "name": "used", "properties": used},
+                {**own, "name": "gateway", "properties": gateway},
+                {"name": part["name"], "tags": theirs, "properties": {}},
+                {"name": "cv-prod-ip", "properties": {}},
+            ]
+        for _ in range(9):
+            await harness.ours.gangs()
+            assert [len(each) for each in account.api.leftovers.values()] == [5, 5]
+            await account.wait(timedelta(minutes=1))
+        for _ in range(2):
+            await account.wait(timedelta(minutes=11))
+            await harness.ours.gangs()
+        for left in account.api.leftovers.values():
+            names = [each["name"] for each in left]
+            assert names == ["used", "gateway", machine.name, "cv-prod-ip"]
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, CPU)
-            (machine,) = account.cloud.billed()
-            network = account.api.bodies[machine.id]["properties"]["networkProfile"]
-            (interface,) = network["networkInterfaceConfigurations"]
-            (inner,) = interface["properties"]["ipConfigurations"]
-            address = inner["properties"]["publicIPAddressConfiguration"]
-            await harness.remove(gang.name)
-            for kind, part in (("interfaces", interface), ("addresses", address)):
-                own = {"name": part["name"], "tags": part["tags"]}
-                theirs = {**part["tags"], INSTALLATION: "another"}
-                account.api.leftovers[kind] = [
-                    {**own, "name": f"{part['name']}-a1b2", "properties": {}},
-                    {**own, "name": "used", "properties": used},
-                    {**own, "name": "gateway", "properties": gateway},
-                    {"name": part["name"], "tags": theirs, "properties": {}},
-                    {"name": "cv-prod-ip", "properties": {}},
-                ]
-            for _ in range(9):
-                await harness.ours.gangs()
-                assert [len(each) for each in account.api.leftovers.values()] == [5, 5]
-                await account.wait(timedelta(minutes=1))
-            for _ in range(2):
-                await account.wait(timedelta(minutes=11))
-                await harness.ours.gangs()
-            for left in account.api.leftovers.values():
-                names = [each["name"] for each in left]
-                assert names == ["used", "gateway", machine.name, "cv-prod-ip"]
+    async def test_a_region_gets_one_network_which_a_setting_replaces(
+        self, account: AzurePlace
+    ) -> None:
+        harness = account.harness()
+        gang = await start_one(harness, CPU, nodes=3)
+        assert set(account.api.networks) == {("network", "cavvy-eastus"), ("rules", "cavvy-eastus")}
+        await harness.remove(gang.name)
+        account.api.networks.clear()  # a person deletes it; the next launch makes it again
+        with pytest.raises(Refused, match="subnet"):
+            await start_one(harness, CPU, word="two")
+        gang = await start_one(harness, CPU, word="three")
+        await harness.remove(gang.name)
+        subnet = "/subscriptions/1/resourceGroups/net/providers/x/virtualNetworks/a/subnets/b"
+        provider = account.provider("ours", subnets=f"eastus={subnet}", public_ip=False)
+        await provider.launch(await harness.spec("named"))
+        text = str(list(account.api.bodies.values())[-1]["properties"]["networkProfile"])
+        assert subnet in text
+        assert "publicIPAddressConfiguration" not in text
+        await provider.remove((await harness.spec("named")).name)
 
-        asyncio.run(scenario())
-
-    def test_a_region_gets_one_network_which_a_setting_replaces(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await start_one(harness, CPU, nodes=3)
-            assert set(account.api.networks) == {
-                ("network", "cavvy-eastus"),
-                ("rules", "cavvy-eastus"),
-            }
-            await harness.remove(gang.name)
-            account.api.networks.clear()  # a person deletes it; the next launch makes it again
-            with pytest.raises(Refused, match="subnet"):
-                await start_one(harness, CPU, word="two")
-            gang = await start_one(harness, CPU, word="three")
-            await harness.remove(gang.name)
-            subnet = "/subscriptions/1/resourceGroups/net/providers/x/virtualNetworks/a/subnets/b"
-            provider = account.provider("ours", subnets=f"eastus={subnet}", public_ip=False)
-            await provider.launch(await harness.spec("named"))
-            text = str(list(account.api.bodies.values())[-1]["properties"]["networkProfile"])
-            assert subnet in text
-            assert "publicIPAddressConfiguration" not in text
-            await provider.remove((await harness.spec("named")).name)
-
-        asyncio.run(scenario())
-
-    def test_no_machine_is_requested_before_its_network_is_ready(self, account: AzurePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("early")
-            network = account.api.networks
-            account.api.slow_networks = True
-            for _ in range(2):
-                with pytest.raises(TryAgain, match="still creating the network cavvy-eastus"):
-                    await harness.ours.launch(gang)
-                assert account.api.bodies == {}
-            network["network", "cavvy-eastus"]["properties"]["provisioningState"] = "Failed"
-            account.api.slow_networks = False  # the next launch makes it again
-            await harness.ours.launch(gang)
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_no_machine_is_requested_before_its_network_is_ready(
+        self, account: AzurePlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("early")
+        network = account.api.networks
+        account.api.slow_networks = True
+        for _ in range(2):
+            with pytest.raises(TryAgain, match="still creating the network cavvy-eastus"):
+                await harness.ours.launch(gang)
+            assert account.api.bodies == {}
+        network["network", "cavvy-eastus"]["properties"]["provisioningState"] = "Failed"
+        account.api.slow_networks = False  # the next launch makes it again
+        await harness.ours.launch(gang)
+        await harness.remove(gang.name)
 
     def test_the_set_up_that_is_missing_is_named(self, account: AzurePlace) -> None:
         account.api.subscriptions = [SUBSCRIPTION, "another"]
@@ -674,17 +612,13 @@ class TestAzure(RestContract):
                 asyncio.run(cloud.list())
             cloud.close()
 
-    def test_a_wrong_subnet_or_image_is_refused(self, account: AzurePlace) -> None:
+    async def test_a_wrong_subnet_or_image_is_refused(self, account: AzurePlace) -> None:
         with pytest.raises(Refused, match="is not REGION=RESOURCE-ID"):
             account.provider("ours", subnets="eastus")
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("wrong")
-            with pytest.raises(Refused, match="neither publisher"):
-                await harness.ours.launch(replace(gang, options={"image": "ubuntu"}))
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("wrong")
+        with pytest.raises(Refused, match="neither publisher"):
+            await harness.ours.launch(replace(gang, options={"image": "ubuntu"}))
 
     @pytest.mark.parametrize(
         ("code", "message", "error"),

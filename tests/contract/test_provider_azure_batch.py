@@ -149,24 +149,21 @@ class TestAzureBatch(RestContract):
         assert {each.purchase for each in usual} == {Purchase.ON_DEMAND}
         assert "prices" not in account.api.calls
 
-    def test_spot_prices_are_read_each_hour_and_kept_if_the_list_fails(
+    async def test_spot_prices_are_read_each_hour_and_kept_if_the_list_fails(
         self, account: AzureBatchPlace
     ) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            for fails, minutes, calls in ((True, 10, 1), (False, 50, 2), (True, 10, 2)):
-                account.api.prices_fail = fails
-                sold = {each.purchase for each in await provider.offers()}
-                assert (Purchase.SPOT in sold) == (calls > 1)
-                assert account.api.calls.count("prices") == calls
-                assert ("spot prices" in dict(await provider.whoami())) == (calls == 1)
-                await account.wait(timedelta(minutes=minutes))
+        provider = account.provider("ours")
+        for fails, minutes, calls in ((True, 10, 1), (False, 50, 2), (True, 10, 2)):
+            account.api.prices_fail = fails
             sold = {each.purchase for each in await provider.offers()}
-            assert sold == {Purchase.ON_DEMAND, Purchase.SPOT}
-            assert account.api.calls.count("prices") == 3
-            assert "cannot be read" in dict(await provider.whoami())["spot prices"]
-
-        asyncio.run(scenario())
+            assert (Purchase.SPOT in sold) == (calls > 1)
+            assert account.api.calls.count("prices") == calls
+            assert ("spot prices" in dict(await provider.whoami())) == (calls == 1)
+            await account.wait(timedelta(minutes=minutes))
+        sold = {each.purchase for each in await provider.offers()}
+        assert sold == {Purchase.ON_DEMAND, Purchase.SPOT}
+        assert account.api.calls.count("prices") == 3
+        assert "cannot be read" in dict(await provider.whoami())["spot prices"]
 
     @pytest.mark.parametrize("name", ["", "train", "train.", "tr/ain.westeurope"])
     def test_the_account_has_a_name_and_a_region(self, account: RestPlace, name: str) -> None:
@@ -217,123 +214,106 @@ class TestAzureBatch(RestContract):
             options = task["containerSettings"]["containerRunOptions"]
             assert options == "--ipc=host --network=host"
 
-    def test_tasks_that_a_lost_reply_left_out_are_added(self, account: AzureBatchPlace) -> None:
+    async def test_tasks_that_a_lost_reply_left_out_are_added(
+        self, account: AzureBatchPlace
+    ) -> None:
         """The job was made and the server stopped before it added the tasks."""
+        harness = account.harness()
+        gang = await harness.running("halved", nodes=3)
+        job = account.newest()
+        del job.tasks["0"], job.tasks["2"]
+        await harness.ours.gangs(gang.name)
+        assert sorted(job.tasks) == ["0", "1", "2"]
+        await harness.remove(gang.name)
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("halved", nodes=3)
-            job = account.newest()
-            del job.tasks["0"], job.tasks["2"]
-            await harness.ours.gangs(gang.name)
-            assert sorted(job.tasks) == ["0", "1", "2"]
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_a_job_whose_tasks_have_ended_loses_its_machines(
+    async def test_a_job_whose_tasks_have_ended_loses_its_machines(
         self, account: AzureBatchPlace
     ) -> None:
         """Azure Batch keeps a job active after its last task."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("done", nodes=2)
-            job = account.newest()
-            for rank in range(2):
-                changed = {"state": "completed", "previousState": "running"}
-                job.changes[f"task {rank}"] = changed
-                await account.wait(timedelta(minutes=1))
-                await harness.ours.gangs(gang.name)
-                assert ("terminate job" in account.api.calls) == (rank == 1)
-            assert account.billed() == 0
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("done", nodes=2)
+        job = account.newest()
+        for rank in range(2):
+            changed = {"state": "completed", "previousState": "running"}
+            job.changes[f"task {rank}"] = changed
+            await account.wait(timedelta(minutes=1))
+            await harness.ours.gangs(gang.name)
+            assert ("terminate job" in account.api.calls) == (rank == 1)
+        assert account.billed() == 0
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, False)
 
     @pytest.mark.parametrize("how", ["node", "task"])
-    def test_a_spot_machine_that_is_taken_back_ends_the_job(
+    async def test_a_spot_machine_that_is_taken_back_ends_the_job(
         self, account: AzureBatchPlace, how: str
     ) -> None:
         """Azure Batch would start the task again on another machine."""
+        harness = account.harness()
+        gang = await harness.running("taken", purchase=Purchase.SPOT)
+        job, at = account.newest(), account.cloud.time
+        since = {"stateTransitionTime": at.isoformat()}
+        if how == "node":
+            job.changes["node 0"] = {"state": "preempted", **since}
+        else:
+            job.changes["task 0"] = {"state": "active", "previousState": "running", **since}
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs(gang.name)
+        assert "terminate job" in account.api.calls
+        assert account.billed() == 0
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert seen.nodes[0].ended_at == at
+        assert "Azure reclaimed a spot machine" in seen.reason
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("taken", purchase=Purchase.SPOT)
-            job, at = account.newest(), account.cloud.time
-            since = {"stateTransitionTime": at.isoformat()}
-            if how == "node":
-                job.changes["node 0"] = {"state": "preempted", **since}
-            else:
-                job.changes["task 0"] = {"state": "active", "previousState": "running", **since}
-            await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs(gang.name)
-            assert "terminate job" in account.api.calls
-            assert account.billed() == 0
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert seen.nodes[0].ended_at == at
-            assert "Azure reclaimed a spot machine" in seen.reason
-
-        asyncio.run(scenario())
-
-    def test_a_pool_that_gets_no_machines_has_no_capacity(self, account: AzureBatchPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("full")
-            await harness.launch(gang)
-            job = account.newest()
-            job.changes["nodes"] = {"none": True}
-            error = {"code": "AllocationTimedOut", "message": "Desired nodes were not allocated."}
-            job.changes["pool"] = {"allocationState": "steady", "resizeErrors": [error]}
-            for _ in range(2):
-                await account.wait(timedelta(seconds=30))
-                (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert "AllocationTimedOut" in seen.reason
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
-
-    def test_a_job_whose_pool_exceeds_the_quota_has_no_capacity(
+    async def test_a_pool_that_gets_no_machines_has_no_capacity(
         self, account: AzureBatchPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("quota")
-            await harness.launch(gang)
-            job, at = account.newest(), account.cloud.time
-            error = {
-                "category": "usererror",
-                "code": "AutoPoolCreationFailedWithQuotaReached",
-                "message": "The pool quota for the account is reached.",
-            }
-            job.changes["job"] = {"executionInfo": {"schedulingError": error}}
-            for each in account.cloud.billed():
-                account.cloud.change(each.id, ended=at)
+        harness = account.harness()
+        gang = await harness.spec("full")
+        await harness.launch(gang)
+        job = account.newest()
+        job.changes["nodes"] = {"none": True}
+        error = {"code": "AllocationTimedOut", "message": "Desired nodes were not allocated."}
+        job.changes["pool"] = {"allocationState": "steady", "resizeErrors": [error]}
+        for _ in range(2):
             await account.wait(timedelta(seconds=30))
             (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert "AllocationTimedOut" in seen.reason
+        assert account.billed() == 0
 
-        asyncio.run(scenario())
-
-    def test_a_node_that_cannot_start_the_image_ends_the_job(
+    async def test_a_job_whose_pool_exceeds_the_quota_has_no_capacity(
         self, account: AzureBatchPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("broken")
-            errors = [{"code": "ContainerInvalidImage", "message": "The image is not found."}]
-            account.newest().changes["node 0"] = {"state": "unusable", "errors": errors}
-            for _ in range(2):
-                await account.wait(timedelta(seconds=30))
-                (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
-            assert "ContainerInvalidImage" in seen.reason
+        harness = account.harness()
+        gang = await harness.spec("quota")
+        await harness.launch(gang)
+        job, at = account.newest(), account.cloud.time
+        error = {
+            "category": "usererror",
+            "code": "AutoPoolCreationFailedWithQuotaReached",
+            "message": "The pool quota for the account is reached.",
+        }
+        job.changes["job"] = {"executionInfo": {"schedulingError": error}}
+        for each in account.cloud.billed():
+            account.cloud.change(each.id, ended=at)
+        await account.wait(timedelta(seconds=30))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
 
-        asyncio.run(scenario())
+    async def test_a_node_that_cannot_start_the_image_ends_the_job(
+        self, account: AzureBatchPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("broken")
+        errors = [{"code": "ContainerInvalidImage", "message": "The image is not found."}]
+        account.newest().changes["node 0"] = {"state": "unusable", "errors": errors}
+        for _ in range(2):
+            await account.wait(timedelta(seconds=30))
+            (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, False)
+        assert "ContainerInvalidImage" in seen.reason
 
     def test_an_account_without_room_for_a_pool_has_no_capacity(
         self, account: AzureBatchPlace
@@ -346,20 +326,17 @@ class TestAzureBatch(RestContract):
         with pytest.raises(NoCapacity, match="PoolQuotaReached"):
             self.launch(account)
 
-    def test_jobs_that_ended_long_ago_are_deleted(self, account: AzureBatchPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("old")
-            await account.end(gang.name)
-            await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs()
-            (name,) = account.api.jobs
-            assert account.api.deleted == []
-            await account.wait(timedelta(hours=7))
-            await harness.ours.gangs()
-            assert account.api.deleted == [name]
-
-        asyncio.run(scenario())
+    async def test_jobs_that_ended_long_ago_are_deleted(self, account: AzureBatchPlace) -> None:
+        harness = account.harness()
+        gang = await harness.running("old")
+        await account.end(gang.name)
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs()
+        (name,) = account.api.jobs
+        assert account.api.deleted == []
+        await account.wait(timedelta(hours=7))
+        await harness.ours.gangs()
+        assert account.api.deleted == [name]
 
     def test_a_job_without_an_image_is_refused(self, account: AzureBatchPlace) -> None:
         with pytest.raises(Refused, match="image: no image is set"):

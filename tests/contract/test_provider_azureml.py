@@ -194,18 +194,14 @@ class TestAzureMl(RestContract):
         assert {"cavvy-installation", "cavvy-gang"} < set(job["tags"])
         assert "claim-" not in json.dumps(job)  # tokens are fetched, and not shown in the studio
 
-    def test_an_environment_is_made_once(self, account: AzureMlPlace) -> None:
+    async def test_an_environment_is_made_once(self, account: AzureMlPlace) -> None:
         """A restarted server finds it."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            for word in ("one", "two"):
-                gang = await harness.spec(word)
-                provider = account.provider(gang.installation)
-                await provider.launch(gang)
-                await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        for word in ("one", "two"):
+            gang = await harness.spec(word)
+            provider = account.provider(gang.installation)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
         assert len(account.api.jobs) == 2
         assert account.api.calls.count("make environment") == 1
 
@@ -245,35 +241,31 @@ class TestAzureMl(RestContract):
 
     @pytest.mark.parametrize("fails", [True, False])
     @pytest.mark.parametrize("restarted", [True, False])
-    def test_a_job_whose_nodes_were_taken_back_counts_as_preempted(
+    async def test_a_job_whose_nodes_were_taken_back_counts_as_preempted(
         self, account: AzureMlPlace, fails: bool, restarted: bool
     ) -> None:
         """Azure fails the job, or starts it again on other nodes; then Cavvy cancels it. A server
         that was restarted in between knows from the run history that the job ran.
         """
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("taken", purchase=SPOT)
-            (name,) = account.api.jobs
-            if restarted:
-                harness.restart()
-            if fails:
-                account.api.preempt(name)
-                await account.end(gang.name)
-            else:
-                account.api.statuses[name] = "Queued"
-            await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs(gang.name)
-            account.api.statuses.pop(name, None) if not fails else None
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert ("pre-empted" if fails else "reclaimed the job's nodes") in seen.reason
-            assert ("cancel" in account.api.calls) == (not fails)
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("taken", purchase=SPOT)
+        (name,) = account.api.jobs
+        if restarted:
+            harness.restart()
+        if fails:
+            account.api.preempt(name)
+            await account.end(gang.name)
+        else:
+            account.api.statuses[name] = "Queued"
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs(gang.name)
+        account.api.statuses.pop(name, None) if not fails else None
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert ("pre-empted" if fails else "reclaimed the job's nodes") in seen.reason
+        assert ("cancel" in account.api.calls) == (not fails)
+        assert account.billed() == 0
 
     def test_a_quota_of_the_cluster_is_reported_before_a_job_waits_for_ever(
         self, account: AzureMlPlace
@@ -302,56 +294,51 @@ class TestAzureMl(RestContract):
         ):
             asyncio.run(account.provider("ours").offers())
 
-    def test_the_jobs_of_another_installation_are_not_listed(self, account: AzureMlPlace) -> None:
-        async def scenario() -> None:
-            gang = await account.harness().running("mine")
-            ours, _ = account.service(gang.installation)
-            theirs, _ = account.service("theirs")
-            assert [job.state for job in await ours.list()] == [JobState.RUNNING]
-            assert await theirs.list() == []
-            assert account.api.tags[-1] == f"cv-{make_mark('theirs')}"
-            for each in (ours, theirs):
-                each.close()
-            await account.end(gang.name)
-
-        asyncio.run(scenario())
+    async def test_the_jobs_of_another_installation_are_not_listed(
+        self, account: AzureMlPlace
+    ) -> None:
+        gang = await account.harness().running("mine")
+        ours, _ = account.service(gang.installation)
+        theirs, _ = account.service("theirs")
+        assert [job.state for job in await ours.list()] == [JobState.RUNNING]
+        assert await theirs.list() == []
+        assert account.api.tags[-1] == f"cv-{make_mark('theirs')}"
+        for each in (ours, theirs):
+            each.close()
+        await account.end(gang.name)
 
     @pytest.mark.parametrize("refused", [False, True])
-    def test_jobs_that_ended_long_ago_are_archived(
+    async def test_jobs_that_ended_long_ago_are_archived(
         self, account: AzureMlPlace, refused: bool
     ) -> None:
         """Otherwise each poll would list all jobs that there ever were. If the service refuses,
         polls go on, and the next attempt is an hour later.
         """
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("old", purchase=SPOT)
-            await account.end(gang.name)
+        harness = account.harness()
+        gang = await harness.running("old", purchase=SPOT)
+        await account.end(gang.name)
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs()
+        assert account.api.archived == []
+        if refused:
+            account.api.archive_fault = CloudFault(400, "UserError", "not now")
+        await account.wait(timedelta(hours=7))
+        made = account.api.calls.count("make job")
+        for _ in range(2):
             await account.wait(timedelta(minutes=1))
             await harness.ours.gangs()
-            assert account.api.archived == []
-            if refused:
-                account.api.archive_fault = CloudFault(400, "UserError", "not now")
-            await account.wait(timedelta(hours=7))
-            made = account.api.calls.count("make job")
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                await harness.ours.gangs()
-            assert account.api.calls.count("make job") == made + 1
-            assert account.api.archived == ([] if refused else list(account.api.jobs))
-            service, _ = account.service(gang.installation)
-            await service.offers()
-            await service.list()
-            facts = dict(service.identity())
-            assert ("jobs that cannot be archived" in facts) == refused
-            service.close()
-            account.api.archive_fault = None
-            await account.wait(timedelta(hours=1))
-            await harness.ours.gangs()
-            assert account.api.archived == list(account.api.jobs)
-
-        asyncio.run(scenario())
+        assert account.api.calls.count("make job") == made + 1
+        assert account.api.archived == ([] if refused else list(account.api.jobs))
+        service, _ = account.service(gang.installation)
+        await service.offers()
+        await service.list()
+        facts = dict(service.identity())
+        assert ("jobs that cannot be archived" in facts) == refused
+        service.close()
+        account.api.archive_fault = None
+        await account.wait(timedelta(hours=1))
+        await harness.ours.gangs()
+        assert account.api.archived == list(account.api.jobs)
 
     def test_a_poll_archives_a_few_jobs_only(self, account: AzureMlPlace) -> None:
         async def scenario() -> None:

@@ -134,169 +134,149 @@ class TestAzureMlEndpoints(EndpointContract):
                 MANIFEST.name,
             )
 
-    def test_an_endpoint_has_image_environment_routes_and_machine(
+    async def test_an_endpoint_has_image_environment_routes_and_machine(
         self, account: AzureMlEndpointsPlace
     ) -> None:
         own = "/subscriptions/0/resourceGroups/r/providers/Microsoft.ManagedIdentity/u/serve"
+        harness = account.harness()
+        gang = await harness.spec("shaped")
+        offers = await account.provider(gang.installation).offers()
+        gpu = next(each for each in offers if each.accelerator)
+        gang = replace(gang, offer=gpu, env={"LEVEL": "3", "PORT": "4711"})
+        provider = account.provider(gang.installation, identity=own, start_s=605)
+        await provider.launch(gang)
+        ((name, kept),) = account.api.endpoints.items()
+        assert re.fullmatch(r"cv[0-9a-f]{20}", name)
+        assert kept.body["properties"] == {"authMode": "AADToken"}
+        identity = {"type": "UserAssigned", "userAssignedIdentities": {own: {}}}
+        assert kept.body["identity"] == identity
+        (environment,) = account.api.environments.values()
+        assert environment == {
+            "image": IMAGE,
+            "osType": "Linux",
+            "isAnonymous": False,
+            "inferenceConfig": {
+                "livenessRoute": {"port": 8080, "path": "/ping"},
+                "readinessRoute": {"port": 8080, "path": "/ping"},
+                "scoringRoute": {"port": 8080, "path": "/invocations"},
+            },
+        }
+        assert kept.deployment is not None
+        told = kept.deployment["properties"]
+        assert told["environmentVariables"] == {"LEVEL": "3"}
+        assert told["instanceType"] == "Standard_NC4as_T4_v3"
+        assert told["requestSettings"] == {
+            "requestTimeout": "PT180S",
+            "maxConcurrentRequestsPerInstance": 64,
+        }
+        ready, alive = told["readinessProbe"], told["livenessProbe"]
+        assert (ready["failureThreshold"], ready["period"]) == (61, "PT10S")
+        assert alive["initialDelay"] == "PT605S"
+        await account.settle()
+        await provider.remove(gang.name)
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("shaped")
-            offers = await account.provider(gang.installation).offers()
-            gpu = next(each for each in offers if each.accelerator)
-            gang = replace(gang, offer=gpu, env={"LEVEL": "3", "PORT": "4711"})
-            provider = account.provider(gang.installation, identity=own, start_s=605)
-            await provider.launch(gang)
-            ((name, kept),) = account.api.endpoints.items()
-            assert re.fullmatch(r"cv[0-9a-f]{20}", name)
-            assert kept.body["properties"] == {"authMode": "AADToken"}
-            identity = {"type": "UserAssigned", "userAssignedIdentities": {own: {}}}
-            assert kept.body["identity"] == identity
-            (environment,) = account.api.environments.values()
-            assert environment == {
-                "image": IMAGE,
-                "osType": "Linux",
-                "isAnonymous": False,
-                "inferenceConfig": {
-                    "livenessRoute": {"port": 8080, "path": "/ping"},
-                    "readinessRoute": {"port": 8080, "path": "/ping"},
-                    "scoringRoute": {"port": 8080, "path": "/invocations"},
-                },
-            }
-            assert kept.deployment is not None
-            told = kept.deployment["properties"]
-            assert told["environmentVariables"] == {"LEVEL": "3"}
-            assert told["instanceType"] == "Standard_NC4as_T4_v3"
-            assert told["requestSettings"] == {
-                "requestTimeout": "PT180S",
-                "maxConcurrentRequestsPerInstance": 64,
-            }
-            ready, alive = told["readinessProbe"], told["livenessProbe"]
-            assert (ready["failureThreshold"], ready["period"]) == (61, "PT10S")
-            assert alive["initialDelay"] == "PT605S"
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_the_bill_ends_with_the_request_to_delete(self, account: AzureMlEndpointsPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("billed")
-            began = account.cloud.billed()[0].at
-            at = account.cloud.time
-            await harness.ours.remove(gang.name)
-            assert len(account.api.endpoints) == 1  # Azure still deletes it
-            await account.settle()
-            (node,) = (await harness.one(gang.name)).nodes
-            assert (node.started_at, node.ended_at, node.unseen) == (began, at, False)
-
-        asyncio.run(scenario())
+    async def test_the_bill_ends_with_the_request_to_delete(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("billed")
+        began = account.cloud.billed()[0].at
+        at = account.cloud.time
+        await harness.ours.remove(gang.name)
+        assert len(account.api.endpoints) == 1  # Azure still deletes it
+        await account.settle()
+        (node,) = (await harness.one(gang.name)).nodes
+        assert (node.started_at, node.ended_at, node.unseen) == (began, at, False)
         assert account.api.calls.count("delete endpoint") == 1
         assert account.api.endpoints == {}
 
-    def test_an_endpoint_that_is_being_made_is_deleted_once_azure_allows_it(
+    async def test_an_endpoint_that_is_being_made_is_deleted_once_azure_allows_it(
         self, account: AzureMlEndpointsPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("early")
-            account.api.strict = True
-            await harness.launch(gang)
-            with pytest.raises(TryAgain, match="in progress"):
-                await harness.ours.remove(gang.name)
-            harness.restart()
-            await account.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("early")
+        account.api.strict = True
+        await harness.launch(gang)
+        with pytest.raises(TryAgain, match="in progress"):
+            await harness.ours.remove(gang.name)
+        harness.restart()
+        await account.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
         assert account.api.endpoints == {}
 
     @pytest.mark.parametrize("full", [True, False])
-    def test_a_failed_deployment_is_deleted_and_has_azures_reason(
+    async def test_a_failed_deployment_is_deleted_and_has_azures_reason(
         self, account: AzureMlEndpointsPlace, full: bool
     ) -> None:
         """Azure bills it until then, unless it got no machine."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("failed")
-            await harness.launch(gang)
-            began = account.cloud.time
-            (name,) = account.api.endpoints
-            account.api.failures[name] = NO_ROOM[1] if full else "The container crashed."
-            if full:
-                account.api.codes[name] = NO_ROOM[0]
-            await account.wait(timedelta(seconds=45))
-            await harness.ours.gangs()
-            ended = account.cloud.time
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
-            (node,) = seen.nodes
-            assert (node.started_at, node.ended_at) == (ended if full else began, ended)
-            assert account.api.failures[name] in seen.reason
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("failed")
+        await harness.launch(gang)
+        began = account.cloud.time
+        (name,) = account.api.endpoints
+        account.api.failures[name] = NO_ROOM[1] if full else "The container crashed."
+        if full:
+            account.api.codes[name] = NO_ROOM[0]
+        await account.wait(timedelta(seconds=45))
+        await harness.ours.gangs()
+        ended = account.cloud.time
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
+        (node,) = seen.nodes
+        assert (node.started_at, node.ended_at) == (ended if full else began, ended)
+        assert account.api.failures[name] in seen.reason
         assert account.api.endpoints == {}
 
-    def test_a_failed_or_taken_endpoint_is_refused_with_azures_reason(
+    async def test_a_failed_or_taken_endpoint_is_refused_with_azures_reason(
         self, account: AzureMlEndpointsPlace
     ) -> None:
         account.api.creates = timedelta(seconds=30)
+        harness = account.harness()
+        gang = await harness.spec("bad")
+        with pytest.raises(TryAgain):
+            await harness.ours.launch(gang)
+        (name,) = account.api.endpoints
+        account.api.endpoint_failures[name] = "The limit of role assignments is reached."
+        await account.wait(timedelta(seconds=30))
+        with pytest.raises(Refused, match="role assignments"):
+            await harness.ours.launch(gang)
+        await account.settle()
+        assert account.api.endpoints == {}
+        account.api.taken = True
+        with pytest.raises(Refused, match="needs to be unique"):
+            await harness.ours.launch(gang)
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("bad")
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
-            (name,) = account.api.endpoints
-            account.api.endpoint_failures[name] = "The limit of role assignments is reached."
-            await account.wait(timedelta(seconds=30))
-            with pytest.raises(Refused, match="role assignments"):
-                await harness.ours.launch(gang)
-            await account.settle()
-            assert account.api.endpoints == {}
-            account.api.taken = True
-            with pytest.raises(Refused, match="needs to be unique"):
-                await harness.ours.launch(gang)
-
-        asyncio.run(scenario())
-
-    def test_only_old_endpoints_of_this_installation_are_tidied(
+    async def test_only_old_endpoints_of_this_installation_are_tidied(
         self, account: AzureMlEndpointsPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("kept")
-            ((name, kept),) = account.api.endpoints.items()
-            empty = dataclasses.replace(kept, deployment=None)
-            tags = {"cavvy-name": "cv-0-other-1-0-1"}
-            other = dataclasses.replace(empty, body={**kept.body, "tags": tags})
-            account.api.endpoints |= {"left": empty, "other": other}
-            await harness.ours.gangs()
-            assert len(account.api.endpoints) == 3
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-            await account.settle()
-            assert set(account.api.endpoints) == {name, "other"}
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("kept")
+        ((name, kept),) = account.api.endpoints.items()
+        empty = dataclasses.replace(kept, deployment=None)
+        tags = {"cavvy-name": "cv-0-other-1-0-1"}
+        other = dataclasses.replace(empty, body={**kept.body, "tags": tags})
+        account.api.endpoints |= {"left": empty, "other": other}
+        await harness.ours.gangs()
+        assert len(account.api.endpoints) == 3
+        await account.wait(timedelta(hours=2))
+        await harness.ours.gangs()
+        await account.settle()
+        assert set(account.api.endpoints) == {name, "other"}
+        await harness.remove(gang.name)
 
     def test_a_workspace_that_does_not_exist_is_refused(self, account: RestPlace) -> None:
         with pytest.raises(Refused, match=r"\[providers.azureml-endpoints\] workspace: the worksp"):
             asyncio.run(account.provider("ours", workspace="other").offers())
 
-    def test_only_the_rights_of_the_guide_are_needed(self, account: AzureMlEndpointsPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("all")
-            request = ReplicaRequest(body=b"", headers={})
-            await account.provider(gang.installation).invoke(gang.name, request)
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_only_the_rights_of_the_guide_are_needed(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("all")
+        request = ReplicaRequest(body=b"", headers={})
+        await account.provider(gang.installation).invoke(gang.name, request)
+        await harness.remove(gang.name)
         guide = (Path(__file__).parents[2] / "docs/guides/managed-endpoints.md").read_text()
         granted = set(re.findall(r"`workspaces/([\w/]+)`", guide))
         assert {RIGHTS[each] for each in account.api.calls} == granted

@@ -107,23 +107,19 @@ class TestComputeInstances(RestContract):
         named = asyncio.run(account.provider("ours", sizes="standard_nc*").offers())
         assert [each.instance_type for each in named] == [TYPES[2]]
 
-    def test_a_notebook_starts_the_agent_and_has_the_settings(
+    async def test_a_notebook_starts_the_agent_and_has_the_settings(
         self, account: ComputeInstancesPlace
     ) -> None:
         table = {"user_id": "u-1", "tenant_id": "t-1", "subnet": "/net/1", "idle_stop_s": 999_999}
-
-        async def scenario() -> dict[str, str]:
-            harness = account.harness()
-            gang = await harness.spec("shaped")
-            provider = account.provider(gang.installation, **table)
-            await provider.launch(gang)
-            await account.settle()
-            await provider.gangs()
-            facts = dict(await provider.whoami())
-            await provider.remove(gang.name)
-            return facts
-
-        facts = asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("shaped")
+        provider = account.provider(gang.installation, **table)
+        await provider.launch(gang)
+        await account.settle()
+        await provider.gangs()
+        facts = dict(await provider.whoami())
+        await provider.remove(gang.name)
+        facts = facts
         ((name, body),) = account.api.bodies.items()
         inner = body["properties"]["properties"]
         assert inner["idleTimeBeforeShutdown"] == "PT4320M"  # Azure's maximum

@@ -72,92 +72,81 @@ class TestCrusoe(RestContract):
             ("a100-80gb-sxm-ib.8x", "ubuntu22.04-nvidia-sxm-docker:latest"),
         ],
     )
-    def test_machines_boot_the_newest_image_for_their_gpu(
+    async def test_machines_boot_the_newest_image_for_their_gpu(
         self, account: RestPlace, kind: str, image: str
     ) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            gang = await harness.spec("one")
-            offers = [each for each in await provider.offers() if each.instance_type == kind]
-            await provider.launch(replace(gang, offer=offers[0]))
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness, provider = account.harness(), account.provider("ours")
+        gang = await harness.spec("one")
+        offers = [each for each in await provider.offers() if each.instance_type == kind]
+        await provider.launch(replace(gang, offer=offers[0]))
+        await provider.remove(gang.name)
         (body,) = account.api.asked
         assert (body["image"], body["location"]) == (image, LOCATION)
         assert body["ssh_public_key"] == "ssh-ed25519 AAAA me"
 
-    def test_a_machine_needs_an_ssh_key_which_can_be_the_servers(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one")
-            with pytest.raises(Refused, match="ssh_key: not set"):
-                await account.provider("ours", ssh_key="").launch(gang)
-            provider = account.provider("ours", ssh_key="", reach_by_ssh=True)
-            gang = await harness.spec("two")
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_a_machine_needs_an_ssh_key_which_can_be_the_servers(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("one")
+        with pytest.raises(Refused, match="ssh_key: not set"):
+            await account.provider("ours", ssh_key="").launch(gang)
+        provider = account.provider("ours", ssh_key="", reach_by_ssh=True)
+        gang = await harness.spec("two")
+        await provider.launch(gang)
+        await provider.remove(gang.name)
         (body,) = account.api.asked
         assert body["ssh_public_key"].startswith("ssh-ed25519 ")
         assert body["ssh_public_key"] in body["startup_script"]
 
-    def test_a_creation_that_fails_later_is_missing_capacity_without_a_bill(
+    async def test_a_creation_that_fails_later_is_missing_capacity_without_a_bill(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("late")
-            await harness.ours.launch(gang)
-            (lost,) = account.cloud.machines
-            account.cloud.machines = []
-            account.api.failed[lost.id] = "out_of_stock"
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            (node,) = seen.nodes
-            assert node.started_at is None  # it was never billed
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("late")
+        await harness.ours.launch(gang)
+        (lost,) = account.cloud.machines
+        account.cloud.machines = []
+        account.api.failed[lost.id] = "out_of_stock"
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        (node,) = seen.nodes
+        assert node.started_at is None  # it was never billed
 
     @pytest.mark.parametrize("restarts", [True, False])
-    def test_a_creation_that_takes_long_is_not_lost(
+    async def test_a_creation_that_takes_long_is_not_lost(
         self, account: RestPlace, restarts: bool
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("slow")
-            await harness.ours.launch(gang)
-            (made,) = account.cloud.machines
-            account.api.pending = {made.id}
-            if restarts:
-                harness.restart()
-            for _ in range(3):
-                await account.settle()
-                assert (await harness.one(gang.name)).state is GangState.STARTING
-            account.api.pending = set()
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, len(account.cloud.machines)) == (GangState.RUNNING, 1)
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_a_creation_of_an_earlier_process_that_failed_is_told(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("late")
-            await harness.ours.launch(gang)
-            (lost,) = account.cloud.machines
-            account.cloud.machines = []
-            account.api.failed[lost.id] = "out_of_stock"
+        harness = account.harness()
+        gang = await harness.spec("slow")
+        await harness.ours.launch(gang)
+        (made,) = account.cloud.machines
+        account.api.pending = {made.id}
+        if restarts:
             harness.restart()
+        for _ in range(3):
             await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            assert (await harness.one(gang.name)).state is GangState.STARTING
+        account.api.pending = set()
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, len(account.cloud.machines)) == (GangState.RUNNING, 1)
+        await harness.remove(gang.name)
 
-        asyncio.run(scenario())
+    async def test_a_creation_of_an_earlier_process_that_failed_is_told(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("late")
+        await harness.ours.launch(gang)
+        (lost,) = account.cloud.machines
+        account.cloud.machines = []
+        account.api.failed[lost.id] = "out_of_stock"
+        harness.restart()
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
 
     def test_an_account_with_several_projects_must_name_one(self, account: RestPlace) -> None:
         (project,) = account.api.projects

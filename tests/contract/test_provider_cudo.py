@@ -36,18 +36,15 @@ class TestCudo(RestContract):
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("CUDO has no second machine of one id")
 
-    def test_machines_boot_the_newest_image_with_a_driver_or_that_of_the_setting(
+    async def test_machines_boot_the_newest_image_with_a_driver_or_that_of_the_setting(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            for name, table in (("one", {}), ("two", {"image": "debian-12"})):
-                provider = account.provider("ours", **table)
-                gang = await harness.spec(name)
-                await provider.launch(gang)
-                await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        for name, table in (("one", {}), ("two", {"image": "debian-12"})):
+            provider = account.provider("ours", **table)
+            gang = await harness.spec(name)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
         images = [each["bootDiskImageId"] for each in account.api.asked]
         assert images == ["ubuntu-2404-nvidia-550-docker-v20250301", "debian-12"]
 

@@ -2,7 +2,6 @@
 DigitalOcean's published description.
 """
 
-import asyncio
 import json
 from datetime import timedelta
 
@@ -77,51 +76,41 @@ class TestDigitalOcean(RestContract):
             ("gpu-mi300x1-192gb", "gpu-amd-base"),
         ],
     )
-    def test_gangs_of_every_size_are_found_and_boot_the_image_of_their_gpu(
+    async def test_gangs_of_every_size_are_found_and_boot_the_image_of_their_gpu(
         self, account: RestPlace, size: str, image: str
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang, provider = await harness.spec("sized", nodes=3), harness.ours
-            offers = [each for each in await provider.offers() if each.instance_type == size]
-            await harness.launch(replace(gang, offer=offers[0]))
-            account.lose_records()  # only the list shows the gang
-            await account.settle()
-            harness.restart()
-            assert len((await harness.one(gang.name)).nodes) == 3
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang, provider = await harness.spec("sized", nodes=3), harness.ours
+        offers = [each for each in await provider.offers() if each.instance_type == size]
+        await harness.launch(replace(gang, offer=offers[0]))
+        account.lose_records()  # only the list shows the gang
+        await account.settle()
+        harness.restart()
+        assert len((await harness.one(gang.name)).nodes) == 3
+        await harness.remove(gang.name)
         assert account.api.images == [image] * 3
 
-    def test_droplets_get_no_tags_and_their_nodes_use_the_private_address(
-        self,
-        account: RestPlace,
+    async def test_droplets_get_no_tags_and_their_nodes_use_the_private_address(
+        self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("tagless", nodes=2)
-            await harness.launch(gang)
-            for request in account.cloud.requests:
-                assert request.tags == {}
-                told = json.loads(request.user_data[0].split("END_OF_BOOT'\n")[1].split("\n")[0])
-                address = "http://169.254.169.254/metadata/v1/interfaces/private/0/ipv4/address"
-                assert told["metadata"]["address"] == address
-            await harness.remove(gang.name)
+        harness = account.harness()
+        gang = await harness.spec("tagless", nodes=2)
+        await harness.launch(gang)
+        for request in account.cloud.requests:
+            assert request.tags == {}
+            told = json.loads(request.user_data[0].split("END_OF_BOOT'\n")[1].split("\n")[0])
+            address = "http://169.254.169.254/metadata/v1/interfaces/private/0/ipv4/address"
+            assert told["metadata"]["address"] == address
+        await harness.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_the_scopes_are_those_of_the_calls(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = replace(
-                await harness.spec("scoped"), labels={TAG: "1"}, longest=timedelta(minutes=5)
-            )
-            await harness.start(gang)
-            await harness.remove(gang.name)
-            await harness.one(gang.name)
-
-        asyncio.run(scenario())
+    async def test_the_scopes_are_those_of_the_calls(self, account: RestPlace) -> None:
+        harness = account.harness()
+        gang = replace(
+            await harness.spec("scoped"), labels={TAG: "1"}, longest=timedelta(minutes=5)
+        )
+        await harness.start(gang)
+        await harness.remove(gang.name)
+        await harness.one(gang.name)
         (file,) = (account.home / FOLDER).iterdir()
         calls = [each["call"].split("?")[0] for each in json.loads(file.read_text())["calls"]]
         called = {ENDPOINTS["/".join(each.split("/")[:2])] for each in calls}

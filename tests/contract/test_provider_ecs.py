@@ -200,89 +200,77 @@ class TestEcs(AwsContract[EcsPlace]):
         assert (seen.preempted, seen.no_capacity) == (False, False)
         assert reason in seen.reason
 
-    def test_a_task_without_capacity_cost_nothing(self, account: EcsPlace) -> None:
-        async def scenario() -> GangSeen:
-            harness = self.harness(account)
-            gang = await harness.spec("waits")
-            await harness.launch(gang)
-            (machine,) = account.cloud.billed()
-            await account.end(gang.name)
-            account.api.changes[machine.id] = {
-                "stopCode": "TaskFailedToStart",
-                "stoppedReason": "RESOURCE:GPU",
-                "pullStartedAt": account.cloud.time.timestamp(),
-            }
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs(gang.name)
-            await harness.remove(gang.name)
-            return seen
-
-        seen = asyncio.run(scenario())
+    async def test_a_task_without_capacity_cost_nothing(self, account: EcsPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.spec("waits")
+        await harness.launch(gang)
+        (machine,) = account.cloud.billed()
+        await account.end(gang.name)
+        account.api.changes[machine.id] = {
+            "stopCode": "TaskFailedToStart",
+            "stoppedReason": "RESOURCE:GPU",
+            "pullStartedAt": account.cloud.time.timestamp(),
+        }
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs(gang.name)
+        await harness.remove(gang.name)
+        seen = seen
         assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
         (node,) = seen.nodes
         assert node.started_at == node.ended_at
 
-    def test_definitions_of_ended_tasks_are_deleted(self, account: EcsPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("again")
-            account.fail(0, LaunchFault.BROKEN)
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
-            await account.settle()
-            await harness.launch(gang)
-            assert len(account.api.definitions) == 2
-            await harness.remove(gang.name)
-            await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs()
-            assert account.api.definitions == {}
-            assert account.api.inactive == set()
-
-        asyncio.run(scenario())
+    async def test_definitions_of_ended_tasks_are_deleted(self, account: EcsPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.spec("again")
+        account.fail(0, LaunchFault.BROKEN)
+        with pytest.raises(TryAgain):
+            await harness.ours.launch(gang)
+        await account.settle()
+        await harness.launch(gang)
+        assert len(account.api.definitions) == 2
+        await harness.remove(gang.name)
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs()
+        assert account.api.definitions == {}
+        assert account.api.inactive == set()
 
     def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
         self, account: EcsPlace
     ) -> None:
         self.check_undescribed(account)
 
-    def test_a_poll_deregisters_a_few_definitions(self, account: EcsPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("many", nodes=12)
-            account.api.calls.clear()
-            await harness.remove(gang.name)
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                await harness.ours.gangs()
-            assert account.api.definitions == {}
-            assert account.api.inactive == set()
-            calls = [name.partition(":")[2] for name in account.api.calls]
-            runs = [(name, len(list(group))) for name, group in groupby(calls)]
-            deregistered = [many for name, many in runs if name == "DeregisterTaskDefinition"]
-            assert deregistered == [10, 2]
-            assert calls.count("DeleteTaskDefinitions") == 2
-
-        asyncio.run(scenario())
-
-    def test_tasks_of_others_are_left_alone(self, account: EcsPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("mine")
-            (mine,) = account.cloud.billed()
-            other = account.api.add_task(mine.name.replace("-0-1", "-1-2"))
-            account.cloud.change(other, ended=account.cloud.time)
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs()
-            assert seen.name == gang.name
-            before = account.api.calls.count("ecs:DescribeTasks")
-            assert len(account.api.definitions) == 2
+    async def test_a_poll_deregisters_a_few_definitions(self, account: EcsPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.running("many", nodes=12)
+        account.api.calls.clear()
+        await harness.remove(gang.name)
+        for _ in range(2):
             await account.wait(timedelta(minutes=1))
             await harness.ours.gangs()
-            # the running task is described again, the foreign one is not
-            assert account.api.calls.count("ecs:DescribeTasks") == before + 1
-            await harness.remove(gang.name)
+        assert account.api.definitions == {}
+        assert account.api.inactive == set()
+        calls = [name.partition(":")[2] for name in account.api.calls]
+        runs = [(name, len(list(group))) for name, group in groupby(calls)]
+        deregistered = [many for name, many in runs if name == "DeregisterTaskDefinition"]
+        assert deregistered == [10, 2]
+        assert calls.count("DeleteTaskDefinitions") == 2
 
-        asyncio.run(scenario())
+    async def test_tasks_of_others_are_left_alone(self, account: EcsPlace) -> None:
+        harness = self.harness(account)
+        gang = await harness.running("mine")
+        (mine,) = account.cloud.billed()
+        other = account.api.add_task(mine.name.replace("-0-1", "-1-2"))
+        account.cloud.change(other, ended=account.cloud.time)
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs()
+        assert seen.name == gang.name
+        before = account.api.calls.count("ecs:DescribeTasks")
+        assert len(account.api.definitions) == 2
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs()
+        # the running task is described again, the foreign one is not
+        assert account.api.calls.count("ecs:DescribeTasks") == before + 1
+        await harness.remove(gang.name)
 
     def test_a_gpu_is_refused_if_there_is_only_fargate(self, account: EcsPlace) -> None:
         task = parse_task("run: x\nresources: {gpu: 1}")

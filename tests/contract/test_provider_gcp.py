@@ -92,30 +92,27 @@ class TestGcp(RestContract):
         assert self.stand_in.key not in str(facts)
         assert "PRIVATE KEY" not in str(facts)
 
-    def test_a_zone_that_google_does_not_reach_may_have_machines(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang, provider = await harness.spec("one"), harness.ours
-            region = gang.offer.region
-            others = [each for each in ZONES if not each.startswith(region)]
-            await harness.start(gang)
-            account.api.unreachable = others[:1]
-            (seen,) = await provider.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
-            with pytest.raises(
-                PartlyUnknown, match=f"cannot reach its zones {others[0]}"
-            ) as caught:
-                await provider.gangs()
-            assert caught.value.seen == [seen]
-            account.api.unreachable = [each for each in ZONES if each.startswith(region)]
-            await account.wait(timedelta(minutes=1))
-            with pytest.raises(TryAgain, match=f"the list of machines in {region}"):
-                await provider.gangs(gang.name)
-            account.api.unreachable = []
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_a_zone_that_google_does_not_reach_may_have_machines(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang, provider = await harness.spec("one"), harness.ours
+        region = gang.offer.region
+        others = [each for each in ZONES if not each.startswith(region)]
+        await harness.start(gang)
+        account.api.unreachable = others[:1]
+        (seen,) = await provider.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        with pytest.raises(PartlyUnknown, match=f"cannot reach its zones {others[0]}") as caught:
+            await provider.gangs()
+        assert caught.value.seen == [seen]
+        account.api.unreachable = [each for each in ZONES if each.startswith(region)]
+        await account.wait(timedelta(minutes=1))
+        with pytest.raises(TryAgain, match=f"the list of machines in {region}"):
+            await provider.gangs(gang.name)
+        account.api.unreachable = []
+        await account.settle()
+        await provider.remove(gang.name)
 
     def test_quotas_limit_offers_by_cpu_and_gpu_and_region(self, account: RestPlace) -> None:
         """Spot machines count for the spot quota once Google has granted one."""
@@ -208,7 +205,9 @@ class TestGcp(RestContract):
         left_out = "machine types with GPUs that are not in the catalog"
         assert facts[left_out] == "e2-standard-2"
 
-    def test_a_read_of_offers_goes_on_when_its_caller_gives_up(self, account: RestPlace) -> None:
+    async def test_a_read_of_offers_goes_on_when_its_caller_gives_up(
+        self, account: RestPlace
+    ) -> None:
         began, goes_on, reads = threading.Event(), threading.Event(), []
 
         def read_slowly(provider: str) -> Sequence[Offer]:
@@ -218,17 +217,13 @@ class TestGcp(RestContract):
             return read_prices(provider)
 
         account.list_prices = read_slowly
-
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            first = asyncio.create_task(provider.offers())
-            await asyncio.to_thread(began.wait)
-            first.cancel()
-            await asyncio.wait([first])
-            goes_on.set()
-            assert await provider.offers()
-
-        asyncio.run(scenario())
+        provider = account.provider("ours")
+        first = asyncio.create_task(provider.offers())
+        await asyncio.to_thread(began.wait)
+        first.cancel()
+        await asyncio.wait([first])
+        goes_on.set()
+        assert await provider.offers()
         assert reads == ["gcp"]
 
     def test_the_settings_choose_zones_and_machines(self, account: RestPlace) -> None:
@@ -317,21 +312,16 @@ class TestGcp(RestContract):
         with pytest.raises(Refused, match=link):
             asyncio.run(account.provider("ours").offers())
 
-    def test_a_task_names_its_reservation(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = replace(
-                await harness.spec("held"), options={"reservation": "projects/p/reservations/r"}
-            )
-            spot = replace(gang, offer=replace(gang.offer, purchase=Purchase.SPOT))
-            with pytest.raises(Refused, match="set `spot: never`"):
-                await harness.ours.launch(replace(spot, name=f"{gang.name}x"))
-            await harness.launch(
-                replace(gang, offer=replace(gang.offer, purchase=Purchase.ON_DEMAND))
-            )
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_a_task_names_its_reservation(self, account: RestPlace) -> None:
+        harness = account.harness()
+        gang = replace(
+            await harness.spec("held"), options={"reservation": "projects/p/reservations/r"}
+        )
+        spot = replace(gang, offer=replace(gang.offer, purchase=Purchase.SPOT))
+        with pytest.raises(Refused, match="set `spot: never`"):
+            await harness.ours.launch(replace(spot, name=f"{gang.name}x"))
+        await harness.launch(replace(gang, offer=replace(gang.offer, purchase=Purchase.ON_DEMAND)))
+        await harness.remove(gang.name)
         (body,) = account.api.bodies.values()  # type: ignore[attr-defined]
         assert body["reservationAffinity"] == {
             "consumeReservationType": "SPECIFIC_RESERVATION",
@@ -339,120 +329,96 @@ class TestGcp(RestContract):
             "values": ["projects/p/reservations/r"],
         }
 
-    def test_a_zone_that_is_full_is_told_by_the_operation(self, account: RestPlace) -> None:
+    async def test_a_zone_that_is_full_is_told_by_the_operation(self, account: RestPlace) -> None:
         """The first call finds the operation in progress, the second finds its error."""
         account.cloud.left = 1
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("full", nodes=2)
-            with pytest.raises(TryAgain, match="operation in progress"):
-                await harness.ours.launch(gang)
-            await account.wait(timedelta(seconds=15))
-            with pytest.raises(NoCapacity, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
-                await harness.ours.launch(gang)
-            await account.settle()
-            assert await harness.ours.gangs() == []
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("full", nodes=2)
+        with pytest.raises(TryAgain, match="operation in progress"):
+            await harness.ours.launch(gang)
+        await account.wait(timedelta(seconds=15))
+        with pytest.raises(NoCapacity, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
+            await harness.ours.launch(gang)
+        await account.settle()
+        assert await harness.ours.gangs() == []
         assert account.billed() == 0
 
     @pytest.mark.parametrize("code", ["RESOURCE_OPERATION_RATE_EXCEEDED", "RESOURCE_NOT_READY"])
-    def test_an_operation_that_asks_to_come_later_is_repeated(
+    async def test_an_operation_that_asks_to_come_later_is_repeated(
         self, account: RestPlace, code: str
     ) -> None:
         account.api.refusals = [CloudFault(400, code, "Try again later")]
+        harness = account.harness()
+        gang = await harness.spec("later", nodes=2)
+        for problem in ("operation in progress", code, "operation in progress"):
+            with pytest.raises(TryAgain, match=problem):
+                await harness.ours.launch(gang)
+            await account.wait(timedelta(seconds=30))
+        await harness.ours.launch(gang)
+        assert account.billed() == 2
+        await harness.ours.remove(gang.name)
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("later", nodes=2)
-            for problem in ("operation in progress", code, "operation in progress"):
-                with pytest.raises(TryAgain, match=problem):
-                    await harness.ours.launch(gang)
-                await account.wait(timedelta(seconds=30))
-            await harness.ours.launch(gang)
-            assert account.billed() == 2
-            await harness.ours.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_a_machine_ends_when_google_has_deleted_it(self, account: RestPlace) -> None:
+    async def test_a_machine_ends_when_google_has_deleted_it(self, account: RestPlace) -> None:
         """Until then, Google shows the machine as STOPPING."""
         account.api.deletion_time = timedelta(minutes=2)
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("slow", nodes=1)
-            await harness.ours.remove(gang.name)
-            await account.wait(timedelta(minutes=1))
-            assert (await harness.one(gang.name)).state is not GangState.ENDED
-            await account.wait(timedelta(minutes=1))
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("slow", nodes=1)
+        await harness.ours.remove(gang.name)
+        await account.wait(timedelta(minutes=1))
+        assert (await harness.one(gang.name)).state is not GangState.ENDED
+        await account.wait(timedelta(minutes=1))
+        assert (await harness.one(gang.name)).state is GangState.ENDED
         assert account.billed() == 0
 
-    def test_a_machine_that_google_calls_stopped_is_deleted(self, account: RestPlace) -> None:
+    async def test_a_machine_that_google_calls_stopped_is_deleted(self, account: RestPlace) -> None:
         """Google's list of states has both STOPPED and TERMINATED."""
         account.api.states = {**account.api.states, MachineState.STOPPED: "STOPPED"}
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("off", nodes=1)
-            account.cloud.change(account.cloud.billed()[0].id, off=True)
-            await account.wait(timedelta(minutes=1))
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("off", nodes=1)
+        account.cloud.change(account.cloud.billed()[0].id, off=True)
+        await account.wait(timedelta(minutes=1))
+        assert (await harness.one(gang.name)).state is GangState.ENDED
         assert account.billed() == 0
 
-    def test_a_hidden_reason_of_a_stop_delays_no_removal(self, account: RestPlace) -> None:
+    async def test_a_hidden_reason_of_a_stop_delays_no_removal(self, account: RestPlace) -> None:
         """The list asks for the reason of each spot machine that is off."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            provider = account.provider("ours", zones="us-central1-a")
-            (offer,) = [
-                each
-                for each in await provider.offers()
-                if (each.instance_type, each.purchase) == ("g2-standard-4", Purchase.SPOT)
-            ]
-            spot = replace(await harness.spec("spot"), offer=offer)
-            with suppress(TryAgain):
-                await provider.launch(spot)
-            await account.wait(timedelta(minutes=1))
+        harness = account.harness()
+        provider = account.provider("ours", zones="us-central1-a")
+        (offer,) = [
+            each
+            for each in await provider.offers()
+            if (each.instance_type, each.purchase) == ("g2-standard-4", Purchase.SPOT)
+        ]
+        spot = replace(await harness.spec("spot"), offer=offer)
+        with suppress(TryAgain):
             await provider.launch(spot)
-            account.cloud.change(account.cloud.billed()[0].id, off=True)
-            account.api.hides_operations = True
-            await account.wait(timedelta(minutes=1))
-            await provider.remove(spot.name)
-
-        asyncio.run(scenario())
+        await account.wait(timedelta(minutes=1))
+        await provider.launch(spot)
+        account.cloud.change(account.cloud.billed()[0].id, off=True)
+        account.api.hides_operations = True
+        await account.wait(timedelta(minutes=1))
+        await provider.remove(spot.name)
         assert account.billed() == 0
 
     @pytest.mark.proves(PROOF, "spot")
-    def test_a_preempted_machine_is_told_with_its_end(self, account: RestPlace) -> None:
+    async def test_a_preempted_machine_is_told_with_its_end(self, account: RestPlace) -> None:
         """Google deletes the machine; only the zone's operations tell why, and when."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("taken", nodes=2)
-            taken = account.cloud.billed()[0]
-            at = account.cloud.time
-            account.api.preempted.add(taken.id)
-            account.cloud.change(taken.id, ended=at)
-            await account.wait(timedelta(minutes=5))
-            seen = await harness.one(gang.name)
-            assert seen.preempted
-            assert "preempted" in seen.reason
-            (ended,) = [node for node in seen.nodes if node.ended_at is not None]
-            assert ended.ended_at == at
-            assert not ended.unseen
-            await harness.remove(gang.name)
-            await account.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("taken", nodes=2)
+        taken = account.cloud.billed()[0]
+        at = account.cloud.time
+        account.api.preempted.add(taken.id)
+        account.cloud.change(taken.id, ended=at)
+        await account.wait(timedelta(minutes=5))
+        seen = await harness.one(gang.name)
+        assert seen.preempted
+        assert "preempted" in seen.reason
+        (ended,) = [node for node in seen.nodes if node.ended_at is not None]
+        assert ended.ended_at == at
+        assert not ended.unseen
+        await harness.remove(gang.name)
+        await account.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
 
 
 def launch(

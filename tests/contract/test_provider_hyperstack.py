@@ -29,35 +29,31 @@ class TestHyperstack(RestContract):
         (CloudFault(409, "conflict", "The name exists."), TryAgain),
     )
 
-    def test_a_machine_gets_the_environment_key_and_image_of_its_region(
+    async def test_a_machine_gets_the_environment_key_and_image_of_its_region(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("placed")
-            offers = {each.instance_type: each for each in await harness.ours.offers()}
-            await harness.launch(replace(gang, offer=offers["n3-H100x8-NVLink"]))
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("placed")
+        offers = {each.instance_type: each for each in await harness.ours.offers()}
+        await harness.launch(replace(gang, offer=offers["n3-H100x8-NVLink"]))
+        await harness.remove(gang.name)
         (body,) = account.api.requests
         assert body["environment_name"] == "default-CANADA-1"
         assert body["key_name"] == "laptop"
         assert body["image_name"] == "Ubuntu Server 24.04 LTS R570 CUDA 12.8 with Docker"
         assert body["assign_floating_ip"] is True
 
-    def test_a_spot_machine_that_is_reclaimed_ends_with_its_bill(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("spot", purchase=Purchase.SPOT)
-            assert account.api.requests[0]["flavor_name"] == "n3-RTX-A6000x1-spot"
-            account.cloud.change(account.cloud.billed()[0].id, ended=account.cloud.time)
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert seen.state is GangState.ENDED
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+    async def test_a_spot_machine_that_is_reclaimed_ends_with_its_bill(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("spot", purchase=Purchase.SPOT)
+        assert account.api.requests[0]["flavor_name"] == "n3-RTX-A6000x1-spot"
+        account.cloud.change(account.cloud.billed()[0].id, ended=account.cloud.time)
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert seen.state is GangState.ENDED
+        assert account.billed() == 0
 
     def test_the_setting_selects_environments(self, account: RestPlace) -> None:
         provider = account.provider("ours", environments="default-NORWAY-1")

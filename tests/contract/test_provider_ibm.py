@@ -111,80 +111,65 @@ class TestIbm(RestContract):
         assert CPU not in offers
 
     @pytest.mark.parametrize("path", ["instance/profiles", "subnets"])
-    def test_a_region_that_fails_hides_no_other(self, account: IbmPlace, path: str) -> None:
-        async def scenario() -> None:
-            denied = CloudFault(403, "not_authorized", "no right")
-            provider = account.provider("ours", regions=f"{HOME}, eu-de")
-            account.api.faulty["eu-de", path] = denied
-            assert {offer.region for offer in await provider.offers()} == {HOME}
-            assert [each.partition(":")[0] for each in provider.silent()] == ["eu-de"]
-            assert "no right" in dict(await provider.whoami())["silent"]
-            account.api.faulty.clear()
-            await account.wait(timedelta(minutes=1))
-            assert {offer.region for offer in await provider.offers()} == {HOME, "eu-de"}
-            assert not provider.silent()
-            account.api.faulty |= {(region, path): denied for region in (HOME, "eu-de")}
-            await account.wait(timedelta(hours=1))
-            with pytest.raises(Refused, match="no right"):
-                await provider.offers()
+    async def test_a_region_that_fails_hides_no_other(self, account: IbmPlace, path: str) -> None:
+        denied = CloudFault(403, "not_authorized", "no right")
+        provider = account.provider("ours", regions=f"{HOME}, eu-de")
+        account.api.faulty["eu-de", path] = denied
+        assert {offer.region for offer in await provider.offers()} == {HOME}
+        assert [each.partition(":")[0] for each in provider.silent()] == ["eu-de"]
+        assert "no right" in dict(await provider.whoami())["silent"]
+        account.api.faulty.clear()
+        await account.wait(timedelta(minutes=1))
+        assert {offer.region for offer in await provider.offers()} == {HOME, "eu-de"}
+        assert not provider.silent()
+        account.api.faulty |= {(region, path): denied for region in (HOME, "eu-de")}
+        await account.wait(timedelta(hours=1))
+        with pytest.raises(Refused, match="no right"):
+            await provider.offers()
 
-        asyncio.run(scenario())
-
-    def test_a_token_is_renewed_before_it_expires(self, account: IbmPlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            for _ in range(3):
-                await provider.gangs()
-                await account.wait(timedelta(minutes=56))
-
-        asyncio.run(scenario())
+    async def test_a_token_is_renewed_before_it_expires(self, account: IbmPlace) -> None:
+        provider = account.provider("ours")
+        for _ in range(3):
+            await provider.gangs()
+            await account.wait(timedelta(minutes=56))
         assert len(account.api.tokens) == 3
 
-    def test_machines_of_several_regions_are_one_list(self, account: IbmPlace) -> None:
-        async def scenario() -> None:
-            harness, provider = (
-                account.harness(),
-                account.provider("ours", regions=f"{HOME}, eu-de"),
-            )
-            for region in (HOME, "eu-de"):
-                offer = await pick(provider, CPU, Purchase.ON_DEMAND, f"{region}-1")
-                gang = replace(await harness.spec(region), offer=offer)
-                await provider.launch(gang)
-                await account.settle()
-            assert len(await provider.gangs()) == 2
-            for each in await provider.gangs():
-                await provider.remove(each.name)
-
-        asyncio.run(scenario())
+    async def test_machines_of_several_regions_are_one_list(self, account: IbmPlace) -> None:
+        harness, provider = (account.harness(), account.provider("ours", regions=f"{HOME}, eu-de"))
+        for region in (HOME, "eu-de"):
+            offer = await pick(provider, CPU, Purchase.ON_DEMAND, f"{region}-1")
+            gang = replace(await harness.spec(region), offer=offer)
+            await provider.launch(gang)
+            await account.settle()
+        assert len(await provider.gangs()) == 2
+        for each in await provider.gangs():
+            await provider.remove(each.name)
         assert set(account.api.regions.values()) == {HOME, "eu-de"}
 
-    def test_a_region_that_fails_hides_no_machines_of_others(self, account: IbmPlace) -> None:
+    async def test_a_region_that_fails_hides_no_machines_of_others(self, account: IbmPlace) -> None:
         def fail(request: RestRequest) -> tuple[CloudFault, bool] | None:
             found = request.method == "GET" and "/eu-de/" in request.path
             return (CloudFault(503, "unavailable", "eu-de is down"), False) if found else None
 
-        async def scenario() -> None:
-            account.api.fail = fail
-            provider = account.provider("ours", regions=f"{HOME}, eu-de")
-            assert {each.region for each in await provider.offers()} == {HOME}
-            assert {each.partition(":")[0] for each in provider.silent()} == {"eu-de"}
-            gang = await account.harness().spec("one")
-            offer = await pick(provider, CPU, Purchase.ON_DEMAND, f"{HOME}-1")
-            gang = replace(gang, offer=offer)
-            await provider.launch(gang)
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
-            with pytest.raises(PartlyUnknown, match="the list of machines in eu-de") as caught:
-                await provider.gangs()
-            assert caught.value.seen == [seen]
-            await provider.remove(gang.name)
-            account.api.fail = lambda _: None
-            await account.wait(timedelta(minutes=1))
-            assert {each.region for each in await provider.offers()} == {HOME, "eu-de"}
-            assert provider.silent() == []
-
-        asyncio.run(scenario())
+        account.api.fail = fail
+        provider = account.provider("ours", regions=f"{HOME}, eu-de")
+        assert {each.region for each in await provider.offers()} == {HOME}
+        assert {each.partition(":")[0] for each in provider.silent()} == {"eu-de"}
+        gang = await account.harness().spec("one")
+        offer = await pick(provider, CPU, Purchase.ON_DEMAND, f"{HOME}-1")
+        gang = replace(gang, offer=offer)
+        await provider.launch(gang)
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        with pytest.raises(PartlyUnknown, match="the list of machines in eu-de") as caught:
+            await provider.gangs()
+        assert caught.value.seen == [seen]
+        await provider.remove(gang.name)
+        account.api.fail = lambda _: None
+        await account.wait(timedelta(minutes=1))
+        assert {each.region for each in await provider.offers()} == {HOME, "eu-de"}
+        assert provider.silent() == []
 
     @pytest.mark.proves(PROOF, "disk")
     def test_instances_boot_the_newest_ubuntu_and_lose_their_disk(self, account: IbmPlace) -> None:
@@ -240,44 +225,42 @@ class TestIbm(RestContract):
 
     @pytest.mark.proves(PROOF, "spot")
     @pytest.mark.parametrize("taken", [True, False])
-    def test_a_preempted_instance_is_told_and_deleted(self, account: IbmPlace, taken: bool) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours", image="our-image")
-            offer = await pick(provider, L4, Purchase.SPOT)
-            gang = replace(await harness.spec("taken"), offer=offer)
-            await provider.launch(gang)
-            await account.settle()
-            await provider.gangs()
-            (machine,) = account.cloud.billed()
-            if taken:
-                account.api.reasons[machine.id] = "stopped_by_preemption"
-            account.cloud.change(machine.id, off=True)
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                (seen,) = await provider.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, taken)
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+    async def test_a_preempted_instance_is_told_and_deleted(
+        self, account: IbmPlace, taken: bool
+    ) -> None:
+        harness, provider = account.harness(), account.provider("ours", image="our-image")
+        offer = await pick(provider, L4, Purchase.SPOT)
+        gang = replace(await harness.spec("taken"), offer=offer)
+        await provider.launch(gang)
+        await account.settle()
+        await provider.gangs()
+        (machine,) = account.cloud.billed()
+        if taken:
+            account.api.reasons[machine.id] = "stopped_by_preemption"
+        account.cloud.change(machine.id, off=True)
+        for _ in range(2):
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await provider.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, taken)
+        assert account.billed() == 0
         (body,) = account.api.bodies.values()
         assert body["availability"] == {"class": "spot"}
         assert body["availability_policy"] == {"host_failure": "stop", "preemption": "stop"}
 
-    def test_an_instance_that_finds_no_capacity_later_is_deleted(self, account: IbmPlace) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            gang = await harness.spec("full")
-            await provider.launch(gang)
-            (machine,) = account.cloud.billed()
-            account.api.reasons[machine.id] = "cannot_start_capacity"
-            account.cloud.change(machine.id, off=True)
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                (seen,) = await provider.gangs(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+    async def test_an_instance_that_finds_no_capacity_later_is_deleted(
+        self, account: IbmPlace
+    ) -> None:
+        harness, provider = account.harness(), account.provider("ours")
+        gang = await harness.spec("full")
+        await provider.launch(gang)
+        (machine,) = account.cloud.billed()
+        account.api.reasons[machine.id] = "cannot_start_capacity"
+        account.cloud.change(machine.id, off=True)
+        for _ in range(2):
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await provider.gangs(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert account.billed() == 0
 
 
 def test_the_documented_example_is_read() -> None:

@@ -78,16 +78,13 @@ class TestIbmMetal(RestContract):
         instances = [each for each in asyncio.run(provider.offers()) if each.boot is None]
         assert {start_time(each) for each in instances} == {MACHINE_START}
 
-    def test_a_server_has_the_image_and_no_ssh_key(self, account: MetalPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            await harness.running("shaped")
-            other = await harness.spec("typed")
-            with pytest.raises(Refused, match="server, whose disks are fixed"):
-                await harness.ours.launch(replace(other, disk_type="10iops-tier"))
-            await remove_all(account, harness.ours)
-
-        asyncio.run(scenario())
+    async def test_a_server_has_the_image_and_no_ssh_key(self, account: MetalPlace) -> None:
+        harness = account.harness()
+        await harness.running("shaped")
+        other = await harness.spec("typed")
+        with pytest.raises(Refused, match="server, whose disks are fixed"):
+            await harness.ours.launch(replace(other, disk_type="10iops-tier"))
+        await remove_all(account, harness.ours)
         (body,) = account.api.bodies.values()
         assert body["initialization"]["image"] == {
             "id": image_id("ibm-ubuntu-22-04-5-minimal-amd64-9")
@@ -121,52 +118,45 @@ class TestIbmMetal(RestContract):
         assert asyncio.run(scenario(20 * MINUTE)) == Money(rate)
         assert asyncio.run(scenario(90 * MINUTE)) == Money(rate * 3 // 2)
 
-    def test_a_server_that_stops_slowly_is_deleted_later_and_billed_until_then(
+    async def test_a_server_that_stops_slowly_is_deleted_later_and_billed_until_then(
         self, account: MetalPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("slow")
-            account.api.slow_stops = True
-            with pytest.raises(TryAgain, match="will be deleted once it is off"):
-                await harness.ours.remove(gang.name)
-            assert account.billed() == 1
-            await account.wait(2 * MINUTE)
+        harness = account.harness()
+        gang = await harness.running("slow")
+        account.api.slow_stops = True
+        with pytest.raises(TryAgain, match="will be deleted once it is off"):
             await harness.ours.remove(gang.name)
-            assert account.billed() == 0
-            (node,) = (await harness.one(gang.name)).nodes
-            assert node.ended_at == account.cloud.time
+        assert account.billed() == 1
+        await account.wait(2 * MINUTE)
+        await harness.ours.remove(gang.name)
+        assert account.billed() == 0
+        (node,) = (await harness.one(gang.name)).nodes
+        assert node.ended_at == account.cloud.time
 
-        asyncio.run(scenario())
+    async def test_a_server_that_finds_no_capacity_later_is_deleted(
+        self, account: MetalPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("full")
+        await harness.ours.launch(gang)
+        (machine,) = account.cloud.billed()
+        account.api.reasons[machine.id] = "cannot_start_capacity"
+        account.cloud.change(machine.id, off=True)
+        for _ in range(2):
+            await account.wait(MINUTE)
+            seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert account.billed() == 0
 
-    def test_a_server_that_finds_no_capacity_later_is_deleted(self, account: MetalPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("full")
-            await harness.ours.launch(gang)
-            (machine,) = account.cloud.billed()
-            account.api.reasons[machine.id] = "cannot_start_capacity"
-            account.cloud.change(machine.id, off=True)
-            for _ in range(2):
-                await account.wait(MINUTE)
-                seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
-
-    def test_a_server_that_shuts_itself_down_is_deleted(self, account: MetalPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("off")
-            account.cloud.change(account.cloud.billed()[0].id, off=True)
-            for _ in range(2):
-                await account.wait(MINUTE)
-                seen = await harness.one(gang.name)
-            assert seen.state is GangState.ENDED
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
+    async def test_a_server_that_shuts_itself_down_is_deleted(self, account: MetalPlace) -> None:
+        harness = account.harness()
+        gang = await harness.running("off")
+        account.cloud.change(account.cloud.billed()[0].id, off=True)
+        for _ in range(2):
+            await account.wait(MINUTE)
+            seen = await harness.one(gang.name)
+        assert seen.state is GangState.ENDED
+        assert account.billed() == 0
 
 
 def servers_of(provider: VmProvider) -> list[Offer]:

@@ -68,112 +68,90 @@ class TestJarvislabs(RestContract):
         with pytest.raises(Refused, match="Indian rupees"):
             _offers(account.provider("ours"))
 
-    def test_virtual_machines_are_refused_and_destroyed_at_their_own_endpoint(
+    async def test_virtual_machines_are_refused_and_destroyed_at_their_own_endpoint(
         self, account: RestPlace
     ) -> None:
         """An earlier setting may have made some."""
         provider = account.provider("ours", template="vm")
         with pytest.raises(Refused, match="`vm` creates virtual machines"):
-            _offers(provider)
+            await provider.offers()
+        harness = account.harness()
+        gang = await harness.running("virtual")
+        with pytest.raises(Refused, match="`vm` creates virtual machines"):
+            await provider.launch(replace(gang, name="another"))
+        account.api.template = "vm"
+        await harness.remove(gang.name)
+        assert account.billed() == 0
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("virtual")
-            with pytest.raises(Refused, match="`vm` creates virtual machines"):
-                await provider.launch(replace(gang, name="another"))
-            account.api.template = "vm"
+    async def test_the_servers_key_is_added_to_the_account_once(self, account: RestPlace) -> None:
+        harness = account.harness()
+        for word in ("one", "two"):
+            gang = await harness.running(word)
+            harness.restart()
             await harness.remove(gang.name)
-            assert account.billed() == 0
+        (key,) = account.api.keys
+        assert key["key_name"] == "cavvy"
+        assert key["ssh_key"].startswith("ssh-ed25519 ")
 
-        asyncio.run(scenario())
-
-    def test_the_servers_key_is_added_to_the_account_once(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            for word in ("one", "two"):
-                gang = await harness.running(word)
-                harness.restart()
-                await harness.remove(gang.name)
+    async def test_a_key_that_was_removed_is_added_again(self, account: RestPlace) -> None:
+        harness = account.harness()
+        for word in ("one", "two"):
+            gang = await harness.running(word)
             (key,) = account.api.keys
             assert key["key_name"] == "cavvy"
-            assert key["ssh_key"].startswith("ssh-ed25519 ")
+            await harness.remove(gang.name)
+            account.api.keys = []  # removed in the console
 
-        asyncio.run(scenario())
-
-    def test_a_key_that_was_removed_is_added_again(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            for word in ("one", "two"):
-                gang = await harness.running(word)
-                (key,) = account.api.keys
-                assert key["key_name"] == "cavvy"
-                await harness.remove(gang.name)
-                account.api.keys = []  # removed in the console
-
-        asyncio.run(scenario())
-
-    def test_an_instance_is_made_and_destroyed_at_its_regions_address(
+    async def test_an_instance_is_made_and_destroyed_at_its_regions_address(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            offers = await harness.ours.offers()
-            for region in ("india-chennai-01", "europe-01"):
-                offer = next(each for each in offers if each.region == region)
-                gang = replace(await harness.spec(f"in-{region}"), offer=offer)
-                await harness.start(gang)
-                await harness.expect(GangState.RUNNING, gang)
-                assert account.billed() == 1
-                await harness.remove(gang.name)
-                assert account.billed() == 0
-
-        asyncio.run(scenario())
-
-    def test_an_instance_of_another_process_is_destroyed_before_it_is_listed(
-        self, account: RestPlace
-    ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            offers = await harness.ours.offers()
-            offer = next(each for each in offers if each.region == "europe-01")
-            gang = replace(await harness.spec("unlisted"), offer=offer)
-            await harness.launch(gang)
-            harness.restart()
-            await harness.ours.remove(gang.name)
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
-
-    def test_a_deletion_that_the_reply_refuses_is_repeated(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("stays")
-            account.api.destroys = False
-            with pytest.raises(TryAgain, match="cannot be destroyed"):
-                await harness.ours.remove(gang.name)
+        harness = account.harness()
+        offers = await harness.ours.offers()
+        for region in ("india-chennai-01", "europe-01"):
+            offer = next(each for each in offers if each.region == region)
+            gang = replace(await harness.spec(f"in-{region}"), offer=offer)
+            await harness.start(gang)
+            await harness.expect(GangState.RUNNING, gang)
             assert account.billed() == 1
-            account.api.destroys = True
             await harness.remove(gang.name)
             assert account.billed() == 0
 
-        asyncio.run(scenario())
-
-    def test_a_paused_spot_instance_is_destroyed_and_counts_as_preempted(
+    async def test_an_instance_of_another_process_is_destroyed_before_it_is_listed(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("taken", purchase=Purchase.SPOT)
-            (machine,) = account.cloud.billed()
-            account.cloud.change(machine.id, off=True)
-            await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs(gang.name)
-            assert account.billed() == 0  # the disk of a paused instance is billed
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        harness = account.harness()
+        offers = await harness.ours.offers()
+        offer = next(each for each in offers if each.region == "europe-01")
+        gang = replace(await harness.spec("unlisted"), offer=offer)
+        await harness.launch(gang)
+        harness.restart()
+        await harness.ours.remove(gang.name)
+        assert account.billed() == 0
 
-        asyncio.run(scenario())
+    async def test_a_deletion_that_the_reply_refuses_is_repeated(self, account: RestPlace) -> None:
+        harness = account.harness()
+        gang = await harness.running("stays")
+        account.api.destroys = False
+        with pytest.raises(TryAgain, match="cannot be destroyed"):
+            await harness.ours.remove(gang.name)
+        assert account.billed() == 1
+        account.api.destroys = True
+        await harness.remove(gang.name)
+        assert account.billed() == 0
+
+    async def test_a_paused_spot_instance_is_destroyed_and_counts_as_preempted(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("taken", purchase=Purchase.SPOT)
+        (machine,) = account.cloud.billed()
+        account.cloud.change(machine.id, off=True)
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs(gang.name)
+        assert account.billed() == 0  # the disk of a paused instance is billed
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
 
 def _offers(provider: Provider) -> Sequence[Offer]:

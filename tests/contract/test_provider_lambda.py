@@ -2,8 +2,6 @@
 Lambda's published description.
 """
 
-import asyncio
-
 import pytest
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.proofs import Proof
@@ -27,21 +25,18 @@ class TestLambda(RestContract):
         with pytest.raises(Refused, match="the account has no SSH key; add one"):
             account.launch()
 
-    def test_a_key_that_was_deleted_in_the_account_is_looked_up_again(
+    async def test_a_key_that_was_deleted_in_the_account_is_looked_up_again(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang, provider = await harness.spec("one"), account.provider("ours")
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-            await account.settle()
-            account.api.keys = ["desktop"]
-            other = replace(gang, name=f"{gang.name}-2")
-            with pytest.raises(Refused, match="ssh_key_names"):
-                await provider.launch(other)
-            await account.settle()
+        harness = account.harness()
+        gang, provider = await harness.spec("one"), account.provider("ours")
+        await provider.launch(gang)
+        await provider.remove(gang.name)
+        await account.settle()
+        account.api.keys = ["desktop"]
+        other = replace(gang, name=f"{gang.name}-2")
+        with pytest.raises(Refused, match="ssh_key_names"):
             await provider.launch(other)
-            await provider.remove(other.name)
-
-        asyncio.run(scenario())
+        await account.settle()
+        await provider.launch(other)
+        await provider.remove(other.name)

@@ -102,50 +102,48 @@ class TestNebius(RestContract):
         with pytest.raises(Refused, match="no such project"):
             asyncio.run(account.provider("ours", projects=gone).offers())
 
-    def test_a_project_that_fails_hides_no_machines_of_others(self, account: NebiusPlace) -> None:
-        async def scenario() -> None:
-            gang, other = await account.harness().spec("one"), "project-e01none"
-            provider = account.provider(gang.installation, projects=f"{other}, {PROJECT}")
-            offers = await provider.offers()
-            assert {each.region for each in offers} == {"eu-north1"}
-            with pytest.raises(Refused, match="a region"):  # it may be in the other project
-                await provider.gangs(gang.name)
-            with pytest.raises(Refused, match="a region"):  # its region is unknown
-                await provider.launch(replace(gang, offer=offers[0]))
-            account.api.regions[other] = "eu-west1"
-            await account.wait(timedelta(minutes=1))
-            await provider.offers()
+    async def test_a_project_that_fails_hides_no_machines_of_others(
+        self, account: NebiusPlace
+    ) -> None:
+        gang, other = await account.harness().spec("one"), "project-e01none"
+        provider = account.provider(gang.installation, projects=f"{other}, {PROJECT}")
+        offers = await provider.offers()
+        assert {each.region for each in offers} == {"eu-north1"}
+        with pytest.raises(Refused, match="a region"):  # it may be in the other project
+            await provider.gangs(gang.name)
+        with pytest.raises(Refused, match="a region"):  # its region is unknown
             await provider.launch(replace(gang, offer=offers[0]))
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
-            with pytest.raises(PartlyUnknown, match="eu-west1") as caught:
-                await provider.gangs()
-            assert caught.value.seen == [seen]
-            await provider.remove(gang.name)
-            account.api.regions[other] = "eu-north1"
-            with pytest.raises(Refused, match="several projects are in the region eu-north1"):
-                await account.provider("ours", projects=f"{other}, {PROJECT}").offers()
+        account.api.regions[other] = "eu-west1"
+        await account.wait(timedelta(minutes=1))
+        await provider.offers()
+        await provider.launch(replace(gang, offer=offers[0]))
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        with pytest.raises(PartlyUnknown, match="eu-west1") as caught:
+            await provider.gangs()
+        assert caught.value.seen == [seen]
+        await provider.remove(gang.name)
+        account.api.regions[other] = "eu-north1"
+        with pytest.raises(Refused, match="several projects are in the region eu-north1"):
+            await account.provider("ours", projects=f"{other}, {PROJECT}").offers()
 
-        asyncio.run(scenario())
-
-    def test_disks_are_billed_at_the_price_of_the_settings(self, account: NebiusPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("disk")
-            provider = account.provider(gang.installation, disk_usd_gib_month=0.071, disk_gib=120)
-            offer = (await provider.offers())[0]
-            assert [(each.name, each.price.micros) for each in offer.extras] == [
-                ("network_ssd", 71_000)
-            ]
-            await provider.launch(replace(gang, offer=offer))
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            (extra,) = seen.nodes[0].extras
-            assert (extra.kind, extra.name, extra.units) == (ChargeKind.DISK, "network_ssd", 120)
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_disks_are_billed_at_the_price_of_the_settings(
+        self, account: NebiusPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("disk")
+        provider = account.provider(gang.installation, disk_usd_gib_month=0.071, disk_gib=120)
+        offer = (await provider.offers())[0]
+        assert [(each.name, each.price.micros) for each in offer.extras] == [
+            ("network_ssd", 71_000)
+        ]
+        await provider.launch(replace(gang, offer=offer))
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        (extra,) = seen.nodes[0].extras
+        assert (extra.kind, extra.name, extra.units) == (ChargeKind.DISK, "network_ssd", 120)
+        await provider.remove(gang.name)
         disk = account.api.asked[0]["spec"]["bootDisk"]["managedDisk"]["spec"]
         assert disk["sizeGibibytes"] == "120"
 
@@ -201,64 +199,54 @@ class TestNebius(RestContract):
         (objection,) = object_to(task)
         assert objection.field == "resources.network.vpc"
 
-    def test_a_preemptible_machine_that_stops_was_preempted(self, account: NebiusPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("spot")
-            offers = [
-                each for each in await harness.ours.offers() if each.purchase is Purchase.SPOT
-            ]
-            await harness.launch(replace(gang, offer=offers[0]))
-            await account.settle()
-            await harness.ours.gangs()
-            (machine,) = account.cloud.billed()
-            account.cloud.change(machine.id, off=True)
-            await account.settle()
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert seen.preempted
-            assert account.cloud.billed() == []
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
-        assert account.api.asked[0]["spec"]["preemptible"] == {"onPreemption": "STOP"}
-
-    def test_a_creation_that_fails_later_is_missing_capacity_and_deleted(
+    async def test_a_preemptible_machine_that_stops_was_preempted(
         self, account: NebiusPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("later")
-            await harness.launch(gang)
-            (machine,) = account.cloud.billed()
-            account.api.failed[machine.id] = "insufficient-capacity"
-            await account.wait(timedelta(seconds=25))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert seen.no_capacity
-            assert account.cloud.billed() == []
-            await harness.remove(gang.name)
+        harness = account.harness()
+        gang = await harness.spec("spot")
+        offers = [each for each in await harness.ours.offers() if each.purchase is Purchase.SPOT]
+        await harness.launch(replace(gang, offer=offers[0]))
+        await account.settle()
+        await harness.ours.gangs()
+        (machine,) = account.cloud.billed()
+        account.cloud.change(machine.id, off=True)
+        await account.settle()
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert seen.preempted
+        assert account.cloud.billed() == []
+        await harness.remove(gang.name)
+        assert account.api.asked[0]["spec"]["preemptible"] == {"onPreemption": "STOP"}
 
-        asyncio.run(scenario())
+    async def test_a_creation_that_fails_later_is_missing_capacity_and_deleted(
+        self, account: NebiusPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("later")
+        await harness.launch(gang)
+        (machine,) = account.cloud.billed()
+        account.api.failed[machine.id] = "insufficient-capacity"
+        await account.wait(timedelta(seconds=25))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert seen.no_capacity
+        assert account.cloud.billed() == []
+        await harness.remove(gang.name)
 
-    def test_a_disk_without_its_machine_is_deleted_after_an_hour(
+    async def test_a_disk_without_its_machine_is_deleted_after_an_hour(
         self, account: NebiusPlace
     ) -> None:
         theirs = {"computedisk-2": "data", "computedisk-3": "cv-images"}
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("other")
-            gone = f"cv-{make_mark('ours')}-gone-abcd-0-1"
-            account.api.loose = {"computedisk-1": gone, **theirs, "computedisk-4": f"{gone}0"}
-            account.api.shared = {"computedisk-4": "computeinstance-e00reads"}
-            for _ in range(12):
-                await account.wait(timedelta(minutes=5))
-                await harness.ours.gangs()
-                assert len(account.api.loose) == 4
-            await account.wait(timedelta(minutes=11))
+        harness = account.harness()
+        gang = await harness.running("other")
+        gone = f"cv-{make_mark('ours')}-gone-abcd-0-1"
+        account.api.loose = {"computedisk-1": gone, **theirs, "computedisk-4": f"{gone}0"}
+        account.api.shared = {"computedisk-4": "computeinstance-e00reads"}
+        for _ in range(12):
+            await account.wait(timedelta(minutes=5))
             await harness.ours.gangs()
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+            assert len(account.api.loose) == 4
+        await account.wait(timedelta(minutes=11))
+        await harness.ours.gangs()
+        await harness.remove(gang.name)
         assert account.api.loose.keys() == {*theirs, "computedisk-4"}
 
     def test_machines_with_eight_gpus_join_the_named_cluster(self, account: NebiusPlace) -> None:

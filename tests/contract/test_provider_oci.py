@@ -136,24 +136,21 @@ class TestOci(RestContract):
             asyncio.run(account.provider("ours").offers())
         assert account.api.key not in str(caught.value)
 
-    def test_a_region_that_fails_hides_no_other(self, account: OciPlace) -> None:
-        async def scenario() -> None:
-            other = "eu-frankfurt-1"
-            provider = account.provider("ours", regions=f"{HOME}, {other}")
-            account.api.faulty[other] = CloudFault(403, "NotAuthorized", "no right")
-            assert {offer.region for offer in await provider.offers()} == {HOME}
-            assert [each.partition(":")[0] for each in provider.silent()] == [other]
-            assert "no right" in dict(await provider.whoami())["silent"]
-            account.api.faulty.clear()
-            await account.wait(timedelta(minutes=1))
-            assert {offer.region for offer in await provider.offers()} == {HOME, other}
-            assert not provider.silent()
-            account.api.faulty |= dict.fromkeys(DOMAINS, CloudFault(403, "NotAuthorized", "no"))
-            await account.wait(timedelta(hours=1))
-            with pytest.raises(Refused, match="no"):
-                await provider.offers()
-
-        asyncio.run(scenario())
+    async def test_a_region_that_fails_hides_no_other(self, account: OciPlace) -> None:
+        other = "eu-frankfurt-1"
+        provider = account.provider("ours", regions=f"{HOME}, {other}")
+        account.api.faulty[other] = CloudFault(403, "NotAuthorized", "no right")
+        assert {offer.region for offer in await provider.offers()} == {HOME}
+        assert [each.partition(":")[0] for each in provider.silent()] == [other]
+        assert "no right" in dict(await provider.whoami())["silent"]
+        account.api.faulty.clear()
+        await account.wait(timedelta(minutes=1))
+        assert {offer.region for offer in await provider.offers()} == {HOME, other}
+        assert not provider.silent()
+        account.api.faulty |= dict.fromkeys(DOMAINS, CloudFault(403, "NotAuthorized", "no"))
+        await account.wait(timedelta(hours=1))
+        with pytest.raises(Refused, match="no"):
+            await provider.offers()
 
     def test_offers_are_the_shapes_of_a_domain_with_the_catalogs_price(
         self, account: OciPlace
@@ -196,55 +193,47 @@ class TestOci(RestContract):
         with pytest.raises(Refused, match=r"has no profile \[HOME\]"):
             asyncio.run(account.provider("ours", profile="HOME").offers())
 
-    def test_machines_of_several_regions_are_one_list(self, account: OciPlace) -> None:
+    async def test_machines_of_several_regions_are_one_list(self, account: OciPlace) -> None:
         table: dict[str, Scalar] = {"regions": f"{HOME}, eu-frankfurt-1"}
-
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours", **table)
-            for region in (HOME, "eu-frankfurt-1"):
-                offer = await pick(provider, A10, Purchase.ON_DEMAND, region)
-                gang = replace(await harness.spec(region), offer=offer)
-                await provider.launch(gang)
-                await account.settle()
-            assert len(await provider.gangs()) == 2
-            for each in await provider.gangs():
-                await provider.remove(each.name)
-
-        asyncio.run(scenario())
+        harness, provider = account.harness(), account.provider("ours", **table)
+        for region in (HOME, "eu-frankfurt-1"):
+            offer = await pick(provider, A10, Purchase.ON_DEMAND, region)
+            gang = replace(await harness.spec(region), offer=offer)
+            await provider.launch(gang)
+            await account.settle()
+        assert len(await provider.gangs()) == 2
+        for each in await provider.gangs():
+            await provider.remove(each.name)
         assert set(account.api.regions.values()) == {HOME, "eu-frankfurt-1"}
 
-    def test_a_region_that_fails_hides_and_keeps_no_machines_of_others(
+    async def test_a_region_that_fails_hides_and_keeps_no_machines_of_others(
         self, account: OciPlace
     ) -> None:
         table: dict[str, Scalar] = {"regions": f"{HOME}, eu-frankfurt-1"}
-
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours", **table)
-            offer = await pick(provider, A10, Purchase.ON_DEMAND, HOME)
-            gang = replace(await harness.spec("home"), offer=offer)
-            await provider.launch(gang)
-            await account.settle()
-            account.api.fail = fail_list_of("eu-frankfurt-1")
-            (seen,) = await provider.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
-            with pytest.raises(PartlyUnknown, match="eu-frankfurt-1") as caught:
-                await provider.gangs()
-            assert caught.value.seen == [seen]
-            with pytest.raises(TryAgain, match="eu-frankfurt-1"):
-                await provider.gangs(harness.name("never"))
-            await provider.remove(gang.name)
-            assert account.billed() == 0
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
-            account.api.fail = fail_list_of(HOME)
-            await account.settle()
-            assert await provider.gangs(gang.name) == [seen]
-            with pytest.raises(TryAgain, match=HOME):
-                await provider.launch(replace(gang, name=harness.name("later")))
-            account.api.fail = lambda _: None
-
-        asyncio.run(scenario())
+        harness, provider = account.harness(), account.provider("ours", **table)
+        offer = await pick(provider, A10, Purchase.ON_DEMAND, HOME)
+        gang = replace(await harness.spec("home"), offer=offer)
+        await provider.launch(gang)
+        await account.settle()
+        account.api.fail = fail_list_of("eu-frankfurt-1")
+        (seen,) = await provider.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        with pytest.raises(PartlyUnknown, match="eu-frankfurt-1") as caught:
+            await provider.gangs()
+        assert caught.value.seen == [seen]
+        with pytest.raises(TryAgain, match="eu-frankfurt-1"):
+            await provider.gangs(harness.name("never"))
+        await provider.remove(gang.name)
+        assert account.billed() == 0
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, False)
+        account.api.fail = fail_list_of(HOME)
+        await account.settle()
+        assert await provider.gangs(gang.name) == [seen]
+        with pytest.raises(TryAgain, match=HOME):
+            await provider.launch(replace(gang, name=harness.name("later")))
+        account.api.fail = lambda _: None
 
     @pytest.mark.parametrize(
         ("kind", "image"),
@@ -294,26 +283,22 @@ class TestOci(RestContract):
             launch(account, A10)
 
     @pytest.mark.parametrize("old", [True, False])
-    def test_a_subnet_that_was_replaced_is_found_without_a_restart(
+    async def test_a_subnet_that_was_replaced_is_found_without_a_restart(
         self, account: OciPlace, old: bool
     ) -> None:
         """At once after a launch that failed for it, otherwise after an hour."""
-
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            for name in ("one", "two"):
-                gang = await harness.spec(name)
-                await provider.launch(gang)
-                await account.settle()
-                await provider.remove(gang.name)
-                account.api.subnets = [make_subnet("new")]
-                if old:
-                    await account.wait(timedelta(hours=1))
-                elif name == "one":
-                    with pytest.raises(Refused, match="does not fit"):
-                        await provider.launch(await harness.spec("failed"))
-
-        asyncio.run(scenario())
+        harness, provider = account.harness(), account.provider("ours")
+        for name in ("one", "two"):
+            gang = await harness.spec(name)
+            await provider.launch(gang)
+            await account.settle()
+            await provider.remove(gang.name)
+            account.api.subnets = [make_subnet("new")]
+            if old:
+                await account.wait(timedelta(hours=1))
+            elif name == "one":
+                with pytest.raises(Refused, match="does not fit"):
+                    await provider.launch(await harness.spec("failed"))
         subnets = [each["createVnicDetails"]["subnetId"] for each in account.api.bodies.values()]
         assert [each.rpartition(".")[2] for each in subnets] == ["net", "new"]
 
@@ -323,25 +308,21 @@ class TestOci(RestContract):
             asyncio.run(account.provider("ours").gangs())
 
     @pytest.mark.parametrize("listed", [True, False])
-    def test_an_instance_that_the_user_may_not_terminate_is_not_gone(
+    async def test_an_instance_that_the_user_may_not_terminate_is_not_gone(
         self, account: OciPlace, listed: bool
     ) -> None:
         """OCI hides missing rights behind the status of a missing instance."""
-
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            gang = await account.harness().spec("kept")
-            await provider.launch(gang)
-            await account.settle()
-            await provider.gangs()
-            account.api.terminates, account.api.authorized = False, listed
-            with pytest.raises(Refused, match=r"check the .*policy of the user's group"):
-                await provider.remove(gang.name)
-            account.api.terminates = account.api.authorized = True
+        provider = account.provider("ours")
+        gang = await account.harness().spec("kept")
+        await provider.launch(gang)
+        await account.settle()
+        await provider.gangs()
+        account.api.terminates, account.api.authorized = False, listed
+        with pytest.raises(Refused, match=r"check the .*policy of the user's group"):
             await provider.remove(gang.name)
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        account.api.terminates = account.api.authorized = True
+        await provider.remove(gang.name)
+        await provider.remove(gang.name)
 
     @pytest.mark.proves(PROOF, "disk")
     def test_a_disk_type_is_a_number_of_performance_units(self, account: OciPlace) -> None:
@@ -352,73 +333,65 @@ class TestOci(RestContract):
             launch(account, A10, disk_type="ssd")
 
     @pytest.mark.proves(PROOF, "spot")
-    def test_a_preempted_instance_is_told_and_a_removed_one_is_not(self, account: OciPlace) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            offer = await pick(provider, V100, Purchase.SPOT)
-            for name in ("taken", "removed"):
-                gang = replace(await harness.spec(name), offer=offer)
-                await provider.launch(gang)
-                await account.settle()
-                await provider.gangs()
-                if name == "taken":
-                    taken = account.cloud.billed()[0]
-                    account.cloud.change(taken.id, ended=account.cloud.time)
-                else:
-                    await provider.remove(gang.name)
-                await account.wait(timedelta(minutes=1))
-                (seen,) = await provider.gangs(gang.name)
-                assert seen.preempted == (name == "taken")
+    async def test_a_preempted_instance_is_told_and_a_removed_one_is_not(
+        self, account: OciPlace
+    ) -> None:
+        harness, provider = account.harness(), account.provider("ours")
+        offer = await pick(provider, V100, Purchase.SPOT)
+        for name in ("taken", "removed"):
+            gang = replace(await harness.spec(name), offer=offer)
+            await provider.launch(gang)
+            await account.settle()
+            await provider.gangs()
+            if name == "taken":
+                taken = account.cloud.billed()[0]
+                account.cloud.change(taken.id, ended=account.cloud.time)
+            else:
                 await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await provider.gangs(gang.name)
+            assert seen.preempted == (name == "taken")
+            await provider.remove(gang.name)
         for body in account.api.bodies.values():
             action = body["preemptibleInstanceConfig"]["preemptionAction"]
             assert action == {"type": "TERMINATE", "preserveBootVolume": False}
 
-    def test_a_terminated_instance_is_not_preempted_after_a_restart_of_the_server(
+    async def test_a_terminated_instance_is_not_preempted_after_a_restart_of_the_server(
         self, account: OciPlace
     ) -> None:
         """The spot instance has shut itself down, and the server has terminated it."""
-
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            offer = await pick(provider, V100, Purchase.SPOT)
-            gang = replace(await harness.spec("off"), offer=offer)
-            await provider.launch(gang)
-            await account.settle()
-            await provider.gangs()
-            (machine,) = account.cloud.billed()
-            account.cloud.change(machine.id, off=True)
-            await account.wait(timedelta(minutes=1))
-            await provider.gangs()
-            assert account.billed() == 0
-            (seen,) = await account.provider("ours").gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
-
-        asyncio.run(scenario())
+        harness, provider = account.harness(), account.provider("ours")
+        offer = await pick(provider, V100, Purchase.SPOT)
+        gang = replace(await harness.spec("off"), offer=offer)
+        await provider.launch(gang)
+        await account.settle()
+        await provider.gangs()
+        (machine,) = account.cloud.billed()
+        account.cloud.change(machine.id, off=True)
+        await account.wait(timedelta(minutes=1))
+        await provider.gangs()
+        assert account.billed() == 0
+        (seen,) = await account.provider("ours").gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, False)
 
     @pytest.mark.parametrize(("public", "address"), [(True, "192.0.2.7"), (False, "10.0.0.1")])
-    def test_the_server_reaches_instances_by_their_primary_interface(
+    async def test_the_server_reaches_instances_by_their_primary_interface(
         self, account: OciPlace, public: bool, address: str
     ) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours", reach_by_ssh=True, public_address=public)
-            gang = await account.harness().spec("reached")
-            await provider.launch(gang)
-            (body,) = account.api.bodies.values()
-            script = base64.b64decode(body["metadata"]["user_data"]).decode()
-            assert "ssh-ed25519 " in script
-            await account.settle()
-            cloud = provider._machines.cloud
-            for _ in range(2):
-                (seen,) = await cloud.list()
-                assert (seen.address, seen.ssh) == ("10.0.0.1", SshTarget(address=address))
-            await provider.remove(gang.name)
-            await cloud.list()
-            assert cloud._addresses.known == {}
-
-        asyncio.run(scenario())
+        provider = account.provider("ours", reach_by_ssh=True, public_address=public)
+        gang = await account.harness().spec("reached")
+        await provider.launch(gang)
+        (body,) = account.api.bodies.values()
+        script = base64.b64decode(body["metadata"]["user_data"]).decode()
+        assert "ssh-ed25519 " in script
+        await account.settle()
+        cloud = provider._machines.cloud
+        for _ in range(2):
+            (seen,) = await cloud.list()
+            assert (seen.address, seen.ssh) == ("10.0.0.1", SshTarget(address=address))
+        await provider.remove(gang.name)
+        await cloud.list()
+        assert cloud._addresses.known == {}
 
 
 def test_the_documented_example_is_read() -> None:

@@ -79,18 +79,15 @@ class TestPaperspace(RestContract):
         ("kind", "template", "nvlink"),
         [("C9", PLAIN, False), ("A4000", GPU, False), ("H100x8", H100, True)],
     )
-    def test_machines_boot_the_newest_template_of_their_type_and_leave_no_script(
+    async def test_machines_boot_the_newest_template_of_their_type_and_leave_no_script(
         self, account: PaperspacePlace, kind: str, template: str, nvlink: bool
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("typed", nodes=2)
-            offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
-            await harness.launch(replace(gang, offer=offers[0]))
-            assert len(account.api.scripts) == 2
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("typed", nodes=2)
+        offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
+        await harness.launch(replace(gang, offer=offers[0]))
+        assert len(account.api.scripts) == 2
+        await harness.remove(gang.name)
         for body in account.api.requests:
             assert (body["machineType"], body["templateId"]) == (kind, template)
             assert body.get("enableNvlink", False) is nvlink
@@ -98,23 +95,18 @@ class TestPaperspace(RestContract):
         assert len(account.api.requests) == 2
         assert account.api.scripts == {}
 
-    def test_the_settings_name_the_template_the_network_and_the_disk(
+    async def test_the_settings_name_the_template_the_network_and_the_disk(
         self, account: PaperspacePlace
     ) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours", template=OWN, network=NETWORK, disk_gb=101)
-            offers = {each.instance_type: each for each in await provider.offers()}
-            assert set(offers) == {"C5", "A4000"}
-            assert offers["C5"].disk_gib == 232
-            gang = await account.harness().spec("set")
-            provider = account.provider(
-                gang.installation, template=OWN, network=NETWORK, disk_gb=101
-            )
-            await provider.launch(replace(gang, offer=offers["C5"]))
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        provider = account.provider("ours", template=OWN, network=NETWORK, disk_gb=101)
+        offers = {each.instance_type: each for each in await provider.offers()}
+        assert set(offers) == {"C5", "A4000"}
+        assert offers["C5"].disk_gib == 232
+        gang = await account.harness().spec("set")
+        provider = account.provider(gang.installation, template=OWN, network=NETWORK, disk_gb=101)
+        await provider.launch(replace(gang, offer=offers["C5"]))
+        await account.settle()
+        await provider.remove(gang.name)
         (body,) = account.api.requests
         assert (body["templateId"], body["networkId"], body["diskSize"]) == (OWN, NETWORK, 250)
 
@@ -128,36 +120,30 @@ class TestPaperspace(RestContract):
         with pytest.raises(Refused, match=words):
             asyncio.run(account.provider("ours", **table).offers())
 
-    def test_several_nodes_need_a_private_network(self, account: PaperspacePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            for nodes in (2, 1):
-                gang = await harness.spec(f"size-{nodes}", nodes=nodes)
-                provider = account.provider(gang.installation, network="")
-                if nodes == 2:
-                    with pytest.raises(Refused, match="several nodes need a private network"):
-                        await provider.launch(gang)
-                else:
+    async def test_several_nodes_need_a_private_network(self, account: PaperspacePlace) -> None:
+        harness = account.harness()
+        for nodes in (2, 1):
+            gang = await harness.spec(f"size-{nodes}", nodes=nodes)
+            provider = account.provider(gang.installation, network="")
+            if nodes == 2:
+                with pytest.raises(Refused, match="several nodes need a private network"):
                     await provider.launch(gang)
-                await account.settle()
-                await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+            else:
+                await provider.launch(gang)
+            await account.settle()
+            await provider.remove(gang.name)
         (body,) = account.api.requests
         assert "networkId" not in body
 
     @pytest.mark.parametrize(("reach", "kind"), [(False, "none"), (True, "dynamic")])
-    def test_only_machines_that_the_server_reaches_have_a_public_address(
+    async def test_only_machines_that_the_server_reaches_have_a_public_address(
         self, account: PaperspacePlace, reach: bool, kind: str
     ) -> None:
-        async def scenario() -> None:
-            gang = await account.harness().spec("reach")
-            provider = account.provider(gang.installation, reach_by_ssh=reach)
-            await provider.launch(gang)
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        gang = await account.harness().spec("reach")
+        provider = account.provider(gang.installation, reach_by_ssh=reach)
+        await provider.launch(gang)
+        await account.settle()
+        await provider.remove(gang.name)
         assert [body["publicIpType"] for body in account.api.requests] == [kind]
 
     def test_a_refused_machine_leaves_no_script(self, account: PaperspacePlace) -> None:
@@ -166,15 +152,12 @@ class TestPaperspace(RestContract):
             account.launch()
         assert account.api.scripts == {}
 
-    def test_deletions_do_not_each_list_all_scripts(self, account: PaperspacePlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("many", nodes=4)
-            await harness.launch(gang)
-            harness.restart()
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_deletions_do_not_each_list_all_scripts(self, account: PaperspacePlace) -> None:
+        harness = account.harness()
+        gang = await harness.spec("many", nodes=4)
+        await harness.launch(gang)
+        harness.restart()
+        await harness.remove(gang.name)
         assert account.api.scripts == {}
         # one for the deletions; the others are sweeps
         assert account.api.listings <= 4

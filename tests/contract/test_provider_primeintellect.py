@@ -42,62 +42,53 @@ class TestPrimeIntellect(RestContract):
         assert list_types(clouds="akash", community=True) == {"akash.a100"}
         assert list_types(image="another") == set()
 
-    def test_pods_accept_the_servers_key_which_is_stored_once(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours", team="crew")
-            for name in ("one", "two"):
-                gang = await harness.spec(name)
-                await provider.launch(gang)
-                await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_pods_accept_the_servers_key_which_is_stored_once(
+        self, account: RestPlace
+    ) -> None:
+        harness, provider = account.harness(), account.provider("ours", team="crew")
+        for name in ("one", "two"):
+            gang = await harness.spec(name)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
         assert [each["name"] for each in account.api.keys] == ["laptop", "cavvy"]
         assert {each["pod"]["sshKeyId"] for each in account.api.asked} == {"key-1"}
         assert {each["team"]["teamId"] for each in account.api.asked} == {"crew"}
 
-    def test_a_key_that_was_deleted_is_stored_again(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            first, gang = await harness.spec("one"), await harness.spec("two")
-            await provider.launch(first)
-            await provider.remove(first.name)
-            del account.api.keys[1]
-            with pytest.raises(Refused, match="no such SSH key"):
-                await provider.launch(gang)
+    async def test_a_key_that_was_deleted_is_stored_again(self, account: RestPlace) -> None:
+        harness, provider = account.harness(), account.provider("ours")
+        first, gang = await harness.spec("one"), await harness.spec("two")
+        await provider.launch(first)
+        await provider.remove(first.name)
+        del account.api.keys[1]
+        with pytest.raises(Refused, match="no such SSH key"):
             await provider.launch(gang)
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        await provider.launch(gang)
+        await provider.remove(gang.name)
         assert [each["name"] for each in account.api.keys] == ["laptop", "cavvy"]
 
-    def test_a_configuration_that_is_gone_is_missing_capacity(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one")
-            account.api.available = OFFERS[1:2]
-            with pytest.raises(NoCapacity):
-                await account.provider("ours").launch(gang)
-
-        asyncio.run(scenario())
+    async def test_a_configuration_that_is_gone_is_missing_capacity(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("one")
+        account.api.available = OFFERS[1:2]
+        with pytest.raises(NoCapacity):
+            await account.provider("ours").launch(gang)
 
     @pytest.mark.parametrize("known", [True, False])
-    def test_a_price_that_has_risen_is_missing_capacity(
+    async def test_a_price_that_has_risen_is_missing_capacity(
         self, account: RestPlace, known: bool
     ) -> None:
         """The provider may have listed the offers again since the plan."""
-
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            gang = await harness.spec("one")
-            assert gang.offer.rate.micros_per_hour == 1_900_000
+        harness, provider = account.harness(), account.provider("ours")
+        gang = await harness.spec("one")
+        assert gang.offer.rate.micros_per_hour == 1_900_000
+        await provider.offers()
+        account.api.available = OFFERS[2:]
+        if known:
             await provider.offers()
-            account.api.available = OFFERS[2:]
-            if known:
-                await provider.offers()
-            with pytest.raises(NoCapacity, match=r"costs \$2\.5/h now" if known else "this price"):
-                await provider.launch(gang)
-
-        asyncio.run(scenario())
+        with pytest.raises(NoCapacity, match=r"costs \$2\.5/h now" if known else "this price"):
+            await provider.launch(gang)
         assert account.api.asked == []
 
 

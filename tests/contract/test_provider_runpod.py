@@ -90,34 +90,30 @@ class TestRunpod(RestContract):
         offers = asyncio.run(account.provider("ours").offers())
         assert {each.region for each in offers} == {"EU-RO-1", "US-TX-3"}
 
-    def test_a_pod_gets_the_servers_key_and_the_settings(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            provider = account.provider("ours", image="me/ssh:1", cuda="", registry="reg_abc")
-            gang = await harness.spec("one")
-            await provider.launch(gang)
-            (body,) = account.api.pods.values()
-            assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
-            assert (body["image"], body["registry"]) == ("me/ssh:1", "reg_abc")
-            assert (body["ports"], body["globalNetworking"]) == (["22/tcp"], False)
-            assert "minCudaVersion" not in body["gpu"]
-            await provider.remove(gang.name)
+    async def test_a_pod_gets_the_servers_key_and_the_settings(self, account: RestPlace) -> None:
+        harness = account.harness()
+        provider = account.provider("ours", image="me/ssh:1", cuda="", registry="reg_abc")
+        gang = await harness.spec("one")
+        await provider.launch(gang)
+        (body,) = account.api.pods.values()
+        assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
+        assert (body["image"], body["registry"]) == ("me/ssh:1", "reg_abc")
+        assert (body["ports"], body["globalNetworking"]) == (["22/tcp"], False)
+        assert "minCudaVersion" not in body["gpu"]
+        await provider.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_a_gang_needs_a_data_center_that_connects_its_pods(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness, provider = account.harness(), account.provider("ours")
-            gang = await harness.spec("two", nodes=2)
-            with pytest.raises(NoCapacity, match="US-TX-3 cannot connect to each other"):
-                await provider.launch(replace(gang, offer=replace(gang.offer, region="US-TX-3")))
-            await provider.launch(gang)
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            assert {node.address for node in seen.nodes} == {"10.65.1.42"}
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_a_gang_needs_a_data_center_that_connects_its_pods(
+        self, account: RestPlace
+    ) -> None:
+        harness, provider = account.harness(), account.provider("ours")
+        gang = await harness.spec("two", nodes=2)
+        with pytest.raises(NoCapacity, match="US-TX-3 cannot connect to each other"):
+            await provider.launch(replace(gang, offer=replace(gang.offer, region="US-TX-3")))
+        await provider.launch(gang)
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert {node.address for node in seen.nodes} == {"10.65.1.42"}
+        await provider.remove(gang.name)
 
     def test_the_documented_example_of_a_pod_is_read(self) -> None:
         assert _read(EXAMPLE) == CloudMachine(

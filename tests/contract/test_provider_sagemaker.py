@@ -201,105 +201,88 @@ class TestSageMaker(AwsContract[SageMakerPlace]):
         with pytest.raises(Refused, match="image: no image is set"):
             self.launch(account, table={"image": ""})
 
-    def test_a_gang_on_several_pages_is_found_by_the_list_alone(
+    async def test_a_gang_on_several_pages_is_found_by_the_list_alone(
         self, account: SageMakerPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gangs = [await harness.running(word) for word in ("one", "two", "three")]
-            account.lose_records()
-            harness.restart()
-            seen = await harness.ours.gangs()
-            assert [each.name for each in seen] == sorted(gang.name for gang in gangs)
-            for gang in gangs:
-                await harness.remove(gang.name)
+        harness = self.harness(account)
+        gangs = [await harness.running(word) for word in ("one", "two", "three")]
+        account.lose_records()
+        harness.restart()
+        seen = await harness.ours.gangs()
+        assert [each.name for each in seen] == sorted(gang.name for gang in gangs)
+        for gang in gangs:
+            await harness.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_a_long_name_and_many_instances_are_one_job_after_a_lost_reply(
+    async def test_a_long_name_and_many_instances_are_one_job_after_a_lost_reply(
         self, account: SageMakerPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = replace(await harness.spec("many"), name="g" * 38, nodes=100)
-            account.fail(0, LaunchFault.LOST)
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
-            await account.settle()
+        harness = self.harness(account)
+        gang = replace(await harness.spec("many"), name="g" * 38, nodes=100)
+        account.fail(0, LaunchFault.LOST)
+        with pytest.raises(TryAgain):
             await harness.ours.launch(gang)
-            assert len(account.api.bodies) == 1
-            await harness.ours.remove(gang.name)
+        await account.settle()
+        await harness.ours.launch(gang)
+        assert len(account.api.bodies) == 1
+        await harness.ours.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_an_interrupted_job_is_stopped_and_counts_as_preempted(
+    async def test_an_interrupted_job_is_stopped_and_counts_as_preempted(
         self, account: SageMakerPlace
     ) -> None:
         """SageMaker would start it again by itself. It states the billable time once the job is
         stopped, so the bill has no time at the full price.
         """
+        harness = self.harness(account)
+        gang = await harness.running("taken", purchase=Purchase.SPOT)
+        (job,) = [name for _, name in account.api.bodies]
+        await account.wait(timedelta(hours=1))
+        account.api.changes[job] = interrupted(account.cloud.time)
+        account.api.billable = {"BillableTimeInSeconds": 600}
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs(gang.name)
+        assert "sagemaker:StopTrainingJob" in account.api.calls
+        assert account.billed() == 0
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        (node,) = seen.nodes
+        assert node.started_at is not None
+        assert node.ended_at is not None
+        assert node.ended_at - node.started_at == timedelta(minutes=10)
+        assert not node.unseen
 
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("taken", purchase=Purchase.SPOT)
-            (job,) = [name for _, name in account.api.bodies]
-            await account.wait(timedelta(hours=1))
-            account.api.changes[job] = interrupted(account.cloud.time)
-            account.api.billable = {"BillableTimeInSeconds": 600}
-            await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs(gang.name)
-            assert "sagemaker:StopTrainingJob" in account.api.calls
-            assert account.billed() == 0
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            (node,) = seen.nodes
-            assert node.started_at is not None
-            assert node.ended_at is not None
-            assert node.ended_at - node.started_at == timedelta(minutes=10)
-            assert not node.unseen
-
-        asyncio.run(scenario())
-
-    def test_a_long_spot_job_is_reported_as_ended_after_its_end(
+    async def test_a_long_spot_job_is_reported_as_ended_after_its_end(
         self, account: SageMakerPlace
     ) -> None:
         """Its bill ends days before the job."""
+        harness = self.harness(account)
+        gang = await harness.running("long", purchase=Purchase.SPOT)
+        await account.wait(timedelta(days=9))
+        account.api.billable = {"BillableTimeInSeconds": 24 * 3600}
+        await account.end(gang.name)
+        for _ in range(3):
+            await account.wait(timedelta(hours=1))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert seen.state is GangState.ENDED
 
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("long", purchase=Purchase.SPOT)
-            await account.wait(timedelta(days=9))
-            account.api.billable = {"BillableTimeInSeconds": 24 * 3600}
-            await account.end(gang.name)
-            for _ in range(3):
-                await account.wait(timedelta(hours=1))
-                (seen,) = await harness.ours.gangs(gang.name)
-                assert seen.state is GangState.ENDED
-
-        asyncio.run(scenario())
-
-    def test_a_job_without_capacity_fails_later_and_costs_nothing(
+    async def test_a_job_without_capacity_fails_later_and_costs_nothing(
         self, account: SageMakerPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("full")
-            await harness.launch(gang)
-            (job,) = [name for _, name in account.api.bodies]
-            text = "CapacityError: Unable to provision requested ML compute capacity."
-            account.api.changes[job] = {
-                "TrainingJobStatus": "Failed",
-                "SecondaryStatus": "Failed",
-                "FailureReason": text,
-            }
-            await account.wait(timedelta(seconds=30))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
-            assert text in seen.reason
-            await account.end(gang.name)
-
-        asyncio.run(scenario())
+        harness = self.harness(account)
+        gang = await harness.spec("full")
+        await harness.launch(gang)
+        (job,) = [name for _, name in account.api.bodies]
+        text = "CapacityError: Unable to provision requested ML compute capacity."
+        account.api.changes[job] = {
+            "TrainingJobStatus": "Failed",
+            "SecondaryStatus": "Failed",
+            "FailureReason": text,
+        }
+        await account.wait(timedelta(seconds=30))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+        assert text in seen.reason
+        await account.end(gang.name)
 
     async def keep_warm(self, harness: ContractHarness, account: SageMakerPlace) -> GangSpec:
         """A gang that has worked for an hour and was removed; its instances are kept."""
@@ -319,52 +302,42 @@ class TestSageMaker(AwsContract[SageMakerPlace]):
         assert (seen.state is GangState.ENDED) == (end is not None)
         return end
 
-    def test_a_warm_pool_is_on_the_bill_of_its_job(self, account: SageMakerPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang, stopped = await self.keep_warm(harness, account), account.cloud.time
-            for _ in range(2):
-                assert await self.end_of_bill(harness, gang) is None
-                await harness.ours.remove(gang.name)  # the control plane repeats it
-                await account.wait(timedelta(minutes=4))
+    async def test_a_warm_pool_is_on_the_bill_of_its_job(self, account: SageMakerPlace) -> None:
+        harness = self.harness(account)
+        gang, stopped = await self.keep_warm(harness, account), account.cloud.time
+        for _ in range(2):
+            assert await self.end_of_bill(harness, gang) is None
+            await harness.ours.remove(gang.name)  # the control plane repeats it
             await account.wait(timedelta(minutes=4))
-            assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=10)
-            assert account.api.calls.count("sagemaker:StopTrainingJob") == 1
-            assert "sagemaker:UpdateTrainingJob" not in account.api.calls
+        await account.wait(timedelta(minutes=4))
+        assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=10)
+        assert account.api.calls.count("sagemaker:StopTrainingJob") == 1
+        assert "sagemaker:UpdateTrainingJob" not in account.api.calls
 
-        asyncio.run(scenario())
-
-    def test_a_warm_pool_can_be_ended(self, account: SageMakerPlace) -> None:
+    async def test_a_warm_pool_can_be_ended(self, account: SageMakerPlace) -> None:
         """After the job has ended; a job that works is left alone."""
+        harness = self.harness(account)
+        working = await harness.running("working")
+        gang, stopped = await self.keep_warm(harness, account), account.cloud.time
+        await account.wait(timedelta(minutes=3))
+        for each in (working, gang, gang):
+            await harness.require(KEEPS_NODES).release(each.name)
+        assert account.api.calls.count("sagemaker:UpdateTrainingJob") == 1
+        assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=3)
+        assert await self.end_of_bill(harness, working) is None
+        await harness.remove(working.name)
 
-        async def scenario() -> None:
-            harness = self.harness(account)
-            working = await harness.running("working")
-            gang, stopped = await self.keep_warm(harness, account), account.cloud.time
-            await account.wait(timedelta(minutes=3))
-            for each in (working, gang, gang):
-                await harness.require(KEEPS_NODES).release(each.name)
-            assert account.api.calls.count("sagemaker:UpdateTrainingJob") == 1
-            assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=3)
-            assert await self.end_of_bill(harness, working) is None
-            await harness.remove(working.name)
-
-        asyncio.run(scenario())
-
-    def test_a_warm_pool_that_the_next_job_takes_is_on_the_next_bill(
+    async def test_a_warm_pool_that_the_next_job_takes_is_on_the_next_bill(
         self, account: SageMakerPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang, stopped = await self.keep_warm(harness, account), account.cloud.time
-            await account.wait(timedelta(minutes=2))
-            following = await harness.running("next")
-            await account.wait(timedelta(minutes=5))
-            assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=2)
-            assert await self.end_of_bill(harness, following) is None
-            await harness.remove(following.name)
-
-        asyncio.run(scenario())
+        harness = self.harness(account)
+        gang, stopped = await self.keep_warm(harness, account), account.cloud.time
+        await account.wait(timedelta(minutes=2))
+        following = await harness.running("next")
+        await account.wait(timedelta(minutes=5))
+        assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=2)
+        assert await self.end_of_bill(harness, following) is None
+        await harness.remove(following.name)
 
     async def use_all_calls(self, account: SageMakerPlace) -> None:
         harness = self.harness(account)

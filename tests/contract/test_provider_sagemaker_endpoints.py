@@ -58,59 +58,51 @@ class TestSageMakerEndpoints(AwsContract[EndpointsPlace]):
             ("ml.g4dn.xlarge", "on-demand", 736_400),
         }
 
-    def test_an_endpoint_has_image_environment_and_model(self, account: EndpointsPlace) -> None:
+    async def test_an_endpoint_has_image_environment_and_model(
+        self, account: EndpointsPlace
+    ) -> None:
         model = Transfer(source="s3://models/digits", target="/opt/ml/model")
+        harness = self.harness(account)
+        gang = replace(
+            await harness.spec("shaped"), env={"LEVEL": "3", "PORT": "4711"}, inputs=(model,)
+        )
+        provider = account.provider(gang.installation, subnets="a, b", security_groups="g")
+        await provider.launch(gang)
+        ((region, name),) = account.api.bodies
+        made = account.api.models[region, name]
+        assert made["ExecutionRoleArn"] == ROLE
+        assert made["PrimaryContainer"] == {
+            "Image": IMAGE.replace("{region}", region),
+            "Environment": {"LEVEL": "3"},
+            "ModelDataSource": {
+                "S3DataSource": {
+                    "S3Uri": "s3://models/digits/",
+                    "S3DataType": "S3Prefix",
+                    "CompressionType": "None",
+                }
+            },
+        }
+        assert made["VpcConfig"] == {"Subnets": ["a", "b"], "SecurityGroupIds": ["g"]}
+        (variant,) = account.api.configs[region, name]["ProductionVariants"]
+        assert (variant["InitialInstanceCount"], variant["InstanceType"]) == (1, "ml.m5.large")
+        await account.settle()
+        await provider.remove(gang.name)
 
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = replace(
-                await harness.spec("shaped"),
-                env={"LEVEL": "3", "PORT": "4711"},
-                inputs=(model,),
-            )
-            provider = account.provider(gang.installation, subnets="a, b", security_groups="g")
-            await provider.launch(gang)
-            ((region, name),) = account.api.bodies
-            made = account.api.models[region, name]
-            assert made["ExecutionRoleArn"] == ROLE
-            assert made["PrimaryContainer"] == {
-                "Image": IMAGE.replace("{region}", region),
-                "Environment": {"LEVEL": "3"},
-                "ModelDataSource": {
-                    "S3DataSource": {
-                        "S3Uri": "s3://models/digits/",
-                        "S3DataType": "S3Prefix",
-                        "CompressionType": "None",
-                    }
-                },
-            }
-            assert made["VpcConfig"] == {"Subnets": ["a", "b"], "SecurityGroupIds": ["g"]}
-            (variant,) = account.api.configs[region, name]["ProductionVariants"]
-            assert (variant["InitialInstanceCount"], variant["InstanceType"]) == (1, "ml.m5.large")
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_an_endpoint_is_deleted_with_its_model_once_it_is_created(
+    async def test_an_endpoint_is_deleted_with_its_model_once_it_is_created(
         self, account: EndpointsPlace
     ) -> None:
         """Its bill ends with the request for its deletion."""
-
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("steps")
-            await harness.launch(gang)
-            await harness.ours.remove(gang.name)
-            assert account.billed() == 1  # it is being created
-            await account.settle()
-            assert (account.billed(), account.api.models, account.api.configs) == (0, {}, {})
-            (node,) = (await harness.one(gang.name)).nodes
-            assert node.started_at is not None
-            assert not node.unseen
-            assert node.ended_at == node.started_at + timedelta(seconds=90)
-
-        asyncio.run(scenario())
+        harness = self.harness(account)
+        gang = await harness.spec("steps")
+        await harness.launch(gang)
+        await harness.ours.remove(gang.name)
+        assert account.billed() == 1  # it is being created
+        await account.settle()
+        assert (account.billed(), account.api.models, account.api.configs) == (0, {}, {})
+        (node,) = (await harness.one(gang.name)).nodes
+        assert node.started_at is not None
+        assert not node.unseen
+        assert node.ended_at == node.started_at + timedelta(seconds=90)
 
     @pytest.mark.parametrize(("reason", "full"), [(FULL, True), ("did not pass the ping", False)])
     def test_an_endpoint_that_fails_to_start_is_deleted_and_costs_nothing(
@@ -119,49 +111,41 @@ class TestSageMakerEndpoints(AwsContract[EndpointsPlace]):
         self.check_failed_start(account, reason, full=full)
         assert account.api.models == {}
 
-    def test_a_refused_endpoint_leaves_no_model(self, account: EndpointsPlace) -> None:
-        async def scenario() -> None:
-            harness = self.harness(account)
-            account.api.quota = 0
-            with pytest.raises(QuotaTooSmall, match="endpoint usage"):
-                await harness.launch(await harness.spec("refused"))
-
-        asyncio.run(scenario())
+    async def test_a_refused_endpoint_leaves_no_model(self, account: EndpointsPlace) -> None:
+        harness = self.harness(account)
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="endpoint usage"):
+            await harness.launch(await harness.spec("refused"))
         assert (account.api.models, account.api.configs) == ({}, {})
 
-    def test_models_without_an_endpoint_are_deleted_later(self, account: EndpointsPlace) -> None:
+    async def test_models_without_an_endpoint_are_deleted_later(
+        self, account: EndpointsPlace
+    ) -> None:
         """Also those of a server that was killed; models of others are left alone."""
         other = {"CreationTime": 0.0}
         account.api.models["us-east-1", "cv-other"] = other
-
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.running("kept")
-            ((region, name),) = account.api.bodies
-            left = name.replace("-0-1", "-9-1")
-            account.api.models[region, left] = dict(account.api.models[region, name])
-            account.api.configs[region, left] = dict(account.api.configs[region, name])
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-            assert set(account.api.models) == {(region, name), ("us-east-1", "cv-other")}
-            assert set(account.api.configs) == {(region, name)}
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = self.harness(account)
+        gang = await harness.running("kept")
+        ((region, name),) = account.api.bodies
+        left = name.replace("-0-1", "-9-1")
+        account.api.models[region, left] = dict(account.api.models[region, name])
+        account.api.configs[region, left] = dict(account.api.configs[region, name])
+        await account.wait(timedelta(hours=2))
+        await harness.ours.gangs()
+        assert set(account.api.models) == {(region, name), ("us-east-1", "cv-other")}
+        assert set(account.api.configs) == {(region, name)}
+        await harness.remove(gang.name)
         assert account.api.models == {("us-east-1", "cv-other"): other}
 
-    def test_signed_requests_reach_the_container_once(self, account: EndpointsPlace) -> None:
-        async def scenario() -> None:
-            gang = await self.harness(account).running("called")
-            ((region, name),) = account.api.bodies
+    async def test_signed_requests_reach_the_container_once(self, account: EndpointsPlace) -> None:
+        gang = await self.harness(account).running("called")
+        ((region, name),) = account.api.bodies
 
-            def end() -> None:
-                account.api.DeleteEndpoint(region, {"EndpointName": name})
+        def end() -> None:
+            account.api.DeleteEndpoint(region, {"EndpointName": name})
 
-            provider = account.newest[gang.installation]
-            await check_bodies(account.api, provider, gang.name, end, status=418)
-
-        asyncio.run(scenario())
+        provider = account.newest[gang.installation]
+        await check_bodies(account.api, provider, gang.name, end, status=418)
 
     def test_what_an_endpoint_cannot_do_is_refused_with_the_page(
         self, account: EndpointsPlace

@@ -88,34 +88,30 @@ class TestSageMakerNotebooks(AwsContract[NotebooksPlace]):
         address = f"https://{name}.notebook.{region}.sagemaker.aws"
         assert facts[f"notebook {region}/{name}"] == address
 
-    def test_a_notebook_is_stopped_and_then_deleted_with_its_disk(
+    async def test_a_notebook_is_stopped_and_then_deleted_with_its_disk(
         self, account: NotebooksPlace
     ) -> None:
         """It cannot be stopped while it starts. Its bill ends with the stop."""
-
-        async def scenario() -> None:
-            harness = self.harness(account)
-            gang = await harness.spec("steps")
-            await harness.launch(gang)
-            await harness.ours.remove(gang.name)
-            assert account.billed() == 1
-            steps = []
-            for _ in range(4):
-                await account.wait(timedelta(minutes=1))
-                seen = await harness.one(gang.name)
-                steps.append((account.billed(), len(account.cloud.billed()), seen.state))
-            assert steps == [
-                (0, 1, GangState.RUNNING),
-                (0, 0, GangState.RUNNING),
-                (0, 0, GangState.ENDED),
-                (0, 0, GangState.ENDED),
-            ]
-            (node,) = (await harness.one(gang.name)).nodes
-            assert node.started_at is not None
-            assert node.ended_at == node.started_at + timedelta(minutes=1)
-            assert not node.unseen
-
-        asyncio.run(scenario())
+        harness = self.harness(account)
+        gang = await harness.spec("steps")
+        await harness.launch(gang)
+        await harness.ours.remove(gang.name)
+        assert account.billed() == 1
+        steps = []
+        for _ in range(4):
+            await account.wait(timedelta(minutes=1))
+            seen = await harness.one(gang.name)
+            steps.append((account.billed(), len(account.cloud.billed()), seen.state))
+        assert steps == [
+            (0, 1, GangState.RUNNING),
+            (0, 0, GangState.RUNNING),
+            (0, 0, GangState.ENDED),
+            (0, 0, GangState.ENDED),
+        ]
+        (node,) = (await harness.one(gang.name)).nodes
+        assert node.started_at is not None
+        assert node.ended_at == node.started_at + timedelta(minutes=1)
+        assert not node.unseen
 
     def test_a_notebook_that_a_person_stops_ends_its_session(self, account: NotebooksPlace) -> None:
         async def scenario() -> str:
@@ -136,27 +132,25 @@ class TestSageMakerNotebooks(AwsContract[NotebooksPlace]):
     ) -> None:
         self.check_failed_start(account, FULL, full=True)
 
-    def test_scripts_without_a_notebook_are_deleted_later(self, account: NotebooksPlace) -> None:
+    async def test_scripts_without_a_notebook_are_deleted_later(
+        self, account: NotebooksPlace
+    ) -> None:
         """Also those of a notebook that was refused; scripts of others are left alone."""
         other = {"CreationTime": 0.0}
         account.api.scripts["us-east-1", "cv-other"] = other
-
-        async def scenario() -> None:
-            harness = self.harness(account)
-            account.api.quota = 0
-            with pytest.raises(QuotaTooSmall, match="notebook instance usage"):
-                await harness.launch(await harness.spec("refused"))
-            account.api.quota = 1
-            gang = await harness.running("kept")
-            assert len(account.api.scripts) == 3
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-            assert len(account.api.scripts) == 2
-            await harness.remove(gang.name)
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-
-        asyncio.run(scenario())
+        harness = self.harness(account)
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="notebook instance usage"):
+            await harness.launch(await harness.spec("refused"))
+        account.api.quota = 1
+        gang = await harness.running("kept")
+        assert len(account.api.scripts) == 3
+        await account.wait(timedelta(hours=2))
+        await harness.ours.gangs()
+        assert len(account.api.scripts) == 2
+        await harness.remove(gang.name)
+        await account.wait(timedelta(hours=2))
+        await harness.ours.gangs()
         assert account.api.scripts == {("us-east-1", "cv-other"): other}
 
     def test_a_missing_role_is_named(self, account: NotebooksPlace) -> None:

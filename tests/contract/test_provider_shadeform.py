@@ -78,28 +78,24 @@ class TestShadeform(RestContract):
             ("hyperstack.A100_80Gx8", "us-central-1"),
         }
 
-    def test_a_spot_instance_that_shadeform_reclaims_is_preempted(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("spot", purchase=Purchase.SPOT)
-            assert account.api.asked[0]["rental_type"] == "spot"
-            taken = account.cloud.billed()[0]
-            account.cloud.change(taken.id, ended=account.cloud.time)
-            account.api.preempted.add(taken.id)
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+    async def test_a_spot_instance_that_shadeform_reclaims_is_preempted(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("spot", purchase=Purchase.SPOT)
+        assert account.api.asked[0]["rental_type"] == "spot"
+        taken = account.cloud.billed()[0]
+        account.cloud.change(taken.id, ended=account.cloud.time)
+        account.api.preempted.add(taken.id)
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
-        asyncio.run(scenario())
-
-    def test_the_setting_selects_the_operating_system(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one")
-            provider = account.provider("ours", os="ubuntu20.04_cuda12.0_shade_os")
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_the_setting_selects_the_operating_system(self, account: RestPlace) -> None:
+        harness = account.harness()
+        gang = await harness.spec("one")
+        provider = account.provider("ours", os="ubuntu20.04_cuda12.0_shade_os")
+        await provider.launch(gang)
+        await provider.remove(gang.name)
         assert account.api.asked[0]["os"] == "ubuntu20.04_cuda12.0_shade_os"
 
 

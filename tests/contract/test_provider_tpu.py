@@ -102,53 +102,45 @@ class TestTpu(RestContract):
         assert {each.zone for each in offers} == set(ZONES[1:3])
         assert [each.partition(":")[0] for each in provider.silent()] == [ZONES[0]]
 
-    def test_a_slice_of_several_hosts_is_one_request_and_one_deletion(
+    async def test_a_slice_of_several_hosts_is_one_request_and_one_deletion(
         self, account: TpuPlace
     ) -> None:
-        async def scenario() -> None:
-            provider, gang = account.provider("ours"), await make_gang(account, nodes=8)
-            await provider.launch(gang)
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
-            assert [each.rank for each in seen.nodes] == list(range(8))
-            hosts = [each.engine_id.rpartition("/") for each in seen.nodes]
-            assert [int(worker) for _, _, worker in hosts] == [0, 1, 2, 3, 0, 1, 2, 3]
-            assert len({place for place, _, _ in hosts}) == 2
-            # a server without records finds the same nodes
-            account.lose_records()
-            (again,) = await account.provider("ours").gangs(gang.name)
-            assert [each.engine_id for each in again.nodes] == [
-                each.engine_id for each in seen.nodes
-            ]
-            await provider.remove(gang.name)
-            assert [method for method, _ in account.api.calls] == ["POST"] * 2 + ["DELETE"] * 2
-            await account.settle()
-            assert account.billed() == 0
+        provider, gang = account.provider("ours"), await make_gang(account, nodes=8)
+        await provider.launch(gang)
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        assert [each.rank for each in seen.nodes] == list(range(8))
+        hosts = [each.engine_id.rpartition("/") for each in seen.nodes]
+        assert [int(worker) for _, _, worker in hosts] == [0, 1, 2, 3, 0, 1, 2, 3]
+        assert len({place for place, _, _ in hosts}) == 2
+        # a server without records finds the same nodes
+        account.lose_records()
+        (again,) = await account.provider("ours").gangs(gang.name)
+        assert [each.engine_id for each in again.nodes] == [each.engine_id for each in seen.nodes]
+        await provider.remove(gang.name)
+        assert [method for method, _ in account.api.calls] == ["POST"] * 2 + ["DELETE"] * 2
+        await account.settle()
+        assert account.billed() == 0
 
-        asyncio.run(scenario())
-
-    def test_the_hosts_of_a_slice_get_one_script_that_learns_the_rank(
+    async def test_the_hosts_of_a_slice_get_one_script_that_learns_the_rank(
         self, account: TpuPlace
     ) -> None:
-        async def scenario() -> None:
-            provider, gang = account.provider("ours"), await make_gang(account, nodes=8)
-            await provider.launch(gang)
-            made = sorted(account.api.slices, key=lambda each: each.name)
-            first, second = (each.body for each in made)
-            boots = [read_boot(body["metadata"]["startup-script"]) for body in (first, second)]
-            assert [each["metadata"]["first_rank"] for each in boots] == [0, 4]
-            for each in boots:
-                assert each["metadata"]["rank"].endswith("/attributes/agent-worker-number")
-                assert each["metadata"]["headers"] == {"Metadata-Flavor": "Google"}
-                assert len(each["tokens"]) == 8
-            assert first["acceleratorType"] == "v5litepod-16"
-            assert first["runtimeVersion"] == "v2-alpha-tpuv5-lite"
-            assert "schedulingConfig" not in first
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        provider, gang = account.provider("ours"), await make_gang(account, nodes=8)
+        await provider.launch(gang)
+        made = sorted(account.api.slices, key=lambda each: each.name)
+        first, second = (each.body for each in made)
+        boots = [read_boot(body["metadata"]["startup-script"]) for body in (first, second)]
+        assert [each["metadata"]["first_rank"] for each in boots] == [0, 4]
+        for each in boots:
+            assert each["metadata"]["rank"].endswith("/attributes/agent-worker-number")
+            assert each["metadata"]["headers"] == {"Metadata-Flavor": "Google"}
+            assert len(each["tokens"]) == 8
+        assert first["acceleratorType"] == "v5litepod-16"
+        assert first["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+        assert "schedulingConfig" not in first
+        await account.settle()
+        await provider.remove(gang.name)
 
     def test_a_gang_must_fill_its_slices(self, account: TpuPlace) -> None:
         gang = asyncio.run(make_gang(account, nodes=3))
@@ -235,55 +227,48 @@ class TestTpu(RestContract):
         with pytest.raises(Refused, match=r"cloudquotas\.quotas\.get"):
             asyncio.run(provider.quotas())
 
-    def test_missing_capacity_that_is_told_later_ends_the_gang(self, account: TpuPlace) -> None:
-        async def scenario() -> None:
-            provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
-            account.api.full_later = True
-            await provider.launch(gang)
-            await account.settle()
-            (seen,) = await provider.gangs(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert "no more capacity in the zone" in seen.reason
-            assert {each.started_at for each in seen.nodes} == {None}
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_missing_capacity_that_is_told_later_ends_the_gang(
+        self, account: TpuPlace
+    ) -> None:
+        provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
+        account.api.full_later = True
+        await provider.launch(gang)
+        await account.settle()
+        (seen,) = await provider.gangs(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert "no more capacity in the zone" in seen.reason
+        assert {each.started_at for each in seen.nodes} == {None}
+        await provider.remove(gang.name)
 
     @pytest.mark.proves(PROOF, "spot")
-    def test_a_preempted_slice_is_told_and_deleted(self, account: TpuPlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            gang = await make_gang(account, nodes=4, purchase=Purchase.SPOT)
-            await provider.launch(gang)
-            assert account.api.slices[0].body["schedulingConfig"] == {"spot": True}
-            await account.settle()
+    async def test_a_preempted_slice_is_told_and_deleted(self, account: TpuPlace) -> None:
+        provider = account.provider("ours")
+        gang = await make_gang(account, nodes=4, purchase=Purchase.SPOT)
+        await provider.launch(gang)
+        assert account.api.slices[0].body["schedulingConfig"] == {"spot": True}
+        await account.settle()
+        await provider.gangs()
+        account.api.preempted.add(account.api.slices[0].name)
+        await account.wait(timedelta(minutes=1))
+        await provider.gangs()
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await provider.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert account.billed() == 0
+        await provider.remove(gang.name)
+
+    async def test_a_zone_that_google_does_not_reach_may_have_slices(
+        self, account: TpuPlace
+    ) -> None:
+        provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
+        await provider.launch(gang)
+        await account.settle()
+        account.api.unreachable = ["europe-west4-b"]
+        with pytest.raises(PartlyUnknown, match="cannot reach its zones europe-west4-b") as caught:
             await provider.gangs()
-            account.api.preempted.add(account.api.slices[0].name)
-            await account.wait(timedelta(minutes=1))
-            await provider.gangs()
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await provider.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert account.billed() == 0
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_a_zone_that_google_does_not_reach_may_have_slices(self, account: TpuPlace) -> None:
-        async def scenario() -> None:
-            provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
-            await provider.launch(gang)
-            await account.settle()
-            account.api.unreachable = ["europe-west4-b"]
-            with pytest.raises(
-                PartlyUnknown, match="cannot reach its zones europe-west4-b"
-            ) as caught:
-                await provider.gangs()
-            assert [each.name for each in caught.value.seen] == [gang.name]
-            account.api.unreachable = []
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
+        assert [each.name for each in caught.value.seen] == [gang.name]
+        account.api.unreachable = []
+        await provider.remove(gang.name)
 
 
 async def make_gang(

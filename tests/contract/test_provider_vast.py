@@ -91,88 +91,77 @@ class TestVast(RestContract):
         assert {each.region for each in _offers(wide)} == {"SE"}
         assert account.api.searches[-1]["cuda_max_good"] == {"gte": 12.4}
 
-    def test_an_instance_gets_the_servers_key_and_the_settings(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            provider = account.provider("ours", image="me/gpu:1", disk_gib=80)
-            gang = await harness.spec("one", purchase=Purchase.SPOT)
-            (gang,) = [
-                replace(gang, offer=each)
-                for each in await provider.offers()
-                if each.key == gang.offer.key
-            ]
-            await harness.launch(gang, provider)
-            (body,) = account.api.bodies.values()
-            assert "ssh-ed25519 " in body["onstart"]
-            assert (body["image"], body["disk"], body["price"]) == ("me/gpu:1", 80, 0.1223)
-            assert (body["runtype"], body["cancel_unavail"]) == ("ssh_direct", True)
-            await account.settle()
-            await provider.remove(gang.name)
-
-        asyncio.run(scenario())
-
-    def test_no_computer_is_rented_above_the_price_of_the_offer(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
-            account.api.asks = [each for each in account.api.asks if each["id"] != 1000]
-            with pytest.raises(NoCapacity, match="no 1x_RTX_4090_24GB in US at this price"):
-                await harness.ours.launch(gang)
-            assert account.billed() == 0
-
-        asyncio.run(scenario())
-
-    def test_an_interrupted_instance_is_deleted_and_counts_as_preempted(
+    async def test_an_instance_gets_the_servers_key_and_the_settings(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("outbid", purchase=Purchase.SPOT)
-            await harness.expect(GangState.RUNNING, gang)
-            (machine,) = account.cloud.billed()
-            account.cloud.change(machine.id, off=True)
-            await account.wait(timedelta(minutes=1))
-            seen = await harness.one(gang.name)  # Vast.ai would start it again
-            assert (seen.state, seen.preempted) == (GangState.RUNNING, False)
-            assert account.billed() == 0
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert seen.reason == "Vast.ai reports: stopped"
+        harness = account.harness()
+        provider = account.provider("ours", image="me/gpu:1", disk_gib=80)
+        gang = await harness.spec("one", purchase=Purchase.SPOT)
+        (gang,) = [
+            replace(gang, offer=each)
+            for each in await provider.offers()
+            if each.key == gang.offer.key
+        ]
+        await harness.launch(gang, provider)
+        (body,) = account.api.bodies.values()
+        assert "ssh-ed25519 " in body["onstart"]
+        assert (body["image"], body["disk"], body["price"]) == ("me/gpu:1", 80, 0.1223)
+        assert (body["runtype"], body["cancel_unavail"]) == ("ssh_direct", True)
+        await account.settle()
+        await provider.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_offers_are_searched_again_after_two_minutes_or_a_request(
+    async def test_no_computer_is_rented_above_the_price_of_the_offer(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
-            for _ in range(3):
-                await harness.ours.offers()
-            assert len(account.api.searches) == 2  # on demand and spot
-            await account.wait(timedelta(minutes=2))
+        harness = account.harness()
+        gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
+        account.api.asks = [each for each in account.api.asks if each["id"] != 1000]
+        with pytest.raises(NoCapacity, match="no 1x_RTX_4090_24GB in US at this price"):
+            await harness.ours.launch(gang)
+        assert account.billed() == 0
+
+    async def test_an_interrupted_instance_is_deleted_and_counts_as_preempted(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("outbid", purchase=Purchase.SPOT)
+        await harness.expect(GangState.RUNNING, gang)
+        (machine,) = account.cloud.billed()
+        account.cloud.change(machine.id, off=True)
+        await account.wait(timedelta(minutes=1))
+        seen = await harness.one(gang.name)  # Vast.ai would start it again
+        assert (seen.state, seen.preempted) == (GangState.RUNNING, False)
+        assert account.billed() == 0
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert seen.reason == "Vast.ai reports: stopped"
+
+    async def test_offers_are_searched_again_after_two_minutes_or_a_request(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
+        for _ in range(3):
             await harness.ours.offers()
-            assert len(account.api.searches) == 4
-            await harness.launch(gang)  # searches once
-            await harness.ours.offers()
-            assert len(account.api.searches) == 7
-            await harness.remove(gang.name)
+        assert len(account.api.searches) == 2  # on demand and spot
+        await account.wait(timedelta(minutes=2))
+        await harness.ours.offers()
+        assert len(account.api.searches) == 4
+        await harness.launch(gang)  # searches once
+        await harness.ours.offers()
+        assert len(account.api.searches) == 7
+        await harness.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_a_search_quota_that_is_used_up_does_not_stop_other_calls(
+    async def test_a_search_quota_that_is_used_up_does_not_stop_other_calls(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            quota = CloudFault(429, "search_quota_exceeded", "daily search row quota")
-            account.api.read_faults = [quota] * 3
-            with pytest.raises(TryAgain, match="search_quota_exceeded"):
-                await provider.offers()
-            assert await provider.gangs() == []
-
-        asyncio.run(scenario())
+        provider = account.provider("ours")
+        quota = CloudFault(429, "search_quota_exceeded", "daily search row quota")
+        account.api.read_faults = [quota] * 3
+        with pytest.raises(TryAgain, match="search_quota_exceeded"):
+            await provider.offers()
+        assert await provider.gangs() == []
 
     @pytest.mark.parametrize(
         ("status", "code", "error"),

@@ -46,21 +46,18 @@ class TestVerda(RestContract):
         }
         assert spot == {("CPU.4V.16G", "FIN-01"): 11_900, ("8H100.80S.176V", "FIN-01"): 6_410_000}
 
-    def test_a_spot_instance_that_verda_takes_is_preempted_and_a_deleted_one_is_not(
+    async def test_a_spot_instance_that_verda_takes_is_preempted_and_a_deleted_one_is_not(
         self, account: RestPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("spot", purchase=Purchase.SPOT)
-            account.api.reclaim(account.cloud.billed()[0].id)
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            await harness.remove(gang.name)
-            other = await harness.running("other", purchase=Purchase.SPOT)
-            await harness.remove(other.name)
-            assert not any(each.preempted for each in await harness.ours.gangs(other.name))
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("spot", purchase=Purchase.SPOT)
+        account.api.reclaim(account.cloud.billed()[0].id)
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        await harness.remove(gang.name)
+        other = await harness.running("other", purchase=Purchase.SPOT)
+        await harness.remove(other.name)
+        assert not any(each.preempted for each in await harness.ours.gangs(other.name))
 
     @pytest.mark.parametrize(
         ("kind", "image"),
@@ -69,18 +66,15 @@ class TestVerda(RestContract):
             ("8H100.80S.176V", "ubuntu-24.04-cuda-13.0-open-docker"),
         ],
     )
-    def test_instances_boot_the_newest_image_of_their_type_and_leave_no_script(
+    async def test_instances_boot_the_newest_image_of_their_type_and_leave_no_script(
         self, account: RestPlace, kind: str, image: str
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("typed", nodes=2)
-            offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
-            await harness.launch(replace(gang, offer=offers[0]))
-            assert len(account.api.scripts) == 2
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("typed", nodes=2)
+        offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
+        await harness.launch(replace(gang, offer=offers[0]))
+        assert len(account.api.scripts) == 2
+        await harness.remove(gang.name)
         assert account.api.images == [image] * 2
         assert account.api.scripts == {}
 
@@ -91,21 +85,18 @@ class TestVerda(RestContract):
         assert account.api.scripts == {}
 
     @pytest.mark.parametrize("fault", [LaunchFault.DROPPED, LaunchFault.LOST])
-    def test_a_repeated_request_leaves_no_script(
+    async def test_a_repeated_request_leaves_no_script(
         self, account: RestPlace, fault: LaunchFault
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("again")
-            account.fail(0, fault)
-            with pytest.raises(TryAgain):
-                await harness.ours.launch(gang)
-            await account.settle()
+        harness = account.harness()
+        gang = await harness.spec("again")
+        account.fail(0, fault)
+        with pytest.raises(TryAgain):
             await harness.ours.launch(gang)
-            assert len(account.api.scripts) == 1
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+        await account.settle()
+        await harness.ours.launch(gang)
+        assert len(account.api.scripts) == 1
+        await harness.remove(gang.name)
         assert account.api.scripts == {}
 
     def test_the_script_of_a_server_that_crashed_is_deleted(self, account: RestPlace) -> None:
@@ -120,39 +111,32 @@ class TestVerda(RestContract):
     ) -> None:
         check_early_removal(account)
 
-    def test_an_access_token_is_replaced_before_it_ends(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            for minutes in (0, 8, 1, 8):
-                await account.wait(timedelta(minutes=minutes))
-                await provider.offers()
-
-        asyncio.run(scenario())
+    async def test_an_access_token_is_replaced_before_it_ends(self, account: RestPlace) -> None:
+        provider = account.provider("ours")
+        for minutes in (0, 8, 1, 8):
+            await account.wait(timedelta(minutes=minutes))
+            await provider.offers()
         assert account.api.logins == 2
 
-    def test_a_revoked_token_is_replaced_at_once(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("one")
-            account.api.tokens.clear()
-            await harness.ours.launch(gang)
-            await account.settle()
-            account.api.tokens.clear()
-            await harness.remove(gang.name)
-
-        asyncio.run(scenario())
+    async def test_a_revoked_token_is_replaced_at_once(self, account: RestPlace) -> None:
+        harness = account.harness()
+        gang = await harness.spec("one")
+        account.api.tokens.clear()
+        await harness.ours.launch(gang)
+        await account.settle()
+        account.api.tokens.clear()
+        await harness.remove(gang.name)
         assert account.api.logins == 3
 
-    def test_a_token_that_is_never_accepted_is_replaced_only_once(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
+    async def test_a_token_that_is_never_accepted_is_replaced_only_once(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours")
+        await provider.offers()
+        account.api.read_faults = [VerdaStandIn.denied] * 3
+        with pytest.raises(Refused, match="Access token"):
             await provider.offers()
-            account.api.read_faults = [VerdaStandIn.denied] * 3
-            with pytest.raises(Refused, match="Access token"):
-                await provider.offers()
-            assert len(account.api.read_faults) == 1
-
-        asyncio.run(scenario())
+        assert len(account.api.read_faults) == 1
         assert account.api.logins == 2
 
     def test_without_a_client_id_nothing_is_asked(

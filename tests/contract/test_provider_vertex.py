@@ -197,38 +197,34 @@ class TestVertex(RestContract):
             self.launch(account, purchase=Purchase.ON_DEMAND, table={"reservation": named})
 
     @pytest.mark.parametrize("fails", [True, False])
-    def test_a_reclaimed_spot_job_counts_as_preempted(
+    async def test_a_reclaimed_spot_job_counts_as_preempted(
         self, account: VertexPlace, fails: bool
     ) -> None:
         """The job either fails, or waits for other machines; then Cavvy cancels it."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("taken", purchase=Purchase.SPOT)
-            (job,) = account.api.jobs
-            at = account.cloud.time
-            change: dict[str, Any] = {"state": "JOB_STATE_PENDING"}
-            if fails:
-                change = {
-                    "state": "JOB_STATE_FAILED",
-                    "endTime": at.isoformat(),
-                    "error": {"code": 8, "message": STOCKOUT},
-                }
-            start = account.cloud.machines[0].at.isoformat()
-            account.api.changes[job] = {**change, "startTime": start, "updateTime": at.isoformat()}
-            await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert seen.nodes[0].ended_at == at
-            if fails:
-                await account.end(gang.name)
-            assert ("aiplatform.customJobs.cancel" in account.api.calls) == (not fails)
-            assert account.billed() == 0
-            harness.restart()
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.preempted, seen.nodes[0].ended_at) == (True, at)
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("taken", purchase=Purchase.SPOT)
+        (job,) = account.api.jobs
+        at = account.cloud.time
+        change: dict[str, Any] = {"state": "JOB_STATE_PENDING"}
+        if fails:
+            change = {
+                "state": "JOB_STATE_FAILED",
+                "endTime": at.isoformat(),
+                "error": {"code": 8, "message": STOCKOUT},
+            }
+        start = account.cloud.machines[0].at.isoformat()
+        account.api.changes[job] = {**change, "startTime": start, "updateTime": at.isoformat()}
+        await account.wait(timedelta(minutes=1))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert seen.nodes[0].ended_at == at
+        if fails:
+            await account.end(gang.name)
+        assert ("aiplatform.customJobs.cancel" in account.api.calls) == (not fails)
+        assert account.billed() == 0
+        harness.restart()
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.preempted, seen.nodes[0].ended_at) == (True, at)
 
     def test_a_quota_that_is_used_up_is_no_rate_limit(self, account: VertexPlace) -> None:
         account.api.quota = 0
@@ -249,59 +245,52 @@ class TestVertex(RestContract):
             assert without.check(each) == []
         assert account.provider("ours").check(task) == []
 
-    def test_prices_are_read_again_after_some_time(self, account: VertexPlace) -> None:
-        async def scenario() -> None:
-            provider = account.provider("ours")
-            first = await provider.offers()
-            calls = len(account.api.calls)
-            assert await provider.offers() == first
-            assert len(account.api.calls) == calls
-            await account.wait(timedelta(minutes=11))
-            await provider.offers()
-            assert len(account.api.calls) > calls
+    async def test_prices_are_read_again_after_some_time(self, account: VertexPlace) -> None:
+        provider = account.provider("ours")
+        first = await provider.offers()
+        calls = len(account.api.calls)
+        assert await provider.offers() == first
+        assert len(account.api.calls) == calls
+        await account.wait(timedelta(minutes=11))
+        await provider.offers()
+        assert len(account.api.calls) > calls
 
-        asyncio.run(scenario())
-
-    def test_a_job_without_capacity_fails_later_and_costs_nothing(
+    async def test_a_job_without_capacity_fails_later_and_costs_nothing(
         self, account: VertexPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("full")
-            await harness.launch(gang)
-            (job,) = account.api.jobs
-            account.api.changes[job] = {
-                "state": "JOB_STATE_FAILED",
-                "startTime": None,
-                "error": {"code": 8, "message": STOCKOUT},
-            }
-            await account.wait(timedelta(seconds=30))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
-            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
-            assert STOCKOUT in seen.reason
-            await account.end(gang.name)
+        harness = account.harness()
+        gang = await harness.spec("full")
+        await harness.launch(gang)
+        (job,) = account.api.jobs
+        account.api.changes[job] = {
+            "state": "JOB_STATE_FAILED",
+            "startTime": None,
+            "error": {"code": 8, "message": STOCKOUT},
+        }
+        await account.wait(timedelta(seconds=30))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+        assert STOCKOUT in seen.reason
+        await account.end(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_jobs_that_run_for_a_long_time_are_listed_until_they_have_ended(
+    async def test_jobs_that_run_for_a_long_time_are_listed_until_they_have_ended(
         self, account: VertexPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("long")
-            await account.wait(timedelta(hours=30))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
-            at = account.cloud.time
-            await account.end(gang.name)
-            await account.wait(timedelta(seconds=30))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, at)
+        harness = account.harness()
+        gang = await harness.running("long")
+        await account.wait(timedelta(hours=30))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+        at = account.cloud.time
+        await account.end(gang.name)
+        await account.wait(timedelta(seconds=30))
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, at)
 
-        asyncio.run(scenario())
-
-    def test_the_jobs_of_another_installation_are_not_listed(self, account: VertexPlace) -> None:
+    async def test_the_jobs_of_another_installation_are_not_listed(
+        self, account: VertexPlace
+    ) -> None:
         def service(installation: str) -> VertexService:
             places = {"endpoint": account.api.url, "key_file": str(account.file)}
             settings = check_settings(vertex.MANIFEST, {**places, "regions": ", ".join(REGIONS)})
@@ -314,19 +303,16 @@ class TestVertex(RestContract):
                 )
             )
 
-        async def scenario() -> None:
-            gang = await account.harness().running("mine")
-            ours, theirs = service(gang.installation), service("theirs")
-            assert [job.state for job in await ours.list()] == [JobState.RUNNING]
-            assert await theirs.list() == []
-            mark = make_mark("theirs")
-            asked = account.api.filters[-2 * len(REGIONS) :]
-            assert all(f'labels.cavvy-installation="{mark}"' in each for each in asked)
-            for each in (ours, theirs):
-                each.close()
-            await account.end(gang.name)
-
-        asyncio.run(scenario())
+        gang = await account.harness().running("mine")
+        ours, theirs = service(gang.installation), service("theirs")
+        assert [job.state for job in await ours.list()] == [JobState.RUNNING]
+        assert await theirs.list() == []
+        mark = make_mark("theirs")
+        asked = account.api.filters[-2 * len(REGIONS) :]
+        assert all(f'labels.cavvy-installation="{mark}"' in each for each in asked)
+        for each in (ours, theirs):
+            each.close()
+        await account.end(gang.name)
 
     def test_only_the_calls_of_the_guide_are_made(self, account: VertexPlace) -> None:
         self.launch(account)

@@ -103,120 +103,107 @@ class TestVertexEndpoints(EndpointContract):
             assert abs(each.rate.micros_per_hour - price) <= 1
             assert "management fee" in each.source
 
-    def test_an_endpoint_has_image_environment_and_machine(
+    async def test_an_endpoint_has_image_environment_and_machine(
         self, account: VertexEndpointsPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("shaped")
-            offers = await account.provider(gang.installation).offers()
-            gpu = next(each for each in offers if each.instance_type == "n1-standard-8-t4x1")
-            gang = replace(gang, offer=gpu, env={"LEVEL": "3", "PORT": "4711"})
-            email = f"serve@{PROJECT}.iam.gserviceaccount.com"
-            provider = account.provider(gang.installation, service_account=email)
-            await provider.launch(gang)
-            ((region, name),) = account.api.endpoints
-            container = account.api.models[region, name].body["containerSpec"]
-            assert container == {
-                "imageUri": IMAGE,
-                "args": ["serve"],
-                "env": [{"name": "LEVEL", "value": "3"}],
-                "ports": [{"containerPort": 8080}],
-                "predictRoute": "/invocations",
-                "healthRoute": "/ping",
-                "deploymentTimeout": "1800s",
-            }
-            deployed = account.api.deployments[name]
-            assert deployed["dedicatedResources"] == {
-                "machineSpec": {
-                    "machineType": "n1-standard-8",
-                    "acceleratorType": "NVIDIA_TESLA_T4",
-                    "acceleratorCount": 1,
-                },
-                "minReplicaCount": 1,
-                "maxReplicaCount": 1,
-            }
-            assert deployed["serviceAccount"] == email
-            await account.settle()
-            await provider.remove(gang.name)
+        harness = account.harness()
+        gang = await harness.spec("shaped")
+        offers = await account.provider(gang.installation).offers()
+        gpu = next(each for each in offers if each.instance_type == "n1-standard-8-t4x1")
+        gang = replace(gang, offer=gpu, env={"LEVEL": "3", "PORT": "4711"})
+        email = f"serve@{PROJECT}.iam.gserviceaccount.com"
+        provider = account.provider(gang.installation, service_account=email)
+        await provider.launch(gang)
+        ((region, name),) = account.api.endpoints
+        container = account.api.models[region, name].body["containerSpec"]
+        assert container == {
+            "imageUri": IMAGE,
+            "args": ["serve"],
+            "env": [{"name": "LEVEL", "value": "3"}],
+            "ports": [{"containerPort": 8080}],
+            "predictRoute": "/invocations",
+            "healthRoute": "/ping",
+            "deploymentTimeout": "1800s",
+        }
+        deployed = account.api.deployments[name]
+        assert deployed["dedicatedResources"] == {
+            "machineSpec": {
+                "machineType": "n1-standard-8",
+                "acceleratorType": "NVIDIA_TESLA_T4",
+                "acceleratorCount": 1,
+            },
+            "minReplicaCount": 1,
+            "maxReplicaCount": 1,
+        }
+        assert deployed["serviceAccount"] == email
+        await account.settle()
+        await provider.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_the_bill_ends_with_the_request_to_undeploy_and_everything_is_deleted(
+    async def test_the_bill_ends_with_the_request_to_undeploy_and_everything_is_deleted(
         self, account: VertexEndpointsPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("steps")
-            (name,) = account.api.deployments
-            account.api.lingers.add(name)
-            at = account.cloud.time
-            await harness.ours.remove(gang.name)
-            await account.settle()
-            harness.restart()  # the operation has the end, also for another server
-            await account.settle()
-            assert len(account.api.endpoints) == 1
-            assert account.api.calls.count("aiplatform.endpoints.undeployModel") == 1
-            account.api.lingers.clear()
-            await account.settle()
-            (node,) = (await harness.one(gang.name)).nodes
-            assert (node.unseen, node.ended_at) == (False, at)
-            assert node.started_at is not None
-            assert node.started_at < at
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.running("steps")
+        (name,) = account.api.deployments
+        account.api.lingers.add(name)
+        at = account.cloud.time
+        await harness.ours.remove(gang.name)
+        await account.settle()
+        harness.restart()  # the operation has the end, also for another server
+        await account.settle()
+        assert len(account.api.endpoints) == 1
+        assert account.api.calls.count("aiplatform.endpoints.undeployModel") == 1
+        account.api.lingers.clear()
+        await account.settle()
+        (node,) = (await harness.one(gang.name)).nodes
+        assert (node.unseen, node.ended_at) == (False, at)
+        assert node.started_at is not None
+        assert node.started_at < at
         assert (account.api.models, account.api.endpoints) == ({}, {})
 
     @pytest.mark.parametrize(("reason", "full"), [(STOCKOUT, True), ("Model server exited", False)])
-    def test_a_failed_deployment_is_deleted_and_costs_nothing(
+    async def test_a_failed_deployment_is_deleted_and_costs_nothing(
         self, account: VertexEndpointsPlace, reason: str, full: bool
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("failed")
-            await harness.launch(gang)
-            ((_, name),) = account.api.endpoints
-            account.api.failures[name] = reason
-            await account.settle()
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
-            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
-            assert reason in seen.reason
-
-        asyncio.run(scenario())
+        harness = account.harness()
+        gang = await harness.spec("failed")
+        await harness.launch(gang)
+        ((_, name),) = account.api.endpoints
+        account.api.failures[name] = reason
+        await account.settle()
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
+        assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+        assert reason in seen.reason
         assert (account.api.models, account.api.endpoints) == ({}, {})
 
-    def test_only_objects_of_this_installation_are_tidied(
+    async def test_only_objects_of_this_installation_are_tidied(
         self, account: VertexEndpointsPlace
     ) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("kept")
-            ((region, name),) = account.api.endpoints
-            left = name.replace("-0-1", "-9-1")
-            other = region, "web"
-            for key in ((region, left), other):
-                account.api.models[key] = account.api.models[region, name]
-            account.api.endpoints[region, left] = account.api.endpoints[region, name]
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-            assert set(account.api.models) == {(region, name), other}
-            assert set(account.api.endpoints) == {(region, name)}
-            await harness.remove(gang.name)
+        harness = account.harness()
+        gang = await harness.running("kept")
+        ((region, name),) = account.api.endpoints
+        left = name.replace("-0-1", "-9-1")
+        other = region, "web"
+        for key in ((region, left), other):
+            account.api.models[key] = account.api.models[region, name]
+        account.api.endpoints[region, left] = account.api.endpoints[region, name]
+        await account.wait(timedelta(hours=2))
+        await harness.ours.gangs()
+        assert set(account.api.models) == {(region, name), other}
+        assert set(account.api.endpoints) == {(region, name)}
+        await harness.remove(gang.name)
 
-        asyncio.run(scenario())
-
-    def test_only_the_calls_of_the_guide_are_made(self, account: VertexEndpointsPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("all")
-            request = ReplicaRequest(body=b"", headers={})
-            await account.provider(gang.installation).invoke(gang.name, request)
-            await harness.remove(gang.name)
-            await account.wait(timedelta(hours=2))
-            await harness.ours.gangs()
-
-        asyncio.run(scenario())
+    async def test_only_the_calls_of_the_guide_are_made(
+        self, account: VertexEndpointsPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("all")
+        request = ReplicaRequest(body=b"", headers={})
+        await account.provider(gang.installation).invoke(gang.name, request)
+        await harness.remove(gang.name)
+        await account.wait(timedelta(hours=2))
+        await harness.ours.gangs()
         guide = (Path(__file__).parents[2] / "docs/guides/managed-endpoints.md").read_text()
         granted = set(re.findall(r"`(aiplatform\.[\w.]+)`", guide))
         assert set(account.api.calls) <= granted

@@ -158,16 +158,15 @@ class TestVertexWorkbench(RestContract):
         assert setup["acceleratorConfigs"] == [{"type": "NVIDIA_TESLA_T4", "coreCount": "1"}]
         assert setup["gpuDriverConfig"] == {"enableGpuDriver": True}
 
-    def test_facts_have_the_address_of_a_running_notebook(self, account: WorkbenchPlace) -> None:
-        async def scenario() -> list[str]:
-            harness = account.harness()
-            gang = await harness.running("shown")
-            await harness.ours.gangs()
-            facts = dict(await account.provider(gang.installation).whoami())
-            await harness.remove(gang.name)
-            return [text for name, text in facts.items() if name.startswith("notebook us-")]
-
-        (address,) = asyncio.run(scenario())
+    async def test_facts_have_the_address_of_a_running_notebook(
+        self, account: WorkbenchPlace
+    ) -> None:
+        harness = account.harness()
+        gang = await harness.running("shown")
+        await harness.ours.gangs()
+        facts = dict(await account.provider(gang.installation).whoami())
+        await harness.remove(gang.name)
+        (address,) = [text for name, text in facts.items() if name.startswith("notebook us-")]
         assert address.startswith("https://")
         assert address.endswith(".notebooks.googleusercontent.com")
 
@@ -196,31 +195,29 @@ class TestVertexWorkbench(RestContract):
         asyncio.run(scenario(listed=True))
         asyncio.run(scenario(listed=False))
 
-    def test_the_bill_ends_when_google_accepts_the_deletion(self, account: WorkbenchPlace) -> None:
+    async def test_the_bill_ends_when_google_accepts_the_deletion(
+        self, account: WorkbenchPlace
+    ) -> None:
         """It is requested once, unless it fails."""
-
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.running("slow")
-            await harness.expect(GangState.RUNNING, gang)
-            (machine,) = account.cloud.billed()
-            account.api.keeps.add(machine.name)
-            deleted = account.cloud.time
-            await harness.ours.remove(gang.name)
-            for _ in range(2):
-                await account.wait(timedelta(minutes=1))
-                assert (await harness.one(gang.name)).state is GangState.RUNNING
-            assert account.api.calls.count("notebooks.instances.delete") == 1
-            account.api.errors["delete"] = "try again"
-            account.api.keeps.clear()
+        harness = account.harness()
+        gang = await harness.running("slow")
+        await harness.expect(GangState.RUNNING, gang)
+        (machine,) = account.cloud.billed()
+        account.api.keeps.add(machine.name)
+        deleted = account.cloud.time
+        await harness.ours.remove(gang.name)
+        for _ in range(2):
             await account.wait(timedelta(minutes=1))
-            await harness.ours.gangs()
-            assert account.api.calls.count("notebooks.instances.delete") == 2
-            await account.wait(timedelta(minutes=1))
-            seen = await harness.one(gang.name)
-            assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, deleted)
-
-        asyncio.run(scenario())
+            assert (await harness.one(gang.name)).state is GangState.RUNNING
+        assert account.api.calls.count("notebooks.instances.delete") == 1
+        account.api.errors["delete"] = "try again"
+        account.api.keeps.clear()
+        await account.wait(timedelta(minutes=1))
+        await harness.ours.gangs()
+        assert account.api.calls.count("notebooks.instances.delete") == 2
+        await account.wait(timedelta(minutes=1))
+        seen = await harness.one(gang.name)
+        assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, deleted)
 
     def test_a_notebook_that_was_stopped_is_deleted_with_the_reason(
         self, account: WorkbenchPlace

@@ -2,7 +2,6 @@
 launches of many machines at once, and without either.
 """
 
-import asyncio
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,36 +55,32 @@ class TestReachedBySsh(VmContract):
     traits = REACHED
 
 
-def test_the_recording_of_a_launch_without_a_machine_ends_with_the_removal(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        place = MemoryPlace(BARE, tmp_path)
-        harness = ContractHarness(place, VmContract().lose_reply)
-        spec = await harness.spec("recorded")
-        gang = replace(spec, labels={TAG: "1"}, longest=timedelta(minutes=5))
-        place.fail(0, LaunchFault.BUSY)
-        with pytest.raises(TryAgain):
-            await harness.ours.launch(gang)
-        await harness.ours.remove(gang.name)
-        assert (tmp_path / FOLDER / f"{gang.name}.json").exists()
+async def test_the_recording_of_a_launch_without_a_machine_ends_with_the_removal(
+    tmp_path: Path,
+) -> None:
+    place = MemoryPlace(BARE, tmp_path)
+    harness = ContractHarness(place, VmContract().lose_reply)
+    spec = await harness.spec("recorded")
+    gang = replace(spec, labels={TAG: "1"}, longest=timedelta(minutes=5))
+    place.fail(0, LaunchFault.BUSY)
+    with pytest.raises(TryAgain):
+        await harness.ours.launch(gang)
+    await harness.ours.remove(gang.name)
+    assert (tmp_path / FOLDER / f"{gang.name}.json").exists()
 
-    asyncio.run(scenario())
 
-
-def test_machines_of_a_failed_launch_are_deleted_while_the_list_fails(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        place = MemoryPlace(BARE, tmp_path)
-        harness = ContractHarness(place, VmContract().lose_reply)
-        gang = await harness.spec("half", nodes=2)
-        place.fail(1, LaunchFault.FULL)
-        place.fail_deletions(True)
-        with pytest.raises(NoCapacity):
-            await harness.ours.launch(gang)
-        assert place.billed() == 1
-        place.fail_deletions(False)
-        place.cloud.fails_lists = True
-        await place.settle()
-        with pytest.raises(TryAgain):
-            await harness.ours.gangs()
-        assert place.billed() == 0
-
-    asyncio.run(scenario())
+async def test_machines_of_a_failed_launch_are_deleted_while_the_list_fails(tmp_path: Path) -> None:
+    place = MemoryPlace(BARE, tmp_path)
+    harness = ContractHarness(place, VmContract().lose_reply)
+    gang = await harness.spec("half", nodes=2)
+    place.fail(1, LaunchFault.FULL)
+    place.fail_deletions(True)
+    with pytest.raises(NoCapacity):
+        await harness.ours.launch(gang)
+    assert place.billed() == 1
+    place.fail_deletions(False)
+    place.cloud.fails_lists = True
+    await place.settle()
+    with pytest.raises(TryAgain):
+        await harness.ours.gangs()
+    assert place.billed() == 0

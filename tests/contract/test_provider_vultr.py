@@ -66,17 +66,16 @@ class TestVultr(RestContract):
             if each.instance_type == "vc2-2c-4gb"
         } == {("ewr", 30_000), ("ams", 30_000), ("sao", 45_000)}
 
-    def test_instances_run_the_operating_system_of_the_setting(self, account: RestPlace) -> None:
-        async def scenario() -> None:
-            harness = account.harness()
-            gang, provider = await harness.spec("one"), account.provider("ours", os="Debian 12 x64")
-            await provider.launch(gang)
-            await provider.remove(gang.name)
-            await account.settle()
-            with pytest.raises(Refused, match="os: Vultr has no operating system 'Plan 9'"):
-                await account.provider("ours", os="Plan 9").launch(await harness.spec("two"))
-
-        asyncio.run(scenario())
+    async def test_instances_run_the_operating_system_of_the_setting(
+        self, account: RestPlace
+    ) -> None:
+        harness = account.harness()
+        gang, provider = await harness.spec("one"), account.provider("ours", os="Debian 12 x64")
+        await provider.launch(gang)
+        await provider.remove(gang.name)
+        await account.settle()
+        with pytest.raises(Refused, match="os: Vultr has no operating system 'Plan 9'"):
+            await account.provider("ours", os="Plan 9").launch(await harness.spec("two"))
         assert account.api.systems == [2136]
 
 

@@ -23,7 +23,7 @@ class TestSteppe(RestContract):
     @pytest.mark.parametrize("late", [False, True])
     @pytest.mark.parametrize("call", ["/servers", "/user_data", "/action"])
     @pytest.mark.parametrize("status", [400, 500, 0])
-    def test_a_call_of_several_that_fails_is_made_good(
+    async def test_a_call_of_several_that_fails_is_made_good(
         self, account: RestPlace, call: str, status: int, late: bool
     ) -> None:
         """One call fails once, before or after it takes effect. The launch is repeated as the
@@ -34,22 +34,19 @@ class TestSteppe(RestContract):
             right = request.method != "GET" and call in request.path
             return (faults.pop(), late) if right and faults else None
 
-        async def scenario() -> None:
-            harness = account.harness()
-            gang = await harness.spec("steps")
-            account.api.fail = fail
-            with suppress(Refused):
-                await harness.launch(gang)
+        harness = account.harness()
+        gang = await harness.spec("steps")
+        account.api.fail = fail
+        with suppress(Refused):
             await harness.launch(gang)
-            await harness.engine_ids(gang.name)
-            for _ in range(3):
-                await account.wait(timedelta(minutes=1))
-                seen = await harness.one(gang.name)
-            assert (seen.state, len(seen.nodes)) == (GangState.RUNNING, 1)
-            assert len(account.cloud.billed()) == 1
-            await harness.clear()
-
-        asyncio.run(scenario())
+        await harness.launch(gang)
+        await harness.engine_ids(gang.name)
+        for _ in range(3):
+            await account.wait(timedelta(minutes=1))
+            seen = await harness.one(gang.name)
+        assert (seen.state, len(seen.nodes)) == (GangState.RUNNING, 1)
+        assert len(account.cloud.billed()) == 1
+        await harness.clear()
         assert not faults
 
     def test_a_zone_that_does_not_answer_is_reported(self, account: RestPlace) -> None:

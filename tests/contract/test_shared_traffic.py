@@ -25,7 +25,6 @@ from cavvy.store.gateway_reports import GatewayReports
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 TASK = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=80))
 SERVICE = StoredService(project="p", name="chat", id="s1", task=TASK, created_at=NOW)
 

@@ -25,7 +25,6 @@ from cavvy.store.base import (
 )
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 ADA = Account(name="ada", created_at=NOW)
 BOT = Account(name="bot", kind=AccountKind.SERVICE, created_at=NOW)
 TOKEN = AccountToken(

@@ -10,8 +10,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_hosts_are_put_and_replaced(store: Store) -> None:
     await store.put_host(make_host("local/b"))

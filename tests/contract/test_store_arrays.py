@@ -16,7 +16,6 @@ from cavvy.store.base import AtomicWrite, DependencyMissing, RowNotFound, StaleV
 from cavvy.store.queue import PlacedRow, sort_rows
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 RANGE = (IndexRange(0, 2),)
 ORIGIN = RunOrigin(task_text="run: echo", snapshot="a" * 64)
 

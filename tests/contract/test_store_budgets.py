@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
 from cavvy.control.budgets import BudgetKeeper
@@ -16,7 +15,6 @@ from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 _RATE = HourlyRate(3_600_000)  # 1000 micro-dollars a second
 _BUDGET = SpendingBudget(name="b", limit=Money(1_000_000), project="p", hard_percent=100, since=NOW)
 

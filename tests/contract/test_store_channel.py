@@ -14,8 +14,6 @@ from cavvy.store.contacts import GANG, AgentContact, AgentContacts
 from cavvy.store.drivers import make_driver
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

@@ -10,8 +10,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 def make_checkpoint(job_id: str = "j", manifest: str = "m1", **fields: object) -> SavedCheckpoint:
     saved = SavedCheckpoint(

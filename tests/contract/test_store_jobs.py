@@ -48,8 +48,6 @@ from cavvy.store.held import HeldReader
 from cavvy.store.queue import AGEING, _read_use
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 FULL_TASK = TaskSpec(
     name="train",
     run="python train.py",

@@ -35,7 +35,7 @@ def key(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(anyio_backend: str) -> AsyncIterator[Store]:
+async def store() -> AsyncIterator[Store]:
     store = MemoryStore()
     await store.open()
     yield store

@@ -19,8 +19,6 @@ from cavvy.store.leases import SINGLETONS, Replica, ReplicaLeases, list_replicas
 from cavvy.store.shares import SHARDS, find_preferred, shard_of
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

@@ -31,7 +31,6 @@ from cavvy.store.base import AtomicWrite, LedgerFilter
 from cavvy.store.drivers import make_driver
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 ALL = LedgerFilter()
 
 

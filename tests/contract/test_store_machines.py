@@ -10,7 +10,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 TASK = TaskSpec(name="first", run="true", machine="dev")
 MACHINE = NamedMachine(project="p", name="dev", task=TASK)
 

@@ -11,8 +11,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 REFUSED = Observation(
     market="p/r/a:0/spot", kind=ObservationKind.REFUSED, at=NOW, nodes=2, text="sold\x00out"
 )

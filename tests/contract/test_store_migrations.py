@@ -39,7 +39,6 @@ from cavvy.store.ledger import make_subject
 from cavvy.store.rows import ALLOCATIONS, CHARGES, EVENTS, HOSTS, JOB_COLUMNS, job_values
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 OLD = "0001"
 
 

@@ -24,8 +24,6 @@ from cavvy.store.base import (
 from cavvy.store.drivers import DatabaseSession, make_driver, translate
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
@@ -33,7 +31,7 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def store(url: str, anyio_backend: str) -> AsyncIterator[Store]:
+async def store(url: str) -> AsyncIterator[Store]:
     opened = Store(url)
     await opened.open()
     yield opened

@@ -2,13 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.values import replace
 from cavvy.store.sql import Store
-
-pytestmark = pytest.mark.anyio
 
 GANG = ProviderDocument(collection="gangs", name="rm-1", body='{"note":"\\u0000 é"}')
 

@@ -10,7 +10,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

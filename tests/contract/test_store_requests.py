@@ -23,7 +23,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 ALL = LedgerFilter()
 TASK = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=80), tags={"service": "chat"})
 KEYS = (ServiceKey(id="k1", sha256="", label="web", created_at=NOW),)

@@ -28,7 +28,6 @@ from cavvy.store.base import (
 )
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 BY = ("project", "job", "user", "kind")
 
 

@@ -12,7 +12,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import NameConflict, RowNotFound, SignInConflict
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 MEMBER = GroupRole(group="team", project="vision", role=Role.MEMBER)
 TRUST = IssuerTrust(
     name="company",

@@ -36,8 +36,6 @@ from cavvy.store.drivers import DatabaseSession, choose_journal, make_driver
 from cavvy.store.open import open_store
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -45,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(path: Path, anyio_backend: str) -> AsyncIterator[Store]:
+async def store(path: Path) -> AsyncIterator[Store]:
     opened = Store(f"sqlite:///{path}", journal="wal")
     await opened.open()
     yield opened

@@ -30,7 +30,6 @@ from cavvy.providers.base import Manifest, Provider, TryAgain
 from cavvy.store.base import AtomicWrite, LedgerFilter
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
 ALL = LedgerFilter()
 US = timedelta(microseconds=1)
 

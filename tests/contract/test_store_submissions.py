@@ -11,8 +11,6 @@ from cavvy.domain.values import replace
 from cavvy.store.base import HashMismatch, StaleVersion
 from cavvy.store.sql import Store
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:

@@ -22,7 +22,6 @@ from cavvy.store.drivers import make_driver
 from cavvy.store.sql import Store
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, refuse_rows
 
-pytestmark = pytest.mark.anyio
 ENTRY = AuditEntry(at=NOW, signed_in=True, action="POST /v1/jobs")
 _SPOIL = """
 CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS

@@ -25,14 +25,9 @@ from cavvy.agent import config as todays
 from cavvy.agent.documents import WorkConfig
 from cavvy.domain.protocol import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
 
-pytestmark = [pytest.mark.system, pytest.mark.anyio]
+pytestmark = pytest.mark.system
 FROZEN = Path(__file__).with_name("frozen") / "agent-protocol-1.pyz"
 JOB = "/v1/projects/default/jobs/old"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class Range:

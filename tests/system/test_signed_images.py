@@ -20,14 +20,7 @@ POLICY = "/v1/projects/default/policy"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def api(
-    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Api]:
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
     """An API whose machine has a container engine, as far as placing a job looks for one."""
     engine = tmp_path / "bin" / "podman"
     engine.parent.mkdir()

@@ -52,7 +52,7 @@ class KilledJob:
 
 
 @pytest.mark.parametrize(("enough", "runs"), [(1, 1), (2, 2), (9, 3)])
-def test_a_delivery_is_repeated_until_nothing_is_left(
+async def test_a_delivery_is_repeated_until_nothing_is_left(
     tmp_path: Path, enough: int, runs: int
 ) -> None:
     tries = tmp_path / "tries"
@@ -69,22 +69,18 @@ def test_a_delivery_is_repeated_until_nothing_is_left(
     where = LoginNode(
         host="", ssh_options=(), python=sys.executable, folder=str(tmp_path / "shared"), tools=()
     )
-
-    async def scenario() -> None:
-        login_session = LoginSession(where)
-        workspace = SharedWorkspace(login_session, "here", (await login_session.hello()).folder)
-        intent = BatchIntent(name="gang", nodes=1, asked_at=NOW)
-        files = {"gang.json": msgspec.json.encode(intent), "job": b"1", "end": b"137 1782864000"}
-        await login_session.make(workspace.gang("gang"), files)
-        await login_session.write({f"{workspace.gang('gang')}/0/started": b""})
-        gangs = BatchGangs(cast(BatchSystem, KilledJob(login_session)), context)
-        first = await gangs.gangs("gang")
-        assert [seen.state for seen in first] == [GangState.RUNNING]
-        async with patience():
-            while (await gangs.gangs("gang"))[0].state is not GangState.ENDED:
-                await asyncio.sleep(0.01)
-        await gangs.close()
-        await login_session.close()
-
-    asyncio.run(scenario())
+    login_session = LoginSession(where)
+    workspace = SharedWorkspace(login_session, "here", (await login_session.hello()).folder)
+    intent = BatchIntent(name="gang", nodes=1, asked_at=NOW)
+    files = {"gang.json": msgspec.json.encode(intent), "job": b"1", "end": b"137 1782864000"}
+    await login_session.make(workspace.gang("gang"), files)
+    await login_session.write({f"{workspace.gang('gang')}/0/started": b""})
+    gangs = BatchGangs(cast(BatchSystem, KilledJob(login_session)), context)
+    first = await gangs.gangs("gang")
+    assert [seen.state for seen in first] == [GangState.RUNNING]
+    async with patience():
+        while (await gangs.gangs("gang"))[0].state is not GangState.ENDED:
+            await asyncio.sleep(0.01)
+    await gangs.close()
+    await login_session.close()
     assert tries.read_text() == "--deliver 0\n" * runs

@@ -1,6 +1,5 @@
 """A seat on the login node: what it lacks is told with what to do."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -25,41 +24,32 @@ def make_where(folder: Path) -> LoginNode:
     )
 
 
-def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
-
-    async def scenario() -> None:
-        login_session = LoginSession(make_where(tmp_path / "shared"))
-        assert (await login_session.run(["id", "-u"])).code == 0
-        with pytest.raises(
-            TryAgain,
-            match="this machine has no no-such-sbatch; set `host` to the cluster's login node",
-        ):
-            await login_session.run(["no-such-sbatch", "--parsable"])
-        await login_session.close()
-
-    asyncio.run(scenario())
+async def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+    login_session = LoginSession(make_where(tmp_path / "shared"))
+    assert (await login_session.run(["id", "-u"])).code == 0
+    with pytest.raises(
+        TryAgain, match="this machine has no no-such-sbatch; set `host` to the cluster's login node"
+    ):
+        await login_session.run(["no-such-sbatch", "--parsable"])
+    await login_session.close()
 
 
-def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
-
-    async def scenario() -> None:
-        for name, told, problem in (
-            (
-                "file/inner",
-                "file/inner cannot be created: Not a dir",
-                TryAgain,
-            ),  # it may be a mount that is not there yet
-            ("open", "run `chmod 700` on it", Refused),
-        ):
-            login_session = LoginSession(make_where(tmp_path / name))
-            with pytest.raises(problem, match=f"{told}.*`folder`"):
-                await login_session.hello()
-            await login_session.close()
-
-    asyncio.run(scenario())
+    for name, told, problem in (
+        (
+            "file/inner",
+            "file/inner cannot be created: Not a dir",
+            TryAgain,
+        ),  # it may be a mount that is not there yet
+        ("open", "run `chmod 700` on it", Refused),
+    ):
+        login_session = LoginSession(make_where(tmp_path / name))
+        with pytest.raises(problem, match=f"{told}.*`folder`"):
+            await login_session.hello()
+        await login_session.close()
 
 
 def test_options_that_no_shell_could_read_are_told(tmp_path: Path) -> None:
@@ -67,7 +57,7 @@ def test_options_that_no_shell_could_read_are_told(tmp_path: Path) -> None:
         read_where({"ssh_options": "-i 'x"}, ())
 
 
-def test_a_login_node_whose_name_has_no_address_is_refused(
+async def test_a_login_node_whose_name_has_no_address_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh = tmp_path / "ssh"
@@ -76,25 +66,18 @@ def test_a_login_node_whose_name_has_no_address_is_refused(
     )
     ssh.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    async def scenario() -> None:
-        where = replace(make_where(tmp_path / "shared"), host="login")
-        with pytest.raises(Refused, match="login: the name has no address"):
-            await LoginSession(where).hello()
-
-    asyncio.run(scenario())
+    where = replace(make_where(tmp_path / "shared"), host="login")
+    with pytest.raises(Refused, match="login: the name has no address"):
+        await LoginSession(where).hello()
 
 
-def test_a_seat_that_is_closed_says_nothing_of_its_process(
+async def test_a_seat_that_is_closed_says_nothing_of_its_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        for _ in range(10):
-            login_session = LoginSession(make_where(tmp_path / "shared"))
-            await login_session.hello()
-            await login_session.close()
-
-    asyncio.run(scenario())
+    for _ in range(10):
+        login_session = LoginSession(make_where(tmp_path / "shared"))
+        await login_session.hello()
+        await login_session.close()
     assert caplog.text == ""
 
 
@@ -120,17 +103,15 @@ def test_a_server_that_dies_leaves_no_unfinished_folder(tmp_path: Path) -> None:
     assert len(list(path.iterdir())) == len(files)
 
 
-def test_an_unfinished_folder_of_a_killed_helper_is_deleted_after_an_hour(tmp_path: Path) -> None:
+async def test_an_unfinished_folder_of_a_killed_helper_is_deleted_after_an_hour(
+    tmp_path: Path,
+) -> None:
     for name, minutes in ((".new-old", 61), (".new-running", 59), ("other", 61)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("a token")
         at = time.time() - 60 * minutes
         os.utime(tmp_path / name, (at, at))
-
-    async def scenario() -> None:
-        login_session = LoginSession(make_where(tmp_path / "shared"))
-        assert await login_session.make(str(tmp_path / "g"), {"file": b"x"})
-        await login_session.close()
-
-    asyncio.run(scenario())
+    login_session = LoginSession(make_where(tmp_path / "shared"))
+    assert await login_session.make(str(tmp_path / "g"), {"file": b"x"})
+    await login_session.close()
     assert {each.name for each in tmp_path.iterdir()} == {".new-running", "g", "other", "shared"}

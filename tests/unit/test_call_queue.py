@@ -43,7 +43,7 @@ class AnsweringFront:
         return CallAnswer(status=200)
 
 
-def test_a_silent_bucket_delays_no_calls() -> None:
+async def test_a_silent_bucket_delays_no_calls() -> None:
     async def run() -> None:
         store, ended, buckets = MemoryStore(), asyncio.Event(), SilentBuckets()
         parts: Any = {"jobs": None, "pool": None, "budgets": None}
@@ -76,8 +76,5 @@ def test_a_silent_bucket_delays_no_calls() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await run()
-
-    asyncio.run(bounded())
+    async with asyncio.timeout(20):
+        await run()

@@ -2,7 +2,6 @@
 a while.
 """
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -136,88 +135,81 @@ class Hours:
         return self.at
 
 
-def test_a_market_that_said_no_is_left_alone_by_all_for_a_minute_and_a_yes_ends_that() -> None:
-    async def scenario() -> None:
-        store, hours = MemoryStore(make_id=lambda: "test"), Hours()
+async def test_a_market_that_said_no_is_left_alone_by_all_for_a_minute_and_a_yes_ends_that() -> (
+    None
+):
+    store, hours = MemoryStore(make_id=lambda: "test"), Hours()
 
-        async def cooldowns(*observations: ObservationKind) -> bool:
-            saw = [Observation(market=SPOT.key, kind=kind, at=hours.at) for kind in observations]
-            await store.commit(AtomicWrite(observations=saw))
-            return SPOT.key in await MarketHistory(store, cast(ControlClock, hours)).cooling_down()
+    async def cooldowns(*observations: ObservationKind) -> bool:
+        saw = [Observation(market=SPOT.key, kind=kind, at=hours.at) for kind in observations]
+        await store.commit(AtomicWrite(observations=saw))
+        return SPOT.key in await MarketHistory(store, cast(ControlClock, hours)).cooling_down()
 
+    assert not await cooldowns()
+    assert await cooldowns(ObservationKind.REFUSED)
+    hours.at += 59 * SECOND
+    assert await cooldowns()
+    hours.at += SECOND
+    assert not await cooldowns()
+    for kind in (ObservationKind.TAKEN, ObservationKind.FAILED):
+        hours.at += 3600 * SECOND
         assert not await cooldowns()
-        assert await cooldowns(ObservationKind.REFUSED)
-        hours.at += 59 * SECOND
-        assert await cooldowns()
+        assert await cooldowns(kind)
         hours.at += SECOND
-        assert not await cooldowns()
-        for kind in (ObservationKind.TAKEN, ObservationKind.FAILED):
-            hours.at += 3600 * SECOND
-            assert not await cooldowns()
-            assert await cooldowns(kind)
-            hours.at += SECOND
-            assert not await cooldowns(ObservationKind.GRANTED)
-
-    asyncio.run(scenario())
+        assert not await cooldowns(ObservationKind.GRANTED)
 
 
-def test_a_market_that_takes_nodes_back_before_they_boot_is_left_alone_for_as_long() -> None:
-    async def scenario() -> None:
-        store, hours = MemoryStore(make_id=lambda: "test"), Hours()
+async def test_a_market_that_takes_nodes_back_before_they_boot_is_left_alone_for_as_long() -> None:
+    store, hours = MemoryStore(make_id=lambda: "test"), Hours()
 
-        async def cools_down() -> bool:
-            return SPOT.key in await MarketHistory(store, cast(ControlClock, hours)).cooling_down()
+    async def cools_down() -> bool:
+        return SPOT.key in await MarketHistory(store, cast(ControlClock, hours)).cooling_down()
 
-        async def see(kind: ObservationKind, seconds: float = 0.0) -> None:
-            saw = Observation(market=SPOT.key, kind=kind, at=hours.at, seconds=seconds)
-            await store.commit(AtomicWrite(observations=[saw]))
+    async def see(kind: ObservationKind, seconds: float = 0.0) -> None:
+        saw = Observation(market=SPOT.key, kind=kind, at=hours.at, seconds=seconds)
+        await store.commit(AtomicWrite(observations=[saw]))
 
-        for wait_s in (60, 1500):
-            await see(ObservationKind.GRANTED)
-            assert not await cools_down()
-            hours.at += 20 * SECOND
-            await see(ObservationKind.TAKEN, 20.0)
-            assert await cools_down()
-            hours.at += wait_s * SECOND
-        # The bad period had lasted for 100 s when the second launch ended.
+    for wait_s in (60, 1500):
+        await see(ObservationKind.GRANTED)
         assert not await cools_down()
+        hours.at += 20 * SECOND
+        await see(ObservationKind.TAKEN, 20.0)
+        assert await cools_down()
+        hours.at += wait_s * SECOND
+    # The bad period had lasted for 100 s when the second launch ended.
+    assert not await cools_down()
+    await see(ObservationKind.GRANTED)
+    hours.at += 20 * SECOND
+    await see(ObservationKind.TAKEN, 20.0)
+    hours.at += 100 * SECOND
+    assert not await cools_down()  # The market was not tried for so long that this is the first
+    for _ in range(5):
         await see(ObservationKind.GRANTED)
         hours.at += 20 * SECOND
         await see(ObservationKind.TAKEN, 20.0)
-        hours.at += 100 * SECOND
-        assert not await cools_down()  # The market was not tried for so long that this is the first
-        for _ in range(5):
-            await see(ObservationKind.GRANTED)
-            hours.at += 20 * SECOND
-            await see(ObservationKind.TAKEN, 20.0)
-            hours.at += 300 * SECOND
-        hours.at += 700 * SECOND
-        assert await cools_down()
-        await see(ObservationKind.GRANTED)
-        hours.at += 3600 * SECOND
-        await see(ObservationKind.TAKEN, 3600.0)
-        hours.at += 60 * SECOND
-        assert not await cools_down()
-
-    asyncio.run(scenario())
+        hours.at += 300 * SECOND
+    hours.at += 700 * SECOND
+    assert await cools_down()
+    await see(ObservationKind.GRANTED)
+    hours.at += 3600 * SECOND
+    await see(ObservationKind.TAKEN, 3600.0)
+    hours.at += 60 * SECOND
+    assert not await cools_down()
 
 
-def test_a_price_is_written_down_when_it_is_another_and_by_every_server_once() -> None:
-    async def scenario() -> None:
-        store, hours = MemoryStore(make_id=lambda: "test"), Hours()
-        history = MarketHistory(store, cast(ControlClock, hours))
-        fixed = replace(SPOT, purchase=Purchase.ON_DEMAND)
+async def test_a_price_is_written_down_when_it_is_another_and_by_every_server_once() -> None:
+    store, hours = MemoryStore(make_id=lambda: "test"), Hours()
+    history = MarketHistory(store, cast(ControlClock, hours))
+    fixed = replace(SPOT, purchase=Purchase.ON_DEMAND)
 
-        async def told() -> list[int]:
-            found = await store.observations([SPOT.key, fixed.key], NOW - timedelta(days=1))
-            return [each.rate.micros_per_hour for each in found if each.rate is not None]
+    async def told() -> list[int]:
+        found = await store.observations([SPOT.key, fixed.key], NOW - timedelta(days=1))
+        return [each.rate.micros_per_hour for each in found if each.rate is not None]
 
-        dearer = replace(SPOT, rate=HourlyRate(400))
-        for offers in ([SPOT, fixed], [SPOT], [dearer], [dearer], [SPOT]):
-            hours.at += SECOND
-            await history.note_prices(offers)
-        assert await told() == [300, 400, 300]
-        await MarketHistory(store, cast(ControlClock, hours)).note_prices([SPOT])
-        assert await told() == [300, 400, 300]
-
-    asyncio.run(scenario())
+    dearer = replace(SPOT, rate=HourlyRate(400))
+    for offers in ([SPOT, fixed], [SPOT], [dearer], [dearer], [SPOT]):
+        hours.at += SECOND
+        await history.note_prices(offers)
+    assert await told() == [300, 400, 300]
+    await MarketHistory(store, cast(ControlClock, hours)).note_prices([SPOT])
+    assert await told() == [300, 400, 300]

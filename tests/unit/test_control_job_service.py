@@ -1,7 +1,5 @@
 """Users' requests on one job that arrive at the same time."""
 
-import asyncio
-
 import pytest
 from tests.contract.store_suite import submit
 
@@ -58,89 +56,80 @@ async def keep_checkpoints(job: JobRecord) -> RemovedCheckpoints:
     return RemovedCheckpoints()
 
 
-def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_locks() -> None:
-    async def scenario() -> None:
-        store, clock, paper = BusyStore(), WallClock(), Paper()
-        deferred = Deferred(store, paper)
-        jobs = JobService(
-            deferred,
-            clock,
-            JobIds(clock),
-            hint=lambda key: None,
-            arrived=lambda: None,
-            notify=lambda job_id, what: None,
-            remove_files=keep_checkpoints,
-        )
-        await submit(store, "j", phase=JobPhase.RUNNING)
-        store.error = StoreFull("no space")
-        await jobs.stop("p", "train")
-        assert list(paper.stops) == ["j"]
-        store.error = StoreUnusable("another process has locked the database")
-        await deferred.write_pending()
-        assert (await deferred.job("j")).phase is JobPhase.STOPPING
-        assert list(paper.stops) == ["j"]
-        store.error = None
-        await deferred.write_pending()
-        assert (await store.job("j")).phase is JobPhase.STOPPING
-        assert paper.stops == {}
-
-    asyncio.run(scenario())
+async def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_locks() -> None:
+    store, clock, paper = BusyStore(), WallClock(), Paper()
+    deferred = Deferred(store, paper)
+    jobs = JobService(
+        deferred,
+        clock,
+        JobIds(clock),
+        hint=lambda key: None,
+        arrived=lambda: None,
+        notify=lambda job_id, what: None,
+        remove_files=keep_checkpoints,
+    )
+    await submit(store, "j", phase=JobPhase.RUNNING)
+    store.error = StoreFull("no space")
+    await jobs.stop("p", "train")
+    assert list(paper.stops) == ["j"]
+    store.error = StoreUnusable("another process has locked the database")
+    await deferred.write_pending()
+    assert (await deferred.job("j")).phase is JobPhase.STOPPING
+    assert list(paper.stops) == ["j"]
+    store.error = None
+    await deferred.write_pending()
+    assert (await store.job("j")).phase is JobPhase.STOPPING
+    assert paper.stops == {}
 
 
-def test_removing_a_job_frees_a_full_disk() -> None:
-    async def scenario() -> None:
-        store, clock = FullStore(), WallClock()
+async def test_removing_a_job_frees_a_full_disk() -> None:
+    store, clock = FullStore(), WallClock()
 
-        async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
-            store.full = False
-            with pytest.raises(TooLate, match="is being removed"):
-                await jobs.retry("p", "train")
-            return RemovedCheckpoints(bytes=5)
-
-        jobs = JobService(
-            Deferred(store),
-            clock,
-            JobIds(clock),
-            hint=lambda key: None,
-            arrived=lambda: None,
-            notify=lambda job_id, what: None,
-            remove_files=remove_checkpoints,
-        )
-        await submit(store, "j", phase=JobPhase.FAILED)
-        assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
-        with pytest.raises(RowNotFound):
-            await store.find_job("p", "train")
-
-    asyncio.run(scenario())
-
-
-def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
-    async def scenario() -> None:
-        store, clock, crashes = MemoryStore(), WallClock(), [True, False]
-
-        async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
-            with pytest.raises(TooLate, match="is being removed"):
-                await jobs.retry("p", "train")
-            if crashes.pop(0):
-                raise TimeoutError
-            return RemovedCheckpoints(bytes=5)
-
-        jobs = JobService(
-            Deferred(store),
-            clock,
-            JobIds(clock),
-            hint=lambda key: None,
-            arrived=lambda: None,
-            notify=lambda job_id, what: None,
-            remove_files=remove_checkpoints,
-        )
-        await submit(store, "j", phase=JobPhase.FAILED)
-        with pytest.raises(TimeoutError):
-            await jobs.remove("p", "train")
+    async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
+        store.full = False
         with pytest.raises(TooLate, match="is being removed"):
             await jobs.retry("p", "train")
-        assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
-        with pytest.raises(RowNotFound):
-            await store.find_job("p", "train")
+        return RemovedCheckpoints(bytes=5)
 
-    asyncio.run(scenario())
+    jobs = JobService(
+        Deferred(store),
+        clock,
+        JobIds(clock),
+        hint=lambda key: None,
+        arrived=lambda: None,
+        notify=lambda job_id, what: None,
+        remove_files=remove_checkpoints,
+    )
+    await submit(store, "j", phase=JobPhase.FAILED)
+    assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
+    with pytest.raises(RowNotFound):
+        await store.find_job("p", "train")
+
+
+async def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
+    store, clock, crashes = MemoryStore(), WallClock(), [True, False]
+
+    async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
+        with pytest.raises(TooLate, match="is being removed"):
+            await jobs.retry("p", "train")
+        if crashes.pop(0):
+            raise TimeoutError
+        return RemovedCheckpoints(bytes=5)
+
+    jobs = JobService(
+        Deferred(store),
+        clock,
+        JobIds(clock),
+        hint=lambda key: None,
+        arrived=lambda: None,
+        notify=lambda job_id, what: None,
+        remove_files=remove_checkpoints,
+    )
+    await submit(store, "j", phase=JobPhase.FAILED)
+    with pytest.raises(TimeoutError):
+        await jobs.remove("p", "train")
+    with pytest.raises(TooLate, match="is being removed"):
+        await jobs.retry("p", "train")
+    assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
+    with pytest.raises(RowNotFound):
+        await store.find_job("p", "train")

@@ -5,7 +5,6 @@ gangs are still removed if they are orphans, and no missing gang counts as forgo
 from collections.abc import Sequence
 from typing import cast
 
-import pytest
 from tests.contract.store_suite import NOW, begin, submit
 
 from cavvy.control.agents.uploads import UnfinishedUploads
@@ -17,8 +16,6 @@ from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.providers.base import GangSeen, GangState, PartlyUnknown, Provider
 from cavvy.store.memory import MemoryStore
-
-pytestmark = pytest.mark.anyio
 
 
 class Half:

@@ -95,81 +95,69 @@ def make_spec() -> GangSpec:
     )
 
 
-def test_what_is_placed_is_used_until_its_place_has_answered() -> None:
-    async def scenario() -> None:
-        pool, farm, _ = make_places()
-        assert await left(pool, SMALL) == 4
-        pool.place("g", LARGE, 1)
-        assert await left(pool, SMALL, LEASE) == 2  # of what was told before
-        assert await left(pool, SMALL) == 2  # and of what is told now: nothing was launched yet
-        launch = asyncio.create_task(pool.launch(make_spec()))
-        await asyncio.sleep(0)
-        assert await left(pool, LARGE) == 1
-        farm.answer.set()
-        await launch
-        assert await left(pool, LARGE) == 2  # what it tells from now on counts the gang
-
-    asyncio.run(scenario())
+async def test_what_is_placed_is_used_until_its_place_has_answered() -> None:
+    pool, farm, _ = make_places()
+    assert await left(pool, SMALL) == 4
+    pool.place("g", LARGE, 1)
+    assert await left(pool, SMALL, LEASE) == 2  # of what was told before
+    assert await left(pool, SMALL) == 2  # and of what is told now: nothing was launched yet
+    launch = asyncio.create_task(pool.launch(make_spec()))
+    await asyncio.sleep(0)
+    assert await left(pool, LARGE) == 1
+    farm.answer.set()
+    await launch
+    assert await left(pool, LARGE) == 2  # what it tells from now on counts the gang
 
 
-def test_what_was_refused_or_never_launched_is_free_again() -> None:
-    async def scenario() -> None:
-        pool, farm, watch = make_places()
-        farm.refuses = True
-        farm.answer.set()
-        pool.place("g", LARGE, 1)
-        try:
-            await pool.launch(make_spec())
-        except NoCapacity:
-            pass
-        else:
-            raise AssertionError("it was to be refused")
-        assert await left(pool, LARGE) == 2
-        pool.place("h", LARGE, 2)
-        assert await left(pool, SMALL) == 0
-        watch.at += CALL_TIMEOUT
-        assert await left(pool, SMALL) == 4
-        pool.place("i", LARGE, 2)
-        pool.free("i", LARGE)  # its job was stopped before the launch
-        assert await left(pool, SMALL) == 4
-
-    asyncio.run(scenario())
+async def test_what_was_refused_or_never_launched_is_free_again() -> None:
+    pool, farm, watch = make_places()
+    farm.refuses = True
+    farm.answer.set()
+    pool.place("g", LARGE, 1)
+    try:
+        await pool.launch(make_spec())
+    except NoCapacity:
+        pass
+    else:
+        raise AssertionError("it was to be refused")
+    assert await left(pool, LARGE) == 2
+    pool.place("h", LARGE, 2)
+    assert await left(pool, SMALL) == 0
+    watch.at += CALL_TIMEOUT
+    assert await left(pool, SMALL) == 4
+    pool.place("i", LARGE, 2)
+    pool.free("i", LARGE)  # its job was stopped before the launch
+    assert await left(pool, SMALL) == 4
 
 
-def test_what_is_gone_is_looked_for_soon() -> None:
-    async def scenario() -> None:
-        pool, _, watch = make_places()
-        first = await pool.market()
-        watch.at += FREED_AGE
-        assert await pool.market() is first
-        assert pool.next_news(OFFERS_AGE) == OFFERS_AGE
-        assert not pool.free("g", replace(LARGE, capacity=None))
-        assert not pool.free("g", replace(LARGE, shared=True))
-        assert await pool.market() is first
-        assert pool.free("g", LARGE)
-        assert pool.next_news(OFFERS_AGE) == timedelta(0)
-        second = await pool.market()
-        assert second is not first
-        assert pool.free("h", SMALL)
-        assert pool.next_news(OFFERS_AGE) == FREED_AGE
-        assert await pool.market() is second  # not more often than that
-        watch.at += FREED_AGE
-        assert await pool.market() is not second
-
-    asyncio.run(scenario())
+async def test_what_is_gone_is_looked_for_soon() -> None:
+    pool, _, watch = make_places()
+    first = await pool.market()
+    watch.at += FREED_AGE
+    assert await pool.market() is first
+    assert pool.next_news(OFFERS_AGE) == OFFERS_AGE
+    assert not pool.free("g", replace(LARGE, capacity=None))
+    assert not pool.free("g", replace(LARGE, shared=True))
+    assert await pool.market() is first
+    assert pool.free("g", LARGE)
+    assert pool.next_news(OFFERS_AGE) == timedelta(0)
+    second = await pool.market()
+    assert second is not first
+    assert pool.free("h", SMALL)
+    assert pool.next_news(OFFERS_AGE) == FREED_AGE
+    assert await pool.market() is second  # not more often than that
+    watch.at += FREED_AGE
+    assert await pool.market() is not second
 
 
-def test_what_is_placed_while_places_are_asked_is_used() -> None:
-    async def scenario() -> None:
-        pool, farm, _ = make_places()
-        farm.tells.clear()
-        asked = asyncio.create_task(left(pool, LARGE))
-        await asyncio.sleep(0)
-        pool.place("g", LARGE, 1)
-        farm.tells.set()
-        assert await asked == 1
-
-    asyncio.run(scenario())
+async def test_what_is_placed_while_places_are_asked_is_used() -> None:
+    pool, farm, _ = make_places()
+    farm.tells.clear()
+    asked = asyncio.create_task(left(pool, LARGE))
+    await asyncio.sleep(0)
+    pool.place("g", LARGE, 1)
+    farm.tells.set()
+    assert await asked == 1
 
 
 class BlindFarm(Farm):
@@ -183,28 +171,21 @@ class BlindFarm(Farm):
         raise Refused("not allowed")
 
 
-def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
-    async def scenario() -> None:
-        pool = ProviderPool({"farm": cast(Provider, BlindFarm())}, cast(ControlClock, Watch()))
-        market = (await pool.market()).market
-        assert list(market.offers) == [LARGE, SMALL]
-        assert [str(each) for each in market.problems] == ["farm: not allowed"]
-        volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
-        plain = TaskSpec(name="t", run="x")
-        kept, scratch = (
-            replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False)
-        )
-        told = [
-            explain_misplaced(task, LARGE, market.volumes, market.blind)
-            for task in (plain, kept, scratch)
-        ]
-        assert told == [
-            None,
-            Objection("volumes", "the location of data is currently unknown"),
-            None,
-        ]
-
-    asyncio.run(scenario())
+async def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
+    pool = ProviderPool({"farm": cast(Provider, BlindFarm())}, cast(ControlClock, Watch()))
+    market = (await pool.market()).market
+    assert list(market.offers) == [LARGE, SMALL]
+    assert [str(each) for each in market.problems] == ["farm: not allowed"]
+    volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
+    plain = TaskSpec(name="t", run="x")
+    kept, scratch = (
+        replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False)
+    )
+    told = [
+        explain_misplaced(task, LARGE, market.volumes, market.blind)
+        for task in (plain, kept, scratch)
+    ]
+    assert told == [None, Objection("volumes", "the location of data is currently unknown"), None]
 
 
 class HalfFarm(Farm):
@@ -220,64 +201,46 @@ def no_objections(task: TaskSpec, provider: str) -> Sequence[Objection]:
     return ()
 
 
-def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
+async def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
     """What the other region has is offered; what neither offers is not given up."""
-
-    async def scenario() -> None:
-        pool, watch = (
-            ProviderPool({"farm": cast(Provider, HalfFarm())}, cast(ControlClock, Watch())),
-            Watch(),
+    pool, watch = (
+        ProviderPool({"farm": cast(Provider, HalfFarm())}, cast(ControlClock, Watch())),
+        Watch(),
+    )
+    market = (await pool.market()).market
+    assert list(market.offers) == [LARGE, SMALL]
+    assert list(market.problems) == [("farm", "east: cannot be reached")]
+    task = TaskSpec(name="t", run="x", resources=ResourceSpec(instance="t16"))
+    job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at)
+    for each, hopeless in ((market, False), (replace(market, problems=()), True)):
+        found = find_candidates(
+            job, each, match(job, each), no_objections, situation=PlanningContext(), now=watch.at
         )
-        market = (await pool.market()).market
-        assert list(market.offers) == [LARGE, SMALL]
-        assert list(market.problems) == [("farm", "east: cannot be reached")]
-        task = TaskSpec(name="t", run="x", resources=ResourceSpec(instance="t16"))
-        job = JobRecord(
-            id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at
-        )
-        for each, hopeless in ((market, False), (replace(market, problems=()), True)):
-            found = find_candidates(
-                job,
-                each,
-                match(job, each),
-                no_objections,
-                situation=PlanningContext(),
-                now=watch.at,
-            )
-            assert found.hopeless is hopeless
-            assert ("east: cannot be reached" in found.reason) is not hopeless
-
-    asyncio.run(scenario())
+        assert found.hopeless is hopeless
+        assert ("east: cannot be reached" in found.reason) is not hopeless
 
 
-def test_what_is_launched_while_places_are_asked_is_used() -> None:
+async def test_what_is_launched_while_places_are_asked_is_used() -> None:
     """What they tell may be from before the launch."""
+    pool, farm, _ = make_places()
+    pool.place("g", LARGE, 1)
+    farm.answer.set()
+    farm.tells.clear()
+    asked = asyncio.create_task(left(pool, LARGE))
+    await asyncio.sleep(0)
+    await pool.launch(make_spec())
+    farm.tells.set()
+    assert await asked == 1
+    assert await left(pool, LARGE) == 2
 
-    async def scenario() -> None:
-        pool, farm, _ = make_places()
-        pool.place("g", LARGE, 1)
-        farm.answer.set()
-        farm.tells.clear()
-        asked = asyncio.create_task(left(pool, LARGE))
-        await asyncio.sleep(0)
+
+async def test_a_server_that_may_have_lost_its_jobs_launches_nothing() -> None:
+    pool, farm, _ = make_places()
+    farm.answer.set()
+    farm.refuses = True
+    pool.may_launch = lambda: False
+    with pytest.raises(TryAgain, match="another server"):
+        await pool.launch(make_spec())  # the farm was not asked, so it did not refuse
+    pool.may_launch = lambda: True
+    with pytest.raises(NoCapacity):
         await pool.launch(make_spec())
-        farm.tells.set()
-        assert await asked == 1
-        assert await left(pool, LARGE) == 2
-
-    asyncio.run(scenario())
-
-
-def test_a_server_that_may_have_lost_its_jobs_launches_nothing() -> None:
-    async def scenario() -> None:
-        pool, farm, _ = make_places()
-        farm.answer.set()
-        farm.refuses = True
-        pool.may_launch = lambda: False
-        with pytest.raises(TryAgain, match="another server"):
-            await pool.launch(make_spec())  # the farm was not asked, so it did not refuse
-        pool.may_launch = lambda: True
-        with pytest.raises(NoCapacity):
-            await pool.launch(make_spec())
-
-    asyncio.run(scenario())

@@ -71,87 +71,70 @@ def meant(signed: SignedRequest) -> tuple[str, str, list[str]]:
     return signed.method, parts.path, parse_qs(parts.query)["X-Amz-Expires"]
 
 
-def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> None:
-    async def scenario() -> None:
-        transfers, _, attempt = await make_transfers()
-        assert meant((await transfers.input(attempt.gang, 0)).sign_get("a/b.bin")) == (
-            "GET",
-            "/b/in/a/b.bin",
-            ["900"],
+async def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> None:
+    transfers, _, attempt = await make_transfers()
+    assert meant((await transfers.input(attempt.gang, 0)).sign_get("a/b.bin")) == (
+        "GET",
+        "/b/in/a/b.bin",
+        ["900"],
+    )
+    part = (await transfers.output(attempt.gang, 0)).sign_part("r.txt", "upload", 2)
+    assert meant(part) == ("PUT", "/b/out/r.txt", ["900"])
+    assert parse_qs(urlsplit(part.url).query)["uploadId"] == ["upload"]
+
+
+async def test_no_request_is_for_the_servers_own_files() -> None:
+    transfers, _, attempt = await make_transfers("s3://b/in")
+    with pytest.raises(ObjectDenied, match="the server stores its own files"):
+        await transfers.input(attempt.gang, 0)
+    with pytest.raises(ObjectDenied, match="the server stores its own files"):
+        await transfers.open_url("default", "s3://b/")
+    await transfers.output(attempt.gang, 0)
+
+    async def open_checkpoints(url: str) -> None:
+        opener = BucketCheckpointOpener(
+            no_secrets, {**KEYS, OWN_FILES: "s3://b/kept/own"}, Noon().now
         )
-        part = (await transfers.output(attempt.gang, 0)).sign_part("r.txt", "upload", 2)
-        assert meant(part) == ("PUT", "/b/out/r.txt", ["900"])
-        assert parse_qs(urlsplit(part.url).query)["uploadId"] == ["upload"]
+        await opener.open_folder("p", "j", url, "blobs/")
 
-    asyncio.run(scenario())
-
-
-def test_no_request_is_for_the_servers_own_files() -> None:
-    async def scenario() -> None:
-        transfers, _, attempt = await make_transfers("s3://b/in")
-        with pytest.raises(ObjectDenied, match="the server stores its own files"):
-            await transfers.input(attempt.gang, 0)
-        with pytest.raises(ObjectDenied, match="the server stores its own files"):
-            await transfers.open_url("default", "s3://b/")
-        await transfers.output(attempt.gang, 0)
-
-        async def open_checkpoints(url: str) -> None:
-            opener = BucketCheckpointOpener(
-                no_secrets, {**KEYS, OWN_FILES: "s3://b/kept/own"}, Noon().now
-            )
-            await opener.open_folder("p", "j", url, "blobs/")
-
-        await open_checkpoints("s3://b/other")
-        with pytest.raises(ObjectDenied, match="the server stores its own files"):
-            await open_checkpoints("s3://b/kept")
-
-    asyncio.run(scenario())
+    await open_checkpoints("s3://b/other")
+    with pytest.raises(ObjectDenied, match="the server stores its own files"):
+        await open_checkpoints("s3://b/kept")
 
 
 @pytest.mark.parametrize("path", ["../kept/secret", "a/../../secret", "/secret", "..", "a\0b"])
-def test_no_request_leaves_what_the_task_names(path: str) -> None:
-    async def scenario() -> None:
-        transfers, _, attempt = await make_transfers()
-        with pytest.raises(ObjectDenied, match="is outside the URL that the task names"):
-            (await transfers.input(attempt.gang, 0)).sign_get(path)
-        with pytest.raises(ObjectDenied, match="is outside the URL that the task names"):
-            (await transfers.output(attempt.gang, 0)).sign_part(path, "", 1)
-
-    asyncio.run(scenario())
+async def test_no_request_leaves_what_the_task_names(path: str) -> None:
+    transfers, _, attempt = await make_transfers()
+    with pytest.raises(ObjectDenied, match="is outside the URL that the task names"):
+        (await transfers.input(attempt.gang, 0)).sign_get(path)
+    with pytest.raises(ObjectDenied, match="is outside the URL that the task names"):
+        (await transfers.output(attempt.gang, 0)).sign_part(path, "", 1)
 
 
-def test_nothing_is_signed_that_the_task_has_not_or_for_an_attempt_that_is_over() -> None:
-    async def scenario() -> None:
-        transfers, store, attempt = await make_transfers()
-        for index in (-1, 1):
-            with pytest.raises(RowNotFound, match="no input or output with the number"):
-                await transfers.input(attempt.gang, index)
+async def test_nothing_is_signed_that_the_task_has_not_or_for_an_attempt_that_is_over() -> None:
+    transfers, store, attempt = await make_transfers()
+    for index in (-1, 1):
+        with pytest.raises(RowNotFound, match="no input or output with the number"):
+            await transfers.input(attempt.gang, index)
+    await transfers.input(attempt.gang, 0)
+    await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
+    with pytest.raises(RowNotFound, match="attempt 1 has ended"):
         await transfers.input(attempt.gang, 0)
-        await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
-        with pytest.raises(RowNotFound, match="attempt 1 has ended"):
-            await transfers.input(attempt.gang, 0)
-
-    asyncio.run(scenario())
 
 
-def test_checkpoints_in_a_bucket_are_each_jobs_own() -> None:
-    async def scenario() -> None:
-        store, name = MemoryStore(make_id=lambda: "test"), "5" * 64
-        for job_id in ("j", "k"):
-            job = await submit(store, job_id, task=TASK)
-            bucket_checkpoints = await BucketCheckpointOpener(no_secrets, KEYS, lambda: NOW).open(
-                job
-            )
-            assert bucket_checkpoints is not None
-            path = f"/b/kept/p/{job_id}/blobs/{name}"
-            assert meant(bucket_checkpoints.file(name).sign_get()) == ("GET", path, ["900"])
-            assert meant(bucket_checkpoints.file(name).sign_part("", "upload", 1)) == (
-                "PUT",
-                path,
-                ["900"],
-            )
-
-    asyncio.run(scenario())
+async def test_checkpoints_in_a_bucket_are_each_jobs_own() -> None:
+    store, name = MemoryStore(make_id=lambda: "test"), "5" * 64
+    for job_id in ("j", "k"):
+        job = await submit(store, job_id, task=TASK)
+        bucket_checkpoints = await BucketCheckpointOpener(no_secrets, KEYS, lambda: NOW).open(job)
+        assert bucket_checkpoints is not None
+        path = f"/b/kept/p/{job_id}/blobs/{name}"
+        assert meant(bucket_checkpoints.file(name).sign_get()) == ("GET", path, ["900"])
+        assert meant(bucket_checkpoints.file(name).sign_part("", "upload", 1)) == (
+            "PUT",
+            path,
+            ["900"],
+        )
 
 
 class Drawer:
@@ -200,29 +183,25 @@ class Drawer:
 
 
 @pytest.mark.parametrize("arrived", [b"", b"12", b"1234", None])
-def test_what_arrived_shorter_or_longer_does_not_count(
+async def test_what_arrived_shorter_or_longer_does_not_count(
     arrived: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawer = Drawer()
     monkeypatch.setattr(
         "cavvy.control.agents.transfers.open_place", lambda *_: Place(place=drawer, key="out/")
     )
-
-    async def scenario() -> None:
-        transfers, _, attempt = await make_transfers()
-        output = await transfers.output(attempt.gang, 0)
-        file = BucketCheckpoints(drawer, "").file("f")
-        for key in ("out/r", "f") if arrived is not None else ():
-            drawer.held[key] = arrived or b""
-        with pytest.raises(ObjectTryAgain, match="3 bytes were sent, but"):
-            output.complete("r", "", [], 3)
-        with pytest.raises(ObjectTryAgain, match="3 bytes were sent, but"):
-            file.complete("", "upload", [], 3)
-        drawer.held |= {"out/r": b"123", "f": b"123"}
+    transfers, _, attempt = await make_transfers()
+    output = await transfers.output(attempt.gang, 0)
+    file = BucketCheckpoints(drawer, "").file("f")
+    for key in ("out/r", "f") if arrived is not None else ():
+        drawer.held[key] = arrived or b""
+    with pytest.raises(ObjectTryAgain, match="3 bytes were sent, but"):
         output.complete("r", "", [], 3)
+    with pytest.raises(ObjectTryAgain, match="3 bytes were sent, but"):
         file.complete("", "upload", [], 3)
-
-    asyncio.run(scenario())
+    drawer.held |= {"out/r": b"123", "f": b"123"}
+    output.complete("r", "", [], 3)
+    file.complete("", "upload", [], 3)
 
 
 class OneVault(BucketCheckpointOpener):
@@ -235,72 +214,62 @@ class OneVault(BucketCheckpointOpener):
         return BucketCheckpoints(self._drawer, f"{job.id}/")
 
 
-def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told() -> None:
-    async def scenario() -> None:
-        drawer, store = Drawer(), MemoryStore(make_id=lambda: "test")
-        attempt = await begin(store, await submit(store, "j", task=TASK))
-        await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
-        transfers = Checkpoints(
-            store,
-            cast(ControlClock, Noon()),
-            None,
-            storage=lambda job: "",
-            shares_files=lambda name: False,
-            bucket_opener=OneVault(drawer),
+async def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told() -> None:
+    drawer, store = Drawer(), MemoryStore(make_id=lambda: "test")
+    attempt = await begin(store, await submit(store, "j", task=TASK))
+    await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
+    transfers = Checkpoints(
+        store,
+        cast(ControlClock, Noon()),
+        None,
+        storage=lambda job: "",
+        shares_files=lambda name: False,
+        bucket_opener=OneVault(drawer),
+    )
+    name = hashlib.sha256(b"state").hexdigest()
+    files = [CheckpointFile(path="a", sha256=name, size=5)]
+    for half in (None, b"sta", b"state and more"):
+        drawer.held = {} if half is None else {f"j/{name}": half}
+        assert await transfers.commit(attempt.gang, 0, "n", files, NOW) == FilesMissing(
+            blobs=[name]
         )
-        name = hashlib.sha256(b"state").hexdigest()
-        files = [CheckpointFile(path="a", sha256=name, size=5)]
-        for half in (None, b"sta", b"state and more"):
-            drawer.held = {} if half is None else {f"j/{name}": half}
-            assert await transfers.commit(attempt.gang, 0, "n", files, NOW) == FilesMissing(
-                blobs=[name]
-            )
-        assert await transfers.latest(attempt.gang) is None
-        drawer.held = {f"j/{name}": b"state"}
-        saved = await transfers.commit(attempt.gang, 0, "n", files, NOW)
-        assert isinstance(saved, SavedCheckpoint)
-        assert sorted(drawer.held) == sorted([f"j/{name}", f"j/{saved.manifest}"])
-        drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(
-            b'"a"', b'"b"'
-        )
-        with pytest.raises(HashMismatch, match="has changed in the bucket"):
-            await transfers.latest(attempt.gang)
-
-    asyncio.run(scenario())
+    assert await transfers.latest(attempt.gang) is None
+    drawer.held = {f"j/{name}": b"state"}
+    saved = await transfers.commit(attempt.gang, 0, "n", files, NOW)
+    assert isinstance(saved, SavedCheckpoint)
+    assert sorted(drawer.held) == sorted([f"j/{name}", f"j/{saved.manifest}"])
+    drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(b'"a"', b'"b"')
+    with pytest.raises(HashMismatch, match="has changed in the bucket"):
+        await transfers.latest(attempt.gang)
 
 
-def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_user_is_told_once() -> (
+async def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_user_is_told_once() -> (
     None
 ):
     class Hoard(Drawer):
         def delete(self, key: str) -> None:
             raise ObjectDenied("the bucket b: status 403 (AccessDenied)")
 
-    async def scenario() -> None:
-        drawer, store = Hoard(), MemoryStore(make_id=lambda: "test")
-        attempt = await begin(store, await submit(store, "j", task=TASK))
-        await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
-        transfers = Checkpoints(
-            store,
-            cast(ControlClock, Noon()),
-            None,
-            storage=lambda job: "",
-            shares_files=lambda name: False,
-            bucket_opener=OneVault(drawer),
-        )
-        for content in (b"one", b"two", b"three", b"four"):
-            name = hashlib.sha256(content).hexdigest()
-            drawer.held[f"j/{name}"] = content
-            files = [CheckpointFile(path="a", sha256=name, size=len(content))]
-            assert isinstance(
-                await transfers.commit(attempt.gang, 0, "n", files, NOW), SavedCheckpoint
-            )
-        assert [each.number for each in await store.checkpoints("j")] == [4, 3]
-        told = [each.text for each in await store.events("j") if "stay in the bucket" in each.text]
-        assert len(told) == 1
-        assert told[0].endswith("status 403 (AccessDenied)")
-
-    asyncio.run(scenario())
+    drawer, store = Hoard(), MemoryStore(make_id=lambda: "test")
+    attempt = await begin(store, await submit(store, "j", task=TASK))
+    await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
+    transfers = Checkpoints(
+        store,
+        cast(ControlClock, Noon()),
+        None,
+        storage=lambda job: "",
+        shares_files=lambda name: False,
+        bucket_opener=OneVault(drawer),
+    )
+    for content in (b"one", b"two", b"three", b"four"):
+        name = hashlib.sha256(content).hexdigest()
+        drawer.held[f"j/{name}"] = content
+        files = [CheckpointFile(path="a", sha256=name, size=len(content))]
+        assert isinstance(await transfers.commit(attempt.gang, 0, "n", files, NOW), SavedCheckpoint)
+    assert [each.number for each in await store.checkpoints("j")] == [4, 3]
+    told = [each.text for each in await store.events("j") if "stay in the bucket" in each.text]
+    assert len(told) == 1
+    assert told[0].endswith("status 403 (AccessDenied)")
 
 
 async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, JobRecord]:
@@ -328,7 +297,9 @@ async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, JobRecord
     return checkpoints, job
 
 
-def test_removing_a_job_takes_as_long_as_its_bucket_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_removing_a_job_takes_as_long_as_its_bucket_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Slow(Drawer):
         """Deletes nothing until two objects are being deleted at the same time."""
 
@@ -337,21 +308,17 @@ def test_removing_a_job_takes_as_long_as_its_bucket_needs(monkeypatch: pytest.Mo
             super().delete(key)
 
     together = threading.Barrier(2)
-
-    async def scenario() -> None:
-        drawer = Slow()
-        checkpoints, job = await save(drawer, b"state")
-        held = sum(map(len, drawer.held.values()))
-        monkeypatch.setattr(threads, "LIMIT_S", 0)
-        # the removal because of its age leaves users' buckets alone
-        assert await checkpoints.remove(job, from_bucket=False) == RemovedCheckpoints()
-        assert await checkpoints.remove(job) == RemovedCheckpoints(bytes=held)
-        assert drawer.held == {}
-
-    asyncio.run(scenario())
+    drawer = Slow()
+    checkpoints, job = await save(drawer, b"state")
+    held = sum(map(len, drawer.held.values()))
+    monkeypatch.setattr(threads, "LIMIT_S", 0)
+    # the removal because of its age leaves users' buckets alone
+    assert await checkpoints.remove(job, from_bucket=False) == RemovedCheckpoints()
+    assert await checkpoints.remove(job) == RemovedCheckpoints(bytes=held)
+    assert drawer.held == {}
 
 
-def test_removing_a_job_counts_what_it_deleted_before_the_bucket_failed() -> None:
+async def test_removing_a_job_counts_what_it_deleted_before_the_bucket_failed() -> None:
     class Failing(Drawer):
         """Deletes two objects."""
 
@@ -362,65 +329,54 @@ def test_removing_a_job_counts_what_it_deleted_before_the_bucket_failed() -> Non
                 super().delete(key)
 
     one_by_one, left = threading.Lock(), 0
-
-    async def scenario() -> None:
-        nonlocal left
-        drawer = Failing()
-        checkpoints, job = await save(drawer, b"one", b"three", b"four")
-        held, left = sum(map(len, drawer.held.values())), len(drawer.held) - 2
-        removed = await checkpoints.remove(job)
-        assert removed.bytes == held - sum(map(len, drawer.held.values())) > 0
-        assert removed.kept == "s3://b/kept: status 503"
-        left = 0
-        assert (await checkpoints.remove(job)).kept == ""
-
-    asyncio.run(scenario())
+    drawer = Failing()
+    checkpoints, job = await save(drawer, b"one", b"three", b"four")
+    held, left = sum(map(len, drawer.held.values())), len(drawer.held) - 2
+    removed = await checkpoints.remove(job)
+    assert removed.bytes == held - sum(map(len, drawer.held.values())) > 0
+    assert removed.kept == "s3://b/kept: status 503"
+    left = 0
+    assert (await checkpoints.remove(job)).kept == ""
 
 
-def test_removing_a_job_deletes_its_files_before_its_rows_if_the_disk_is_full(
+async def test_removing_a_job_deletes_its_files_before_its_rows_if_the_disk_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        drawer = Drawer()
-        checkpoints, job = await save(drawer, b"state")
-        forget = checkpoints._store.forget_checkpoints
+    drawer = Drawer()
+    checkpoints, job = await save(drawer, b"state")
+    forget = checkpoints._store.forget_checkpoints
 
-        async def forget_if_empty(job_id: str) -> None:
-            if drawer.held:
-                raise StoreFull("no space")
-            await forget(job_id)
+    async def forget_if_empty(job_id: str) -> None:
+        if drawer.held:
+            raise StoreFull("no space")
+        await forget(job_id)
 
-        monkeypatch.setattr(checkpoints._store, "forget_checkpoints", forget_if_empty)
-        assert (await checkpoints.remove(job)).bytes > 0
-        assert drawer.held == {}
-        assert await checkpoints._store.checkpoints(job.id) == []
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(checkpoints._store, "forget_checkpoints", forget_if_empty)
+    assert (await checkpoints.remove(job)).bytes > 0
+    assert drawer.held == {}
+    assert await checkpoints._store.checkpoints(job.id) == []
 
 
-def test_a_job_whose_bucket_cannot_be_opened_can_be_removed(tmp_path: Path) -> None:
+async def test_a_job_whose_bucket_cannot_be_opened_can_be_removed(tmp_path: Path) -> None:
     async def unreadable(project: str, names: Sequence[str]) -> dict[str, str]:
         raise StoreUnusable("the secret AWS_SECRET_ACCESS_KEY cannot be decrypted")
 
-    async def scenario() -> None:
-        store = MemoryStore(make_id=lambda: "test")
-        job = await submit(store, "j", task=TASK)
-        folders = CheckpointFolders(tmp_path)
-        checkpoints = Checkpoints(
-            store,
-            cast(ControlClock, Noon()),
-            folders,
-            storage=lambda job: str(tmp_path / job.project / job.id),
-            shares_files=lambda name: False,
-            bucket_opener=BucketCheckpointOpener(unreadable, KEYS, lambda: NOW),
-        )
-        folders.keep("p", "j", [])
-        held = sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
-        removed = await checkpoints.remove(job)
-        kept = "s3://b/kept: the secret AWS_SECRET_ACCESS_KEY cannot be decrypted"
-        assert removed == RemovedCheckpoints(bytes=held, kept=kept)
-
-    asyncio.run(scenario())
+    store = MemoryStore(make_id=lambda: "test")
+    job = await submit(store, "j", task=TASK)
+    folders = CheckpointFolders(tmp_path)
+    checkpoints = Checkpoints(
+        store,
+        cast(ControlClock, Noon()),
+        folders,
+        storage=lambda job: str(tmp_path / job.project / job.id),
+        shares_files=lambda name: False,
+        bucket_opener=BucketCheckpointOpener(unreadable, KEYS, lambda: NOW),
+    )
+    folders.keep("p", "j", [])
+    held = sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
+    removed = await checkpoints.remove(job)
+    kept = "s3://b/kept: the secret AWS_SECRET_ACCESS_KEY cannot be decrypted"
+    assert removed == RemovedCheckpoints(bytes=held, kept=kept)
 
 
 def test_a_folder_is_removed_while_its_files_vanish(
@@ -443,45 +399,38 @@ def test_a_folder_is_removed_while_its_files_vanish(
     assert not (tmp_path / "p" / "j").exists()
 
 
-def test_removing_a_job_deletes_its_own_checkpoints_in_the_bucket_or_says_why_not() -> None:
+async def test_removing_a_job_deletes_its_own_checkpoints_in_the_bucket_or_says_why_not() -> None:
     class Refusing(Drawer):
         def delete(self, key: str) -> None:
             raise ObjectDenied("status 403 (AccessDenied)")
 
-    async def scenario() -> None:
-        for drawer in (Drawer(), Refusing()):
-            drawer.held = {"k/other": b"state"}
-            checkpoints, job = await save(drawer, b"state")
-            held = sum(len(data) for key, data in drawer.held.items() if key.startswith("j/"))
-            found = await checkpoints.remove(job)
-            assert await checkpoints.latest("rm-j-1") is None
-            if isinstance(drawer, Refusing):
-                kept = "s3://b/kept: status 403 (AccessDenied)"
-                assert found == RemovedCheckpoints(bytes=0, kept=kept)
-            else:
-                assert found == RemovedCheckpoints(bytes=held)
-                assert list(drawer.held) == ["k/other"]
-                assert await checkpoints.remove(job) == RemovedCheckpoints()
-
-    asyncio.run(scenario())
+    for drawer in (Drawer(), Refusing()):
+        drawer.held = {"k/other": b"state"}
+        checkpoints, job = await save(drawer, b"state")
+        held = sum(len(data) for key, data in drawer.held.items() if key.startswith("j/"))
+        found = await checkpoints.remove(job)
+        assert await checkpoints.latest("rm-j-1") is None
+        if isinstance(drawer, Refusing):
+            kept = "s3://b/kept: status 403 (AccessDenied)"
+            assert found == RemovedCheckpoints(bytes=0, kept=kept)
+        else:
+            assert found == RemovedCheckpoints(bytes=held)
+            assert list(drawer.held) == ["k/other"]
+            assert await checkpoints.remove(job) == RemovedCheckpoints()
 
 
-def test_a_storage_that_never_answers_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_storage_that_never_answers_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threads, "LIMIT_S", 0.1)
-
-    async def scenario() -> None:
-        never = threading.Event()
-        try:
-            asked = [asyncio.create_task(threads.in_thread(never.wait)) for _ in range(60)]
-            await asyncio.sleep(0.02)
-            assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            assert {type(each) for each in found} == {ObjectTryAgain}
-            assert "the storage did not answer" in str(found[0])
-            assert f"was not sent within 0.1 s: {threads.COUNT} requests are waiting" in str(
-                found[-1]
-            )
-        finally:
-            never.set()
-
-    asyncio.run(scenario())
+    never = threading.Event()
+    try:
+        asked = [asyncio.create_task(threads.in_thread(never.wait)) for _ in range(60)]
+        await asyncio.sleep(0.02)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(each) for each in found} == {ObjectTryAgain}
+        assert "the storage did not answer" in str(found[0])
+        assert f"was not sent within 0.1 s: {threads.COUNT} requests are waiting" in str(found[-1])
+    finally:
+        never.set()

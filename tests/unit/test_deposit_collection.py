@@ -8,7 +8,6 @@ import pytest
 from cavvy.control.agents.deposits import DepositCollection
 from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
 
-pytestmark = pytest.mark.anyio
 PATIENCE = timedelta(minutes=10)
 
 

@@ -20,7 +20,6 @@ from cavvy.store.objects.base import (
     ObjectTryAgain,
 )
 
-pytestmark = pytest.mark.anyio
 URL = "s3://data/results"
 
 

@@ -118,23 +118,19 @@ def test_a_full_queue_leaves_out_connections_of_the_address_with_the_most() -> N
     assert all(each.fileno() < 0 for all_ in made.values() for each in all_)
 
 
-def test_addresses_take_turns() -> None:
+async def test_addresses_take_turns() -> None:
     done: list[str] = []
-
-    async def run() -> None:
-        turns, over = Turns(), asyncio.Event()
-        for number in range(20):
-            turns.add("flood", lambda n=number: done.append(f"flood {n}"), HANDSHAKE_S)
-        turns.add("one", lambda: done.append("one"), HANDSHAKE_S)
-        turns.add("flood", over.set)
-        await over.wait()
-        assert len(done) == 21
-        turns.add("one", lambda: done.append("later"))
-        over.clear()
-        turns.add("one", over.set)
-        await over.wait()
-
-    asyncio.run(run())
+    turns, over = Turns(), asyncio.Event()
+    for number in range(20):
+        turns.add("flood", lambda n=number: done.append(f"flood {n}"), HANDSHAKE_S)
+    turns.add("one", lambda: done.append("one"), HANDSHAKE_S)
+    turns.add("flood", over.set)
+    await over.wait()
+    assert len(done) == 21
+    turns.add("one", lambda: done.append("later"))
+    over.clear()
+    turns.add("one", over.set)
+    await over.wait()
     assert done[:3] == ["flood 0", "one", "flood 1"]
     assert done[-1] == "later"
 

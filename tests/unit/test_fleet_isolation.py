@@ -58,22 +58,18 @@ def admit(isolation: FleetIsolation, project: str, intents: Sequence[FleetIntent
     return asyncio.run(isolation.admit(["a"], project, intents))
 
 
-def test_each_connected_host_is_asked_once_a_minute_and_anew_after_a_break() -> None:
+async def test_each_connected_host_is_asked_once_a_minute_and_anew_after_a_break() -> None:
     a, b = Link("a"), Link("b", "root")
     isolation = fleet(a, b)
-
-    async def refresh() -> None:
-        await isolation.refresh()
-        await isolation.refresh()
-        assert (a.asked, b.asked) == (1, 1)
-        a.up = False
-        await isolation.refresh()
-        assert "not yet" in str(isolation.find_obstacle("a", ()))
-        a.up = True
-        await isolation.refresh()
-        assert (a.asked, b.asked) == (2, 1)
-
-    asyncio.run(refresh())
+    await isolation.refresh()
+    await isolation.refresh()
+    assert (a.asked, b.asked) == (1, 1)
+    a.up = False
+    await isolation.refresh()
+    assert "not yet" in str(isolation.find_obstacle("a", ()))
+    a.up = True
+    await isolation.refresh()
+    assert (a.asked, b.asked) == (2, 1)
     assert isolation.find_obstacle("a", ()) == ""
     assert "root" in str(isolation.find_obstacle("b", ()))
     assert isolation.find_obstacle("a", [replace(ALONE, separates=False)]) == MIXED

@@ -1,6 +1,5 @@
 """The gateway's queue of requests that must stay in a place."""
 
-import asyncio
 from time import monotonic
 
 from cavvy.gateway.config import GatewayLimits, ServiceRoute
@@ -38,17 +37,14 @@ def admit(queue: ServiceQueue, head: bytes) -> Exchange:
     return made
 
 
-def test_a_new_request_is_not_compared_with_all_that_wait() -> None:
-    async def run() -> None:
-        queue = ServiceQueue(ServiceRoute(name="chat"), HeadMemo(GatewayLimits()))
-        waiting = [admit(queue, EU) for _ in range(500)]
-        assert queue.describe().backlog == 500
-        assert CountedExchange.looks <= 3 * 500
-        free = admit(queue, ANYWHERE)
-        waiting.append(admit(queue, EU))
-        for each in [free, *waiting]:
-            queue.leave(each)
-            each.timer.cancel() if each.timer else None
-        assert queue.describe().backlog == 0
-
-    asyncio.run(run())
+async def test_a_new_request_is_not_compared_with_all_that_wait() -> None:
+    queue = ServiceQueue(ServiceRoute(name="chat"), HeadMemo(GatewayLimits()))
+    waiting = [admit(queue, EU) for _ in range(500)]
+    assert queue.describe().backlog == 500
+    assert CountedExchange.looks <= 3 * 500
+    free = admit(queue, ANYWHERE)
+    waiting.append(admit(queue, EU))
+    for each in [free, *waiting]:
+        queue.leave(each)
+        each.timer.cancel() if each.timer else None
+    assert queue.describe().backlog == 0

@@ -62,31 +62,25 @@ def test_a_machine_that_cavvy_started_needs_no_hint_for_the_users_own_ssh(
     assert str(error) == f"h: {words} ({said})"
 
 
-def test_a_program_here_is_spoken_to_in_frames() -> None:
-    async def scenario() -> None:
-        link = await open_connection(HostAddress(name="here"), timeout_s=60)
-        link.start([sys.executable, "-I", "-S", "-c", ECHO])
-        link.send({"id": 1, "text": "a\nb"})
-        async for head, data in link.frames():
-            assert (head, data) == ({"id": 1, "text": "a\nb"}, b"")
-            link.close()
-        await link.closed()
-        assert link.exit_code == -9
-
-    asyncio.run(scenario())
+async def test_a_program_here_is_spoken_to_in_frames() -> None:
+    link = await open_connection(HostAddress(name="here"), timeout_s=60)
+    link.start([sys.executable, "-I", "-S", "-c", ECHO])
+    link.send({"id": 1, "text": "a\nb"})
+    async for head, data in link.frames():
+        assert (head, data) == ({"id": 1, "text": "a\nb"}, b"")
+        link.close()
+    await link.closed()
+    assert link.exit_code == -9
 
 
-def test_a_program_that_is_not_there_is_known_by_its_exit_code(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        link = await open_connection(HostAddress(name="here"), timeout_s=60)
-        link.start([str(tmp_path / "python")])
-        assert [frame async for frame in link.frames()] == []
-        await link.closed()
-        assert link.exit_code == 127
-        with pytest.raises(Refused, match="cannot be started on this machine"):
-            await open_connection(HostAddress(name="h", ssh=[str(tmp_path / "ssh")]), timeout_s=60)
-
-    asyncio.run(scenario())
+async def test_a_program_that_is_not_there_is_known_by_its_exit_code(tmp_path: Path) -> None:
+    link = await open_connection(HostAddress(name="here"), timeout_s=60)
+    link.start([str(tmp_path / "python")])
+    assert [frame async for frame in link.frames()] == []
+    await link.closed()
+    assert link.exit_code == 127
+    with pytest.raises(Refused, match="cannot be started on this machine"):
+        await open_connection(HostAddress(name="h", ssh=[str(tmp_path / "ssh")]), timeout_s=60)
 
 
 def test_a_machine_without_ssh_names_the_package(
@@ -110,25 +104,22 @@ def test_a_null_byte_in_a_command_is_refused() -> None:
         asyncio.run(open_connection(HostAddress(name="h", ssh=["ss\0h"]), timeout_s=60))
 
 
-def test_answers_reach_the_request_with_their_number() -> None:
-    async def scenario() -> None:
-        calls = RemoteCalls("h")
+async def test_answers_reach_the_request_with_their_number() -> None:
+    calls = RemoteCalls("h")
 
-        def ask(do: str) -> asyncio.Task[int]:
-            return asyncio.create_task(calls.ask(sent.append, do, int, timeout_s=60))
+    def ask(do: str) -> asyncio.Task[int]:
+        return asyncio.create_task(calls.ask(sent.append, do, int, timeout_s=60))
 
-        sent: list[dict[str, object]] = []
-        first, second, third = ask("first"), ask("second"), ask("third")
-        while len(sent) < 3:
-            await asyncio.sleep(0)
-        calls.take({"id": sent[1]["id"], "error": "in use", "kind": "busy"})
-        calls.take({"id": sent[0]["id"], "answer": 7})
-        calls.take({"id": 99, "answer": 8})  # nothing waits for it
-        calls.give_up()
-        assert await first == 7
-        with pytest.raises(NoCapacity, match="h: in use"):
-            await second
-        with pytest.raises(LinkLost, match="h: the connection was lost"):
-            await third
-
-    asyncio.run(scenario())
+    sent: list[dict[str, object]] = []
+    first, second, third = ask("first"), ask("second"), ask("third")
+    while len(sent) < 3:
+        await asyncio.sleep(0)
+    calls.take({"id": sent[1]["id"], "error": "in use", "kind": "busy"})
+    calls.take({"id": sent[0]["id"], "answer": 7})
+    calls.take({"id": 99, "answer": 8})  # nothing waits for it
+    calls.give_up()
+    assert await first == 7
+    with pytest.raises(NoCapacity, match="h: in use"):
+        await second
+    with pytest.raises(LinkLost, match="h: the connection was lost"):
+        await third

@@ -29,7 +29,6 @@ class Clock:
         return self.now
 
 
-@pytest.mark.anyio
 async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
     clock, state = Clock(), MemoryProviderState()
     members = MachineRegister(state, clock)
@@ -52,7 +51,6 @@ async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
     assert not any(secret in body for secret in (token, own) for body in kept)
 
 
-@pytest.mark.anyio
 async def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing() -> None:
     state = MemoryProviderState()
     members = MachineRegister(state, Clock())

@@ -29,7 +29,6 @@ from cavvy.providers.join.provider import JoinProvider
 from cavvy.providers.join.remote.calls import ServerAddresses
 from cavvy.providers.state import MemoryProviderState
 
-pytestmark = pytest.mark.anyio
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = SupervisorFacts(
     system="Linux", hostname="box", user="u", python="3", address="10.0.0.1", cpus=4,

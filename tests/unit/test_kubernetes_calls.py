@@ -195,18 +195,13 @@ def test_a_scheme_in_capitals_is_encrypted_too(tmp_path: Path) -> None:
     assert proof.tls is not None
 
 
-def test_a_line_that_the_network_has_forgotten_breaks() -> None:
-    async def scenario() -> None:
-        async with Server().serving() as server:
-            line = await wire.ServerEndpoint(
-                url=f"http://127.0.0.1:{server.port}", tls=None
-            ).connect()
-            found = line._writer.get_extra_info("socket")
-            assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
-            await line.close()
-
-    asyncio.run(scenario())
+async def test_a_line_that_the_network_has_forgotten_breaks() -> None:
+    async with Server().serving() as server:
+        line = await wire.ServerEndpoint(url=f"http://127.0.0.1:{server.port}", tls=None).connect()
+        found = line._writer.get_extra_info("socket")
+        assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        await line.close()
 
 
 def test_authorities_are_judged_as_others_judge_them(tmp_path: Path) -> None:
@@ -220,53 +215,43 @@ def test_authorities_are_judged_as_others_judge_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sticky", [False, True])
-def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: bool) -> None:
+async def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: bool) -> None:
     """As `oc login` and others do it, who write the new token or certificate into the
     kubeconfig.
     """
     server = Server()
     server.sticky = sticky
     server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
-
-    async def scenario() -> None:
-        async with server.serving():
-            cluster = {"server": f"http://127.0.0.1:{server.port}"}
-            server.token = "one"
-            api = make_api(write_config(tmp_path / "config", cluster, {"token": "one"}), tmp_path)
+    async with server.serving():
+        cluster = {"server": f"http://127.0.0.1:{server.port}"}
+        server.token = "one"
+        api = make_api(write_config(tmp_path / "config", cluster, {"token": "one"}), tmp_path)
+        await api.get("/version")
+        server.token = "two"
+        with pytest.raises(ApiServerRefused, match="the user of the context x; log in again"):
             await api.get("/version")
-            server.token = "two"
-            with pytest.raises(ApiServerRefused, match="the user of the context x; log in again"):
-                await api.get("/version")
-            write_config(tmp_path / "config", cluster, {"token": "two"})
-            assert await api.get("/version")
-            server.token = "three"
-            write_config(tmp_path / "config", cluster, {"token": "three"})
-            assert (
-                len(await asyncio.gather(api.get("/version"), api.get("/version"))) == 2
-            )  # both are denied first
-            await api.close()
-
-    asyncio.run(scenario())
+        write_config(tmp_path / "config", cluster, {"token": "two"})
+        assert await api.get("/version")
+        server.token = "three"
+        write_config(tmp_path / "config", cluster, {"token": "three"})
+        assert (
+            len(await asyncio.gather(api.get("/version"), api.get("/version"))) == 2
+        )  # both are denied first
+        await api.close()
 
 
-def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path: Path) -> None:
+async def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path: Path) -> None:
     server = Server()
     server.answers["GET", "/pods"] = 200, b'{"type": "ADDED", "object": {}}\n{"type": "MOD'
-
-    async def scenario() -> None:
-        async with server.serving():
-            api = make_api(
-                write_config(
-                    tmp_path / "config", {"server": f"http://127.0.0.1:{server.port}"}, {}
-                ),
-                tmp_path,
-            )
-            events = api.watch("/pods", {})
-            assert (await anext(events))["type"] == "ADDED"
-            with pytest.raises(TryAgain):
-                await anext(events)
-
-    asyncio.run(scenario())
+    async with server.serving():
+        api = make_api(
+            write_config(tmp_path / "config", {"server": f"http://127.0.0.1:{server.port}"}, {}),
+            tmp_path,
+        )
+        events = api.watch("/pods", {})
+        assert (await anext(events))["type"] == "ADDED"
+        with pytest.raises(TryAgain):
+            await anext(events)
 
 
 def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,20 +339,16 @@ FORBIDDEN = 'pods "cavvy-check-" is forbidden: '
         (403, f'{FORBIDDEN}violates PodSecurity "restricted:latest": runAsNonRoot != true'),
     ],
 )
-def test_what_refuses_every_pod_is_told_before_a_job_finds_it(
+async def test_what_refuses_every_pod_is_told_before_a_job_finds_it(
     tmp_path: Path, status: int, message: str
 ) -> None:
     server = make_server()
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port)
-            with pytest.raises(Refused, match=f"would be refused: {message}"):
-                await provider.whoami()
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port)
+        with pytest.raises(Refused, match=f"would be refused: {message}"):
+            await provider.whoami()
+        await provider.close()
 
 
 @pytest.mark.parametrize(
@@ -384,21 +365,17 @@ def test_what_refuses_every_pod_is_told_before_a_job_finds_it(
         (400, "admission webhook x does not support dry run", False),
     ],
 )
-def test_what_another_pod_may_not_meet_hides_nothing(
+async def test_what_another_pod_may_not_meet_hides_nothing(
     tmp_path: Path, status: int, message: str, told: bool
 ) -> None:
     server = make_server()
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port)
-            facts = dict(await provider.whoami())
-            assert facts["nodes"] == "1 of 1 usable"
-            assert facts.get("a plain pod would be refused") == (message if told else None)
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port)
+        facts = dict(await provider.whoami())
+        assert facts["nodes"] == "1 of 1 usable"
+        assert facts.get("a plain pod would be refused") == (message if told else None)
+        await provider.close()
 
 
 KUEUE = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}
@@ -449,24 +426,20 @@ def make_queue(active: str, reason: str, message: str) -> Object:
         (True, DENIED, "", 'gold: could not be checked: localqueues "gold" is forbidden'),
     ],
 )
-def test_a_queue_through_which_nothing_starts_is_not_ready(
+async def test_a_queue_through_which_nothing_starts_is_not_ready(
     tmp_path: Path, kueue: bool, answer: Answer | None, problem: str, shown: str
 ) -> None:
     server = make_server()
     if kueue:
         show_queue(server, answer)
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port, queue="gold")
-            if problem:
-                with pytest.raises(Refused, match=problem):
-                    await provider.whoami()
-            else:
-                assert dict(await provider.whoami())["queue"] == shown
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port, queue="gold")
+        if problem:
+            with pytest.raises(Refused, match=problem):
+                await provider.whoami()
+        else:
+            assert dict(await provider.whoami())["queue"] == shown
+        await provider.close()
 
 
 @pytest.mark.parametrize(
@@ -483,55 +456,47 @@ def test_a_queue_through_which_nothing_starts_is_not_ready(
         (DENIED, Refused, "no more objects", True),
     ],
 )
-def test_no_gang_is_put_into_a_queue_that_would_keep_it(
+async def test_no_gang_is_put_into_a_queue_that_would_keep_it(
     tmp_path: Path, answer: Answer | None, problem: type[ProviderError], told: str, goes_on: bool
 ) -> None:
     server = make_server()
     show_queue(server, answer)
     records = "/api/v1/namespaces/default/configmaps"
     server.answers["POST", records] = 422, {"reason": "Invalid", "message": "no more objects"}
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port, queue="gold")
-            (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
-            agent_endpoint = AgentEndpoint(address="http://127.0.0.1:9", token="t")
-            gang = GangSpec(
-                name="g",
-                installation="i",
-                offer=offer,
-                nodes=1,
-                agent_endpoint=agent_endpoint,
-                lease=timedelta(hours=1),
-            )
-            with pytest.raises(ProviderError, match=told) as raised:
-                await provider.launch(gang)
-            assert type(raised.value) is problem
-            assert (("POST", records) in server.asked) is goes_on
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port, queue="gold")
+        (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
+        agent_endpoint = AgentEndpoint(address="http://127.0.0.1:9", token="t")
+        gang = GangSpec(
+            name="g",
+            installation="i",
+            offer=offer,
+            nodes=1,
+            agent_endpoint=agent_endpoint,
+            lease=timedelta(hours=1),
+        )
+        with pytest.raises(ProviderError, match=told) as raised:
+            await provider.launch(gang)
+        assert type(raised.value) is problem
+        assert (("POST", records) in server.asked) is goes_on
+        await provider.close()
 
 
-def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> None:
+async def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> None:
     server = make_server()
     show_queue(server, (200, {}))
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port, queue="gold")
-            await provider.whoami()
-            labels, annotations = (
-                json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations")
-            )
-            assert labels["app.kubernetes.io/managed-by"] == "cavvy"
-            assert labels["cavvy/installation"] == provider.mark
-            assert labels["cavvy/rank"] == "0"
-            assert labels["kueue.x-k8s.io/queue-name"] == "gold"
-            assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port, queue="gold")
+        await provider.whoami()
+        labels, annotations = (
+            json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations")
+        )
+        assert labels["app.kubernetes.io/managed-by"] == "cavvy"
+        assert labels["cavvy/installation"] == provider.mark
+        assert labels["cavvy/rank"] == "0"
+        assert labels["kueue.x-k8s.io/queue-name"] == "gold"
+        assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
+        await provider.close()
 
 
 @pytest.mark.parametrize(
@@ -543,41 +508,33 @@ def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> No
         ["create pods/exec", "get pods/exec"],
     ],
 )
-def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) -> None:
+async def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) -> None:
     server = make_server()
     server.missing = missing
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port)
-            with pytest.raises(
-                Refused, match=f"x does not have the rights to {', '.join(missing)}; .* --policy"
-            ):
-                await provider.whoami()
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port)
+        with pytest.raises(
+            Refused, match=f"x does not have the rights to {', '.join(missing)}; .* --policy"
+        ):
+            await provider.whoami()
+        await provider.close()
 
 
-def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(tmp_path: Path) -> None:
+async def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(
+    tmp_path: Path,
+) -> None:
     server = make_server()
     server.missing = ["get pods", "watch pods", "get pods/exec", "list resourcequotas"]
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port)
-            assert dict(await provider.whoami())["missing rights"].startswith(
-                "get pods, watch pods, "
-            )
-            server.answers["POST", PODS] = (
-                404,
-                {"reason": "NotFound", "message": 'namespaces "default" not found'},
-            )
-            with pytest.raises(Refused, match="would be refused"):
-                await provider.whoami()
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port)
+        assert dict(await provider.whoami())["missing rights"].startswith("get pods, watch pods, ")
+        server.answers["POST", PODS] = (
+            404,
+            {"reason": "NotFound", "message": 'namespaces "default" not found'},
+        )
+        with pytest.raises(Refused, match="would be refused"):
+            await provider.whoami()
+        await provider.close()
 
 
 def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
@@ -646,32 +603,28 @@ GATED = {
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2", ""])
-def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_when_it_is_removed(
+async def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_when_it_is_removed(
     tmp_path: Path, version: str
 ) -> None:
     server = Server()
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port, queue="gold")
-            show_gang(server, provider, [GATED])
-            if version:
-                known = {
-                    "preferredVersion": {
-                        "groupVersion": f"kueue.x-k8s.io/{version}",
-                        "version": version,
-                    }
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port, queue="gold")
+        show_gang(server, provider, [GATED])
+        if version:
+            known = {
+                "preferredVersion": {
+                    "groupVersion": f"kueue.x-k8s.io/{version}",
+                    "version": version,
                 }
-                server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
-            (seen,) = await provider.gangs("g")
-            assert (seen.state, seen.reason) == (GangState.QUEUED, "SchedulingGated: gated")
-            await provider.remove("g")
-            workload = f"/apis/kueue.x-k8s.io/{version}/namespaces/default/workloads/g"
-            assert (("DELETE", workload) in server.asked) is bool(version)
-            assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
-            await provider.close()
-
-    asyncio.run(scenario())
+            }
+            server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
+        (seen,) = await provider.gangs("g")
+        assert (seen.state, seen.reason) == (GangState.QUEUED, "SchedulingGated: gated")
+        await provider.remove("g")
+        workload = f"/apis/kueue.x-k8s.io/{version}/namespaces/default/workloads/g"
+        assert (("DELETE", workload) in server.asked) is bool(version)
+        assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
+        await provider.close()
 
 
 RUNS = {
@@ -686,35 +639,29 @@ RUNS = {
 }
 
 
-def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(
+async def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(
     tmp_path: Path,
 ) -> None:
     server = Server()
-
-    async def scenario() -> None:
-        async with server.serving():
-            provider = make_provider(tmp_path, server.port, queue="gold")
-            show_gang(server, provider, [RUNS])
-            known = {
-                "preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}
-            }
-            server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
-            await provider.remove("g")
-            assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
-            assert not [path for _, path in server.asked if "kueue" in path]
-            # A pod that never began goes only with Kueue's own object, once the others have ended.
-            show_gang(
-                server, provider, [{**GATED, "metadata": {"deletionTimestamp": NOW.isoformat()}}]
-            )
-            (seen,) = await provider.gangs("g")
-            assert seen.state is GangState.ENDED
-            assert (
-                "DELETE",
-                "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads/g",
-            ) in server.asked
-            await provider.close()
-
-    asyncio.run(scenario())
+    async with server.serving():
+        provider = make_provider(tmp_path, server.port, queue="gold")
+        show_gang(server, provider, [RUNS])
+        known = {
+            "preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}
+        }
+        server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
+        await provider.remove("g")
+        assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
+        assert not [path for _, path in server.asked if "kueue" in path]
+        # A pod that never began goes only with Kueue's own object, once the others have ended.
+        show_gang(server, provider, [{**GATED, "metadata": {"deletionTimestamp": NOW.isoformat()}}])
+        (seen,) = await provider.gangs("g")
+        assert seen.state is GangState.ENDED
+        assert (
+            "DELETE",
+            "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads/g",
+        ) in server.asked
+        await provider.close()
 
 
 def test_the_policy_has_the_rights_of_a_queue_where_there_is_one() -> None:

@@ -32,19 +32,16 @@ def test_a_silent_cluster_hides_no_gang_that_another_shows_and_is_told_where_it_
         assert tuple(seen) == others
 
 
-def test_who_finds_the_gang_waits_for_no_silent_cluster() -> None:
+async def test_who_finds_the_gang_waits_for_no_silent_cluster() -> None:
     async def hang() -> Sequence[GangSeen]:
         await asyncio.Event().wait()
         return ()
 
-    async def scenario() -> None:
-        async with asyncio.timeout(30):
-            assert await look_at_all([hang(), answer(SEEN)], "rm-1") == [SEEN]
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await look_at_all([hang(), answer(SEEN)], None)
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(30):
+        assert await look_at_all([hang(), answer(SEEN)], "rm-1") == [SEEN]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await look_at_all([hang(), answer(SEEN)], None)
 
 
 def test_what_is_removed_from_one_cluster_is_removed_whoever_else_is_silent() -> None:
@@ -85,23 +82,20 @@ def refused(why: str) -> Ask:
     return ask
 
 
-def test_those_that_answer_are_heard_and_the_silent_are_named_until_they_answer() -> None:
-    async def scenario() -> None:
-        parts = FanOut[str]()
-        assert await parts.ask({"a": told("x"), "b": refused("no right")}) == {"a": "x"}
-        assert list(parts.silent) == ["b: no right"]
-        with pytest.raises(Refused, match=r"^no right$"):
-            await parts.ask({"b": refused("no right")})
-        with pytest.raises(Refused, match="a: no key; b: no right"):
-            await FanOut[str]().ask({"a": refused("no key"), "b": refused("no right")})
-        assert await parts.ask({"a": told("x"), "b": told("y")}) == {"a": "x", "b": "y"}
-        assert list(parts.silent) == []
-        assert await parts.ask({}) == {}
-
-    asyncio.run(scenario())
+async def test_those_that_answer_are_heard_and_the_silent_are_named_until_they_answer() -> None:
+    parts = FanOut[str]()
+    assert await parts.ask({"a": told("x"), "b": refused("no right")}) == {"a": "x"}
+    assert list(parts.silent) == ["b: no right"]
+    with pytest.raises(Refused, match=r"^no right$"):
+        await parts.ask({"b": refused("no right")})
+    with pytest.raises(Refused, match="a: no key; b: no right"):
+        await FanOut[str]().ask({"a": refused("no key"), "b": refused("no right")})
+    assert await parts.ask({"a": told("x"), "b": told("y")}) == {"a": "x", "b": "y"}
+    assert list(parts.silent) == []
+    assert await parts.ask({}) == {}
 
 
-def test_who_says_nothing_is_waited_for_once_and_asked_beside_from_then_on(
+async def test_who_says_nothing_is_waited_for_once_and_asked_beside_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor is what it said while nobody listened taken for new."""
@@ -113,28 +107,25 @@ def test_who_says_nothing_is_waited_for_once_and_asked_beside_from_then_on(
         asked.append(asyncio.get_running_loop().create_future())
         return await asked[-1]
 
-    async def scenario() -> None:
-        parts = FanOut[str]()
-        for _ in range(2):
-            assert await parts.ask({"a": told("x"), "b": slow}) == {"a": "x"}
-            assert len(asked) == 1  # it is not asked again before it has answered
-            assert "b: no answer within" in parts.silent[0]
-        asked[0].set_result("old")
+    parts = FanOut[str]()
+    for _ in range(2):
+        assert await parts.ask({"a": told("x"), "b": slow}) == {"a": "x"}
+        assert len(asked) == 1  # it is not asked again before it has answered
+        assert "b: no answer within" in parts.silent[0]
+    asked[0].set_result("old")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking = asyncio.create_task(parts.ask({"a": told("x"), "b": slow}))
+    while len(asked) < 2:
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        asking = asyncio.create_task(parts.ask({"a": told("x"), "b": slow}))
-        while len(asked) < 2:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
-        asked[1].set_result("new")
-        assert await asking == {"a": "x", "b": "new"}
-        assert list(parts.silent) == []
-        await parts.close()
-
-    asyncio.run(scenario())
+    await asyncio.sleep(0.01)
+    asked[1].set_result("new")
+    assert await asking == {"a": "x", "b": "new"}
+    assert list(parts.silent) == []
+    await parts.close()
 
 
-def test_who_failed_after_nobody_listened_any_more_is_asked_again(
+async def test_who_failed_after_nobody_listened_any_more_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fan_out, "_PATIENCE_S", 0.01)
@@ -143,16 +134,15 @@ def test_who_failed_after_nobody_listened_any_more_is_asked_again(
         await asyncio.sleep(0.02)
         raise KeyError("items")
 
-    async def scenario() -> None:
-        parts = FanOut[str]()
-        assert await parts.ask({"a": told("x"), "b": fail}) == {"a": "x"}
-        await asyncio.sleep(0.05)
-        assert await parts.ask({"a": told("x"), "b": told("y")}) == {"a": "x", "b": "y"}
-
-    asyncio.run(scenario())
+    parts = FanOut[str]()
+    assert await parts.ask({"a": told("x"), "b": fail}) == {"a": "x"}
+    await asyncio.sleep(0.05)
+    assert await parts.ask({"a": told("x"), "b": told("y")}) == {"a": "x", "b": "y"}
 
 
-def test_who_was_asked_to_introduce_itself_is_not_asked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_asked_to_introduce_itself_is_not_asked_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(fan_out, "_PATIENCE_S", 0.01)
     ended: list[str] = []
 
@@ -166,11 +156,8 @@ def test_who_was_asked_to_introduce_itself_is_not_asked_on(monkeypatch: pytest.M
             ended.append("b")
         return []
 
-    async def scenario() -> None:
-        assert len(await whoami_all({"a": facts, "b": hang})) == 2
-        assert ended == ["b"]
-
-    asyncio.run(scenario())
+    assert len(await whoami_all({"a": facts, "b": hang})) == 2
+    assert ended == ["b"]
 
 
 def test_who_is_silent_is_shown_beside_what_the_others_say_of_themselves() -> None:
@@ -186,7 +173,7 @@ def test_who_is_silent_is_shown_beside_what_the_others_say_of_themselves() -> No
     assert list(asyncio.run(scenario())) == [("nodes", "4"), ("silent", "b: cannot be reached")]
 
 
-def test_two_who_ask_at_once_hear_the_same() -> None:
+async def test_two_who_ask_at_once_hear_the_same() -> None:
     calls: list[str] = []
 
     async def slow() -> str:
@@ -194,12 +181,9 @@ def test_two_who_ask_at_once_hear_the_same() -> None:
         await asyncio.sleep(0.01)
         return "x"
 
-    async def scenario() -> None:
-        parts = FanOut[str]()
-        first, second = await asyncio.gather(parts.ask({"a": slow}), parts.ask({"a": slow}))
-        assert first == second == {"a": "x"}
-        assert len(calls) == 1
-        assert await parts.ask({"a": slow}) == {"a": "x"}
-        assert len(calls) == 2
-
-    asyncio.run(scenario())
+    parts = FanOut[str]()
+    first, second = await asyncio.gather(parts.ask({"a": slow}), parts.ask({"a": slow}))
+    assert first == second == {"a": "x"}
+    assert len(calls) == 1
+    assert await parts.ask({"a": slow}) == {"a": "x"}
+    assert len(calls) == 2

@@ -12,8 +12,6 @@ from cavvy.providers.base import TryAgain
 from cavvy.providers.ledger import ChangedElsewhere, LaunchLedger
 from cavvy.providers.state import MemoryProviderState
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:

@@ -173,7 +173,7 @@ def test_a_cluster_that_does_not_answer_hides_no_other(
         asyncio.run(alone.offers())
 
 
-def test_a_gang_has_not_ended_before_its_last_words_are_read(
+async def test_a_gang_has_not_ended_before_its_last_words_are_read(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:
     """They alone say how it ended and from when to when each node is billed; a log that is lost
@@ -196,17 +196,14 @@ def test_a_gang_has_not_ended_before_its_last_words_are_read(
         (seen,) = await provider.gangs("rm-1")
         return seen.state, seen.exit_code
 
-    async def scenario() -> None:
-        provider, clock = make(tmp_path / "late", lab=dashboard.url)
-        assert (await look((503, "busy"), provider))[0] is not GangState.ENDED
-        clock[0] += timedelta(seconds=5)
-        assert await look((200, {"logs": words}), provider) == (GangState.ENDED, 7)
-        provider, clock = make(tmp_path / "never", lab=dashboard.url)
-        assert (await look((503, "busy"), provider))[0] is not GangState.ENDED
-        clock[0] += timedelta(minutes=2)
-        assert await look((503, "busy"), provider) == (GangState.ENDED, None)
-
-    asyncio.run(scenario())
+    provider, clock = make(tmp_path / "late", lab=dashboard.url)
+    assert (await look((503, "busy"), provider))[0] is not GangState.ENDED
+    clock[0] += timedelta(seconds=5)
+    assert await look((200, {"logs": words}), provider) == (GangState.ENDED, 7)
+    provider, clock = make(tmp_path / "never", lab=dashboard.url)
+    assert (await look((503, "busy"), provider))[0] is not GangState.ENDED
+    clock[0] += timedelta(minutes=2)
+    assert await look((503, "busy"), provider) == (GangState.ENDED, None)
 
 
 def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
@@ -248,7 +245,7 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
     asyncio.run(scenario())
 
 
-def test_a_gang_that_is_removed_while_its_job_is_looked_for_was_not_taken_back(
+async def test_a_gang_that_is_removed_while_its_job_is_looked_for_was_not_taken_back(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard, _ = dashboards
@@ -260,34 +257,25 @@ def test_a_gang_that_is_removed_while_its_job_is_looked_for_was_not_taken_back(
         await provider.remove("rm-1")
         return {"session_name": "of a head that was started anew"}
 
-    async def scenario() -> None:
-        await provider.launch(make_gang())
-        monkeypatch.setattr(site.api, "version", version)
-        (seen,) = await provider.gangs("rm-1")
-        assert (seen.state, seen.reason, seen.preempted) == (GangState.ENDED, "removed", False)
-
-    asyncio.run(scenario())
+    await provider.launch(make_gang())
+    monkeypatch.setattr(site.api, "version", version)
+    (seen,) = await provider.gangs("rm-1")
+    assert (seen.state, seen.reason, seen.preempted) == (GangState.ENDED, "removed", False)
 
 
-def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
+async def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:
     dashboard, _ = dashboards
     provider, _ = make(tmp_path, lab=dashboard.url)
     dashboard.answers["POST", "/api/jobs/"] = 504, "no answer in time, and yet it is under way"
-
-    async def scenario() -> None:
-        with pytest.raises(TryAgain):
-            await provider.launch(make_gang())
-        await provider.remove("rm-1")
-        assert await provider.gangs("rm-1") == []
-        dashboard.show(provider, "rm-1", "RUNNING", (200, {"logs": ""}))
-        await provider.gangs("rm-1")
-        assert any(
-            method == "POST" and path.endswith("rm-1/stop") for method, path in dashboard.asked
-        )
-
-    asyncio.run(scenario())
+    with pytest.raises(TryAgain):
+        await provider.launch(make_gang())
+    await provider.remove("rm-1")
+    assert await provider.gangs("rm-1") == []
+    dashboard.show(provider, "rm-1", "RUNNING", (200, {"logs": ""}))
+    await provider.gangs("rm-1")
+    assert any(method == "POST" and path.endswith("rm-1/stop") for method, path in dashboard.asked)
 
 
 def test_a_fetch_that_breaks_off_is_tried_again(
@@ -313,27 +301,23 @@ class Turns(dict[tuple[str, str], tuple[int, object]]):
         return self._answers.pop()
 
 
-def test_a_token_that_was_replaced_is_read_again(
+async def test_a_token_that_was_replaced_is_read_again(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:
     dashboard, _ = dashboards
     token = tmp_path / "token"
     token.write_text("old\n")
     provider, _ = make(tmp_path, {"token_file": str(token)}, lab=dashboard.url)
-
-    async def scenario() -> None:
-        for good in ("old", "new"):
-            dashboard.token = good
-            if good == "new":
-                with pytest.raises(Refused, match="token_file"):
-                    await provider.offers()
-                token.write_text(good)
-            assert await provider.offers()
-        denied = dashboard.denied
+    for good in ("old", "new"):
+        dashboard.token = good
+        if good == "new":
+            with pytest.raises(Refused, match="token_file"):
+                await provider.offers()
+            token.write_text(good)
         assert await provider.offers()
-        assert dashboard.denied == denied > 0
-
-    asyncio.run(scenario())
+    denied = dashboard.denied
+    assert await provider.offers()
+    assert dashboard.denied == denied > 0
 
 
 LEAVES = """

@@ -1,6 +1,5 @@
 """Which jobs reservations keep out, which GPUs they get, and which work leaves."""
 
-import asyncio
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -224,24 +223,21 @@ class FixedClock:
         return self.at
 
 
-def test_work_on_other_gpus_stays_and_a_reservation_that_has_ended_goes() -> None:
-    async def scenario() -> None:
-        store, holders, clock = MemoryStore(), Holders(), FixedClock()
-        service = ReservationService(
-            store,
-            cast("ProviderPool", None),
-            cast("ControlClock", clock),
-            cast("MaintenanceService", holders),
-            lambda key: None,
-        )
-        one = replace(WHOLE, parts=(ReservedPart("ssh/a", ("0",)),))
-        await store.maintenance.add_reservation(one)
-        for at, leaving in ((NOW, set()), (one.begins_at, {"0"})):
-            clock.at = at
-            assert await service.reconcile(reservation_key("r")) is not None
-            assert holders.leaving == leaving
-        clock.at = one.ends_at
-        assert await service.reconcile(reservation_key("r")) is None
-        assert await store.maintenance.reservations() == []
-
-    asyncio.run(scenario())
+async def test_work_on_other_gpus_stays_and_a_reservation_that_has_ended_goes() -> None:
+    store, holders, clock = MemoryStore(), Holders(), FixedClock()
+    service = ReservationService(
+        store,
+        cast("ProviderPool", None),
+        cast("ControlClock", clock),
+        cast("MaintenanceService", holders),
+        lambda key: None,
+    )
+    one = replace(WHOLE, parts=(ReservedPart("ssh/a", ("0",)),))
+    await store.maintenance.add_reservation(one)
+    for at, leaving in ((NOW, set()), (one.begins_at, {"0"})):
+        clock.at = at
+        assert await service.reconcile(reservation_key("r")) is not None
+        assert holders.leaving == leaving
+    clock.at = one.ends_at
+    assert await service.reconcile(reservation_key("r")) is None
+    assert await store.maintenance.reservations() == []

@@ -1,6 +1,5 @@
 """Tests that only objects with names of machines are deleted as leftovers."""
 
-import asyncio
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +21,7 @@ def test_the_names_of_machines_are_recognized(gang: str) -> None:
 @pytest.mark.parametrize(
     "name", ["cv-images", "cv-train-0-1", "cv-imagenet-data-abcd-0-1", "cv-0123456789", "x", ""]
 )
-def test_objects_of_users_are_left_alone(name: str) -> None:
+async def test_objects_of_users_are_left_alone(name: str) -> None:
     machine = NAMES.make(make_record("gone", 1, NOW), 0)
     found = [{"id": "theirs", "name": name}, {"id": "nameless"}, {"id": "ours", "name": machine}]
     times, dropped = iter([NOW, NOW + timedelta(hours=2)]), list[str]()
@@ -33,10 +32,7 @@ def test_objects_of_users_are_left_alone(name: str) -> None:
     async def drop(ids: Collection[str]) -> None:
         dropped.extend(ids)
 
-    async def sweep_twice() -> None:
-        leftovers = LeftoverScripts(read, drop, lambda: next(times))
-        await leftovers.sweep([])
-        await leftovers.sweep([])
-
-    asyncio.run(sweep_twice())
+    leftovers = LeftoverScripts(read, drop, lambda: next(times))
+    await leftovers.sweep([])
+    await leftovers.sweep([])
     assert dropped == ["ours"]

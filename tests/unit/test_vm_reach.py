@@ -142,105 +142,92 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path)
 
 
-def test_all_machines_of_a_gang_are_reached_at_the_same_time(scene: Scene) -> None:
-    async def scenario() -> None:
-        scene.machines.gate = asyncio.Event()
-        async with scene.server() as provider:
-            ids = await scene.launch(provider, replace(spec, nodes=20))
-            await until(lambda: scene.machines.waiting == 20)
-            scene.machines.gate.set()
-            await until(lambda: len(scene.machines.started) == 20)
-        configs = {each: scene.machines.started[each]["ranks"][0]["config"] for each in ids}
-        assert [each["rank"] for each in configs.values()] == list(range(20))
-        assert configs[ids[0]]["address"] == "unix:/r/sock"
-        assert (configs[ids[0]]["token"], configs[ids[0]]["node_address"]) == ("t", "10.0.0.1")
-
+async def test_all_machines_of_a_gang_are_reached_at_the_same_time(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    scene.machines.gate = asyncio.Event()
+    async with scene.server() as provider:
+        ids = await scene.launch(provider, replace(spec, nodes=20))
+        await until(lambda: scene.machines.waiting == 20)
+        scene.machines.gate.set()
+        await until(lambda: len(scene.machines.started) == 20)
+    configs = {each: scene.machines.started[each]["ranks"][0]["config"] for each in ids}
+    assert [each["rank"] for each in configs.values()] == list(range(20))
+    assert configs[ids[0]]["address"] == "unix:/r/sock"
+    assert (configs[ids[0]]["token"], configs[ids[0]]["node_address"]) == ("t", "10.0.0.1")
 
 
-def test_a_machine_that_cannot_be_reached_says_why_until_it_is_reached(scene: Scene) -> None:
-    async def scenario() -> None:
-        scene.machines.silent.add("vm-000002")
-        async with scene.server() as provider:
-            await scene.launch(provider, replace(spec, nodes=2))
-            await until(lambda: "vm-000001" in scene.machines.started)
-            (seen,) = await provider.gangs(spec.name)
-            assert seen.reason == ""  # most machines accept no connections while they boot
-            await pass_time(scene, PATIENCE - 2 * BOOT)
-            assert scene.place.billed() == 2
-            (seen,) = await provider.gangs(spec.name)
-            assert seen.reason == "no agent by SSH yet: connection refused"
-            scene.machines.silent.clear()
-            await until(lambda: "vm-000002" in scene.machines.started)
-            (seen,) = await provider.gangs(spec.name)
-            assert seen.reason == ""
-            await provider.remove(spec.name)
-        assert scene.place.billed() == 0
-
+async def test_a_machine_that_cannot_be_reached_says_why_until_it_is_reached(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    scene.machines.silent.add("vm-000002")
+    async with scene.server() as provider:
+        await scene.launch(provider, replace(spec, nodes=2))
+        await until(lambda: "vm-000001" in scene.machines.started)
+        (seen,) = await provider.gangs(spec.name)
+        assert seen.reason == ""  # most machines accept no connections while they boot
+        await pass_time(scene, PATIENCE - 2 * BOOT)
+        assert scene.place.billed() == 2
+        (seen,) = await provider.gangs(spec.name)
+        assert seen.reason == "no agent by SSH yet: connection refused"
+        scene.machines.silent.clear()
+        await until(lambda: "vm-000002" in scene.machines.started)
+        (seen,) = await provider.gangs(spec.name)
+        assert seen.reason == ""
+        await provider.remove(spec.name)
+    assert scene.place.billed() == 0
 
 
-def test_a_machine_that_never_answers_is_deleted_and_its_node_has_ended(scene: Scene) -> None:
-    async def scenario() -> None:
-        scene.machines.silent.add("vm-000002")
-        async with scene.server() as provider:
-            await scene.launch(provider, replace(spec, nodes=2))
-            await until(lambda: "vm-000001" in scene.machines.started)
-            await pass_time(scene, PATIENCE - 2 * BOOT)
-            assert scene.place.billed() == 2
-            await pass_time(scene, 2 * BOOT)
-            await until(lambda: scene.place.billed() == 1)
-            await scene.place.wait(timedelta(minutes=2))
-            seen = await one_with_an_end(provider, spec.name)
-            assert [node.ended_at is None for node in seen.nodes] == [True, False]
-            assert seen.reason == (
-                "no agent could be started by SSH within 15 minutes: connection refused"
-            )
-            await provider.remove(spec.name)
-            await until(lambda: not provider._reach or not provider._reach._visits)
-        assert scene.place.billed() == 0
-
+async def test_a_machine_that_never_answers_is_deleted_and_its_node_has_ended(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    scene.machines.silent.add("vm-000002")
+    async with scene.server() as provider:
+        await scene.launch(provider, replace(spec, nodes=2))
+        await until(lambda: "vm-000001" in scene.machines.started)
+        await pass_time(scene, PATIENCE - 2 * BOOT)
+        assert scene.place.billed() == 2
+        await pass_time(scene, 2 * BOOT)
+        await until(lambda: scene.place.billed() == 1)
+        await scene.place.wait(timedelta(minutes=2))
+        seen = await one_with_an_end(provider, spec.name)
+        assert [node.ended_at is None for node in seen.nodes] == [True, False]
+        assert seen.reason == (
+            "no agent could be started by SSH within 15 minutes: connection refused"
+        )
+        await provider.remove(spec.name)
+        await until(lambda: not provider._reach or not provider._reach._visits)
+    assert scene.place.billed() == 0
 
 
-def test_a_suspended_server_tries_again_before_it_deletes_a_machine(scene: Scene) -> None:
-    async def scenario() -> None:
-        async with scene.server() as provider:
-            await scene.launch(provider, spec)
-            await until(lambda: provider._reach and provider._reach._visits)
-            await scene.place.wait(2 * PATIENCE)  # the laptop slept
-            await pass_time(scene, timedelta(minutes=1))
-            assert scene.place.billed() == 1
-            scene.machines.silent.clear()  # its network is up again
-            await until(lambda: "vm-000001" in scene.machines.started)
-            assert scene.place.billed() == 1
-
+async def test_a_suspended_server_tries_again_before_it_deletes_a_machine(scene: Scene) -> None:
     scene.machines.silent.add("vm-000001")
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    async with scene.server() as provider:
+        await scene.launch(provider, spec)
+        await until(lambda: provider._reach and provider._reach._visits)
+        await scene.place.wait(2 * PATIENCE)  # the laptop slept
+        await pass_time(scene, timedelta(minutes=1))
+        assert scene.place.billed() == 1
+        scene.machines.silent.clear()  # its network is up again
+        await until(lambda: "vm-000001" in scene.machines.started)
+        assert scene.place.billed() == 1
 
 
-def test_an_unexpected_error_ends_only_the_machine_that_causes_it(scene: Scene) -> None:
-    async def scenario() -> None:
-        scene.machines.odd.add("vm-000001")
-        async with scene.server() as provider:
-            await scene.launch(provider, replace(spec, nodes=2))
-            await until(lambda: "vm-000002" in scene.machines.started)
-            await pass_time(scene, PATIENCE)
-            await until(lambda: scene.place.billed() == 1)
-            await scene.place.wait(timedelta(minutes=2))
-            seen = await one_with_an_end(provider, spec.name)
-            assert [node.ended_at is None for node in seen.nodes] == [False, True]
-            assert seen.reason.endswith("by SSH within 15 minutes: embedded null byte")
-
+async def test_an_unexpected_error_ends_only_the_machine_that_causes_it(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    scene.machines.odd.add("vm-000001")
+    async with scene.server() as provider:
+        await scene.launch(provider, replace(spec, nodes=2))
+        await until(lambda: "vm-000002" in scene.machines.started)
+        await pass_time(scene, PATIENCE)
+        await until(lambda: scene.place.billed() == 1)
+        await scene.place.wait(timedelta(minutes=2))
+        seen = await one_with_an_end(provider, spec.name)
+        assert [node.ended_at is None for node in seen.nodes] == [False, True]
+        assert seen.reason.endswith("by SSH within 15 minutes: embedded null byte")
 
 
-def test_a_visit_that_fails_begins_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_visit_that_fails_begins_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     """A link that cannot even be made does not end the relay."""
     failures = iter([OSError("no space left on device")])
 
@@ -249,86 +236,68 @@ def test_a_visit_that_fails_begins_again(scene: Scene, caplog: pytest.LogCapture
             raise error
         return Link(scene.machines, entry.name)
 
-    async def scenario() -> None:
-        scene.machines.link = link  # type: ignore[method-assign]
-        async with scene.server() as provider:
-            (machine,) = await scene.launch(provider, spec)
-            await until(lambda: machine in scene.machines.started)
-        assert [each.message for each in caplog.records] == ["a machine could not be visited"]
-
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    scene.machines.link = link  # type: ignore[method-assign]
+    async with scene.server() as provider:
+        (machine,) = await scene.launch(provider, spec)
+        await until(lambda: machine in scene.machines.started)
+    assert [each.message for each in caplog.records] == ["a machine could not be visited"]
 
 
-def test_a_machine_without_an_address_is_deleted_too(scene: Scene) -> None:
-    async def scenario() -> None:
-        async with scene.server() as provider:
-            await provider.launch(spec)
-            await scene.place.wait(BOOT)
-            await until(lambda: provider._reach and provider._reach._visits)
-            await pass_time(scene, PATIENCE)
-            await until(lambda: scene.place.billed() == 0)
-
+async def test_a_machine_without_an_address_is_deleted_too(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    async with scene.server() as provider:
+        await provider.launch(spec)
+        await scene.place.wait(BOOT)
+        await until(lambda: provider._reach and provider._reach._visits)
+        await pass_time(scene, PATIENCE)
+        await until(lambda: scene.place.billed() == 0)
 
 
-def test_a_new_server_starts_the_agents_that_the_last_one_did_not(scene: Scene) -> None:
-    async def scenario() -> None:
-        scene.machines.silent.add("vm-000002")
-        async with scene.server() as provider:
-            await scene.launch(provider, replace(spec, nodes=2))
-            await until(lambda: "vm-000001" in scene.machines.started)
-        scene.machines.silent.clear()
-        async with scene.server() as provider:  # it has no gang's description, only the records
-            await until(lambda: "vm-000002" in scene.machines.started)
-            (given,) = scene.machines.started["vm-000002"]["ranks"]
-            assert given["config"]["token"] == "t"
-            await until(lambda: '"token":""' in read())
-            await provider.remove(spec.name)
-            await until(lambda: not read())
-        assert scene.place.billed() == 0
-
+async def test_a_new_server_starts_the_agents_that_the_last_one_did_not(scene: Scene) -> None:
     def read() -> str:
         found = scene.context.state._documents  # type: ignore[attr-defined]
         return "".join(each.body for key, each in found.items() if key[0] == "reach")
 
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    scene.machines.silent.add("vm-000002")
+    async with scene.server() as provider:
+        await scene.launch(provider, replace(spec, nodes=2))
+        await until(lambda: "vm-000001" in scene.machines.started)
+    scene.machines.silent.clear()
+    async with scene.server() as provider:  # it has no gang's description, only the records
+        await until(lambda: "vm-000002" in scene.machines.started)
+        (given,) = scene.machines.started["vm-000002"]["ranks"]
+        assert given["config"]["token"] == "t"
+        await until(lambda: '"token":""' in read())
+        await provider.remove(spec.name)
+        await until(lambda: not read())
+    assert scene.place.billed() == 0
 
 
-def test_a_machine_that_another_server_has_launched_is_kept(scene: Scene) -> None:
-    async def scenario() -> None:
-        async with scene.server() as provider:
-            await until(lambda: provider._reach and provider._reach._listed)
-            link = scene.machines.link
-            other = VmProvider(MANIFEST, scene.context, scene.place.cloud, make_link=link)
-            (machine,) = await scene.launch(other, spec)  # this server's relay does not run
-            await provider.gangs(spec.name)
-            await until(lambda: machine in scene.machines.started or not scene.place.billed())
-            assert scene.place.billed() == 1
-            await other.close()
-
+async def test_a_machine_that_another_server_has_launched_is_kept(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    async with scene.server() as provider:
+        await until(lambda: provider._reach and provider._reach._listed)
+        link = scene.machines.link
+        other = VmProvider(MANIFEST, scene.context, scene.place.cloud, make_link=link)
+        (machine,) = await scene.launch(other, spec)  # this server's relay does not run
+        await provider.gangs(spec.name)
+        await until(lambda: machine in scene.machines.started or not scene.place.billed())
+        assert scene.place.billed() == 1
+        await other.close()
 
 
-def test_a_machine_whose_agent_has_ended_is_deleted(scene: Scene) -> None:
-    async def scenario() -> None:
-        async with scene.server() as provider:
-            (machine,) = await scene.launch(provider, spec)
-            await until(lambda: machine in scene.machines.started)
-            scene.machines.over.add(machine)
-            await until(lambda: scene.place.billed() == 0)
-            await scene.place.wait(timedelta(minutes=2))
-            seen = await one_with_an_end(provider, spec.name)
-            assert (seen.state, seen.reason) == (
-                GangState.ENDED,
-                "the agent on the machine has ended",
-            )
-
+async def test_a_machine_whose_agent_has_ended_is_deleted(scene: Scene) -> None:
     spec = make_gang(scene.place)
-    asyncio.run(scenario())
+    async with scene.server() as provider:
+        (machine,) = await scene.launch(provider, spec)
+        await until(lambda: machine in scene.machines.started)
+        scene.machines.over.add(machine)
+        await until(lambda: scene.place.billed() == 0)
+        await scene.place.wait(timedelta(minutes=2))
+        seen = await one_with_an_end(provider, spec.name)
+        assert (seen.state, seen.reason) == (GangState.ENDED, "the agent on the machine has ended")
 
 
 def test_the_reason_of_a_deletion_outlives_what_the_cloud_reports(scene: Scene) -> None:
@@ -352,10 +321,7 @@ def test_the_reason_of_a_deletion_outlives_what_the_cloud_reports(scene: Scene) 
     asyncio.run(scenario())
 
 
-def test_a_server_that_machines_cannot_call_has_no_objection(scene: Scene) -> None:
-    async def scenario() -> None:
-        async with scene.server() as provider:
-            assert provider.check(TaskSpec(name="t", run="true")) == []
-            assert dict(await provider.whoami())["nodes"] == "reached by SSH"
-
-    asyncio.run(scenario())
+async def test_a_server_that_machines_cannot_call_has_no_objection(scene: Scene) -> None:
+    async with scene.server() as provider:
+        assert provider.check(TaskSpec(name="t", run="true")) == []
+        assert dict(await provider.whoami())["nodes"] == "reached by SSH"

@@ -33,7 +33,6 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.machines import LIST_AGE
 from cavvy.providers.vm.regions import list_regions
 
-pytestmark = pytest.mark.anyio
 OURS = "an installation"
 DOWN = CloudFault(503, "unavailable")
 

@@ -2,7 +2,6 @@
 that nobody pays.
 """
 
-import asyncio
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import cast
@@ -240,22 +239,18 @@ class Ready:
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(1, True), (0, False), (-1, False)])
-def test_a_gang_whose_time_is_over_is_nobodys(seconds: float, found: bool) -> None:
+async def test_a_gang_whose_time_is_over_is_nobodys(seconds: float, found: bool) -> None:
     """Its agents leave then, whether or not the server has looked at it since."""
-
-    async def scenario() -> None:
-        store, until = MemoryStore(make_id=lambda: "test"), LATER + timedelta(seconds=seconds)
-        former = await submit(store, "j")
-        kept = await begin(store, former, phase=AttemptPhase.KEPT, kept_since=NOW, kept_until=until)
-        await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
-        ready = Ready()
-        warm = WarmPool(store, cast(ControlClock, ready), ready)
-        assert (
-            isinstance(await warm.find(make_job("k", name="next"), lambda offer: True), WarmGang)
-            is found
-        )
-
-    asyncio.run(scenario())
+    store, until = MemoryStore(make_id=lambda: "test"), LATER + timedelta(seconds=seconds)
+    former = await submit(store, "j")
+    kept = await begin(store, former, phase=AttemptPhase.KEPT, kept_since=NOW, kept_until=until)
+    await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
+    ready = Ready()
+    warm = WarmPool(store, cast(ControlClock, ready), ready)
+    assert (
+        isinstance(await warm.find(make_job("k", name="next"), lambda offer: True), WarmGang)
+        is found
+    )
 
 
 MINUTE = timedelta(minutes=1)
@@ -405,22 +400,20 @@ class Busy(Ready):
 
 
 @pytest.mark.parametrize(("age", "soon"), [(9, True), (10, False)])
-def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(age: float, soon: bool) -> None:
+async def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(
+    age: float, soon: bool
+) -> None:
     """A moment after its work ended they will; later they are gone."""
-
-    async def scenario() -> object:
-        store, since = MemoryStore(make_id=lambda: "test"), LATER - timedelta(seconds=age)
-        former = await submit(store, "j")
-        kept = await begin(
-            store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE
-        )
-        await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
-        busy = Busy()
-        return await WarmPool(store, cast(ControlClock, busy), busy).find(
-            make_job("k", name="next"), lambda offer: True
-        )
-
-    found = asyncio.run(scenario())
+    store, since = MemoryStore(make_id=lambda: "test"), LATER - timedelta(seconds=age)
+    former = await submit(store, "j")
+    kept = await begin(
+        store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE
+    )
+    await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
+    busy = Busy()
+    found = await WarmPool(store, cast(ControlClock, busy), busy).find(
+        make_job("k", name="next"), lambda offer: True
+    )
     assert isinstance(found, WarmGangNotReady) if soon else found is None
 
 
