@@ -250,7 +250,7 @@ def age(database: Path) -> None:
     old = database.with_name("old.db")
     with closing(make_driver(f"sqlite:///{old}", journal="delete").connect()) as session:
         session.begin()
-        migrate.run_file(session, migrate.MIGRATIONS[FIRST])
+        migrate.run_script(session, migrate.MIGRATIONS[FIRST].sql)
         session.run(f"INSERT INTO {migrate.VERSION_TABLE} (version_num) VALUES (?)", (FIRST,))
         session.commit()
     with closing(sqlite3.connect(old)) as rows:

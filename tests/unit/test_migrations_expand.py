@@ -4,11 +4,10 @@ see docs/extend/write-a-migration.md. One that contracts says so in its name.
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from cavvy.store.migrate import MIGRATIONS, is_next
+from cavvy.store.migrate import MIGRATIONS, Migration, is_next
 
 _FIRST = "0015"  # earlier migrations were made before several servers shared a database
 _EXPANDS = (
@@ -37,13 +36,13 @@ def list_objections(name: str, text: str) -> Sequence[str]:
     ]
 
 
-def new_migrations() -> Sequence[Path]:
-    return [file for number, file in MIGRATIONS.items() if number >= _FIRST]
+def new_migrations() -> Sequence[Migration]:
+    return [each for number, each in MIGRATIONS.items() if number >= _FIRST]
 
 
-@pytest.mark.parametrize("file", new_migrations(), ids=lambda file: file.stem)
-def test_a_migration_only_expands(file: Path) -> None:
-    assert list_objections(file.name, file.read_text()) == []
+@pytest.mark.parametrize("migration", new_migrations(), ids=lambda migration: migration.name)
+def test_a_migration_only_expands(migration: Migration) -> None:
+    assert list_objections(migration.name, migration.sql) == []
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,41 @@
 so the first process that opens an old database migrates it.
 
 If the database is at the newest revision (HEAD), only a few SELECTs are needed. In a new database,
-the statements of `schema.sql` are run. In an older database, the files in `migrations/` that follow
-the database's revision are run.
+the statements of `schema.sql` are run. In an older database, the migrations in `migrations/` that
+follow the database's revision are run.
 """
 
 import os
+import re
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-MIGRATIONS: Mapping[str, Path] = {
-    path.name[:4]: path for path in sorted(SCHEMA.with_name("migrations").glob("[0-9]*.sql"))
-}
+# A file of one migration has its name; in a file of several, this line begins each of them.
+_HEADING = re.compile(r"^-- migration (\w+)\n", re.MULTILINE)
+
+
+class Migration(Struct, frozen=True):
+    """The statements of one migration. `name` begins with its number, such as 0001_initial."""
+
+    name: str
+    sql: str
+
+
+def _read_migrations() -> Iterator[Migration]:
+    for path in sorted(SCHEMA.with_name("migrations").glob("[0-9]*.sql")):
+        first, *several = _HEADING.split(path.read_text())
+        yield from map(Migration, several[::2] or [path.stem], several[1::2] or [first])
+
+
+MIGRATIONS: Mapping[str, Migration] = {each.name[:4]: each for each in _read_migrations()}
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
 running = threading.Event()  # set while this process migrates a database
@@ -127,7 +143,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
             session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
         revision = _revision(session)  # another process may have migrated meanwhile
         if revision is None:
-            run_file(session, SCHEMA)
+            run_script(session, SCHEMA.read_text())
             session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
             session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
         elif revision < HEAD:
@@ -168,10 +184,10 @@ def refuse_newer(session: DatabaseSession) -> None:
         )
 
 
-def run_file(session: DatabaseSession, path: Path) -> None:
-    """Run each statement of a file, adapted to the SQL of the session's database."""
+def run_script(session: DatabaseSession, sql: str) -> None:
+    """Run each statement of a script, adapted to the SQL of the session's database."""
     words = _SQLITE if session.driver.is_sqlite else _POSTGRESQL
-    for statement in path.read_text().split(";\n"):
+    for statement in sql.split(";\n"):
         if statement.strip():
             session.run(statement.format(**words))
 
@@ -182,9 +198,9 @@ def _migrate(session: DatabaseSession, revision: str) -> None:
     backup = path and path.with_name(f"{path.name}.backup-{revision}")
     if path and backup:
         _back_up(path, backup)
-    for number, file in MIGRATIONS.items():
+    for number, migration in MIGRATIONS.items():
         if number > revision:
-            run_file(session, file)
+            run_script(session, migration.sql)
     session.run(f"UPDATE {VERSION_TABLE} SET version_num = ?", (HEAD,))
 
 

@@ -1,0 +1,704 @@
+-- The migrations 0001 to 0035, in one file because they no longer change. Each begins with
+-- the line that names it.
+
+-- migration 0001_initial
+-- The first schema. A database that is newer goes back by its backup, not by a downgrade.
+CREATE TABLE cavvy_revision (
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT cavvy_revision_pkc PRIMARY KEY (version_num)
+);
+CREATE TABLE meta (
+    "key" TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY ("key")
+);
+CREATE TABLE jobs (
+    id {id} NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    user_name TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    priority BIGINT NOT NULL,
+    submitted_at BIGINT NOT NULL,
+    since BIGINT NOT NULL,
+    not_before BIGINT,
+    stop_reason TEXT,
+    ended_at BIGINT,
+    attempt BIGINT NOT NULL,
+    exit_code BIGINT,
+    place TEXT,
+    rest TEXT NOT NULL,
+    document BIGINT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT jobs_name UNIQUE (project, name)
+);
+CREATE INDEX jobs_phase ON jobs (phase, id);
+CREATE INDEX jobs_project ON jobs (project, id);
+CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
+CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
+CREATE TABLE documents (
+    job_id {id} NOT NULL,
+    task TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    PRIMARY KEY (job_id),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
+CREATE TABLE names (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    last BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+CREATE TABLE attempts (
+    id {id} NOT NULL,
+    job_id {id} NOT NULL,
+    project TEXT NOT NULL,
+    number BIGINT NOT NULL,
+    gang TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT attempts_number UNIQUE (job_id, number),
+    CONSTRAINT attempts_gang UNIQUE (gang),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
+CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
+CREATE TABLE nodes (
+    attempt_id {id} NOT NULL,
+    rank BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (attempt_id, rank),
+    FOREIGN KEY(attempt_id) REFERENCES attempts (id)
+);
+CREATE TABLE events (
+    id {serial} NOT NULL,
+    project TEXT NOT NULL,
+    job_id {id} NOT NULL,
+    attempt BIGINT NOT NULL,
+    rank BIGINT,
+    at BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (id),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
+CREATE INDEX events_job ON events (job_id, id);
+CREATE TABLE charges (
+    attempt_id {id} NOT NULL,
+    rank BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    since BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    job_id {id} NOT NULL,
+    until BIGINT NOT NULL,
+    rate BIGINT NOT NULL,
+    amount BIGINT NOT NULL,
+    PRIMARY KEY (attempt_id, rank, kind, since),
+    FOREIGN KEY(attempt_id) REFERENCES attempts (id),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
+CREATE INDEX charges_job ON charges (job_id);
+CREATE INDEX charges_project ON charges (project, since, amount);
+CREATE TABLE hosts (
+    name TEXT NOT NULL,
+    cpus DOUBLE PRECISION NOT NULL,
+    memory_mib BIGINT NOT NULL,
+    devices TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+CREATE TABLE allocations (
+    gang TEXT NOT NULL,
+    rank BIGINT NOT NULL,
+    host TEXT NOT NULL,
+    project TEXT NOT NULL,
+    cpus DOUBLE PRECISION NOT NULL,
+    memory_mib BIGINT NOT NULL,
+    devices TEXT NOT NULL,
+    PRIMARY KEY (gang, rank),
+    FOREIGN KEY(host) REFERENCES hosts (name)
+);
+CREATE INDEX allocations_host ON allocations (host);
+CREATE TABLE held_devices (
+    host TEXT NOT NULL,
+    device TEXT NOT NULL,
+    gang TEXT NOT NULL,
+    rank BIGINT NOT NULL,
+    PRIMARY KEY (host, device),
+    FOREIGN KEY(gang, rank) REFERENCES allocations (gang, rank) ON DELETE CASCADE
+);
+CREATE INDEX held_devices_gang ON held_devices (gang, rank);
+CREATE TABLE secrets (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    sealed {bytes} NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0002_spent_and_snapshots
+-- A running sum of each job's charges, so that listings scan none, and its snapshot's hash, so that
+-- unused blobs can be found.
+ALTER TABLE jobs ADD COLUMN spent BIGINT DEFAULT 0 NOT NULL;
+UPDATE jobs SET spent = (SELECT SUM(amount) FROM charges WHERE charges.job_id = jobs.id)
+    WHERE EXISTS (SELECT 1 FROM charges WHERE charges.job_id = jobs.id);
+ALTER TABLE documents ADD COLUMN snapshot TEXT;
+UPDATE documents SET snapshot = {origin_snapshot};
+CREATE INDEX documents_snapshot ON documents (snapshot) WHERE snapshot IS NOT NULL;
+
+-- migration 0003_checkpoints
+-- Checkpoints that nodes without access to the job's folder have uploaded: the newest few of each job.
+CREATE TABLE checkpoints (
+    job_id {id} NOT NULL,
+    number BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    attempt BIGINT NOT NULL,
+    manifest TEXT NOT NULL,
+    files BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    made_at BIGINT NOT NULL,
+    saved_at BIGINT NOT NULL,
+    PRIMARY KEY (job_id, number),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
+
+-- migration 0004_observations
+-- What was seen of each offer's market: launches, lifetimes, boot times, prices.
+CREATE TABLE observations (
+    id {serial} NOT NULL,
+    market {id} NOT NULL,
+    kind TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    seconds DOUBLE PRECISION NOT NULL,
+    nodes BIGINT NOT NULL,
+    rate BIGINT,
+    text TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE INDEX observations_at ON observations (at);
+CREATE INDEX observations_market ON observations (market, at);
+
+-- migration 0005_facts_of_events
+-- What a program may want to know of an event, beside the text for people.
+ALTER TABLE events ADD COLUMN fact TEXT;
+
+-- migration 0006_provider_state
+-- What providers keep: their launch ledgers, and the machines that joined.
+CREATE TABLE provider_state (
+    provider TEXT NOT NULL,
+    collection TEXT NOT NULL,
+    name {id} NOT NULL,
+    body TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (provider, collection, name)
+);
+
+-- migration 0007_machines
+-- Names of gangs that users keep and use again, and the machine of each job.
+ALTER TABLE jobs ADD COLUMN machine TEXT;
+CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
+CREATE TABLE machines (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0008_tags_and_removal
+-- The tags of each job, for listings and bills, and the former name of a removed job.
+ALTER TABLE jobs ADD COLUMN tags TEXT DEFAULT '{{}}' NOT NULL;
+ALTER TABLE jobs ADD COLUMN removed TEXT;
+UPDATE jobs SET tags = COALESCE(
+    (SELECT {task_tags} FROM documents WHERE documents.job_id = jobs.id), '{{}}');
+
+-- migration 0009_gangs_as_bought
+-- The name under which each attempt's gang was bought, for the cost of a gang that jobs hand over.
+ALTER TABLE attempts ADD COLUMN bought_as TEXT DEFAULT '' NOT NULL;
+UPDATE attempts SET bought_as = {gang_bought};
+CREATE INDEX attempts_bought ON attempts (bought_as);
+
+-- migration 0010_machine_queue
+-- The queue of each machine, which every pass over the queue reads.
+CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
+    WHERE phase = 'queued' AND machine IS NOT NULL;
+
+-- migration 0011_unsure_bills
+-- The field of an attempt that tells how much more it may have cost has another name now.
+UPDATE attempts SET document = REPLACE(document, '"unseen_end":', '"unsure_bill":');
+
+-- migration 0012_accounts
+-- Accounts, their tokens, the tree of projects, and roles in projects.
+CREATE TABLE accounts (
+    name TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- `hash` is the SHA-256 of the token, in hexadecimal.
+CREATE TABLE tokens (
+    id {id} NOT NULL,
+    hash TEXT NOT NULL,
+    account TEXT NOT NULL,
+    label TEXT NOT NULL,
+    scopes TEXT NOT NULL,
+    project TEXT,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT,
+    revoked_at BIGINT,
+    last_used_at BIGINT,
+    PRIMARY KEY (id),
+    CONSTRAINT tokens_hash UNIQUE (hash),
+    FOREIGN KEY(account) REFERENCES accounts (name) ON DELETE CASCADE
+);
+CREATE INDEX tokens_account ON tokens (account, id);
+
+-- Projects that were created. Others exist as names of their jobs, below the installation.
+CREATE TABLE projects (
+    name TEXT NOT NULL,
+    parent TEXT,
+    PRIMARY KEY (name),
+    FOREIGN KEY(parent) REFERENCES projects (name)
+);
+
+-- A role in a project, or in all projects if `project` is empty.
+CREATE TABLE role_bindings (
+    account TEXT NOT NULL,
+    project TEXT NOT NULL,
+    role TEXT NOT NULL,
+    PRIMARY KEY (account, project, role),
+    FOREIGN KEY(account) REFERENCES accounts (name) ON DELETE CASCADE
+);
+CREATE INDEX role_bindings_project ON role_bindings (project);
+
+-- migration 0013_audit_log
+-- The audit log: records that are only ever added, in a chain of hashes. `text` is the whole record.
+CREATE TABLE audit_log (
+    number BIGINT NOT NULL,
+    at BIGINT NOT NULL,
+    account TEXT NOT NULL,
+    project TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (number)
+);
+CREATE INDEX audit_log_project ON audit_log (project, number);
+{append_only};
+{no_change};
+{no_removal};
+
+-- migration 0014_policies
+-- What the jobs of a project may use; an empty project stands for the installation.
+CREATE TABLE project_policies (
+    project TEXT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (project)
+);
+
+-- migration 0015_trusts
+-- Accounts that an admin has disabled keep their tokens and roles, but cannot use them.
+ALTER TABLE accounts ADD COLUMN disabled_at BIGINT;
+
+-- The token with which a token of the same account was created.
+ALTER TABLE tokens ADD COLUMN parent {id};
+
+-- Issuers whose ID tokens are accepted.
+CREATE TABLE trusts (
+    name TEXT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- The accounts of people who have signed in, by who they are at the issuer.
+CREATE TABLE identities (
+    issuer TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    account TEXT NOT NULL,
+    PRIMARY KEY (issuer, subject),
+    FOREIGN KEY(account) REFERENCES accounts (name) ON DELETE CASCADE
+);
+CREATE INDEX identities_account ON identities (account);
+
+-- Sign-ins, by the SHA-256 of what their ID token signs: none is accepted twice. `until` is the time
+-- at which both the ID token and the token that it was exchanged for have expired.
+CREATE TABLE sign_ins (
+    digest TEXT NOT NULL,
+    trust TEXT NOT NULL,
+    token {id} NOT NULL,
+    until BIGINT NOT NULL,
+    PRIMARY KEY (digest)
+);
+CREATE INDEX sign_ins_until ON sign_ins (until);
+
+-- Roles that accounts have by their groups at an issuer, until the sign-in ends.
+CREATE TABLE group_roles (
+    account TEXT NOT NULL,
+    project TEXT NOT NULL,
+    role TEXT NOT NULL,
+    trust TEXT NOT NULL,
+    until BIGINT NOT NULL,
+    PRIMARY KEY (account, project, role, trust),
+    FOREIGN KEY(account) REFERENCES accounts (name) ON DELETE CASCADE,
+    FOREIGN KEY(trust) REFERENCES trusts (name) ON DELETE CASCADE
+);
+CREATE INDEX group_roles_project ON group_roles (project);
+
+-- migration 0016_agent_contacts
+-- What each server knows of the agents that it talks to, for the server that reconciles their job.
+CREATE TABLE agent_contacts (
+    attempt_id {id} NOT NULL,
+    rank BIGINT NOT NULL,  -- -1 for the whole gang
+    server TEXT NOT NULL,  -- that wrote the row last
+    heard_at BIGINT,
+    asked_at BIGINT,
+    paid_until BIGINT,
+    written_at BIGINT NOT NULL,
+    PRIMARY KEY (attempt_id, rank)
+);
+CREATE INDEX agent_contacts_written ON agent_contacts (written_at);
+
+-- migration 0017_provider_credentials
+-- The credentials of projects at providers, encrypted.
+CREATE TABLE provider_credentials (
+    project TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    sealed {bytes} NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, provider)
+);
+
+-- migration 0018_ledger
+-- What nodes sent, which was only known as an amount of money before.
+ALTER TABLE charges ADD COLUMN bytes BIGINT DEFAULT 0 NOT NULL;
+
+-- What entries of the ledger are for. Rows are only ever added.
+CREATE TABLE ledger_subjects (
+    id {id} NOT NULL,  -- that of the attempt
+    project TEXT NOT NULL,
+    user_name TEXT NOT NULL,
+    job_id {id} NOT NULL,
+    job TEXT NOT NULL,
+    machine TEXT NOT NULL,
+    service TEXT NOT NULL,
+    attempt BIGINT NOT NULL,
+    provider TEXT NOT NULL,
+    account TEXT NOT NULL,
+    region TEXT NOT NULL,
+    zone TEXT NOT NULL,
+    instance_type TEXT NOT NULL,
+    accelerator TEXT NOT NULL,
+    accelerators DOUBLE PRECISION NOT NULL,
+    purchase TEXT NOT NULL,
+    tags TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+{ledger_subjects_function};
+{ledger_subjects_no_change};
+{ledger_subjects_no_removal};
+
+-- The ledger: entries that are only ever added. `sequence` counts the entries of a subject's rank.
+-- For each line (kind and start) of a node's bill, the entries add up to its row in charges.
+CREATE TABLE ledger (
+    number {serial} NOT NULL,
+    subject {id} NOT NULL,
+    rank BIGINT NOT NULL,
+    sequence BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    line TEXT NOT NULL,
+    line_since BIGINT NOT NULL,
+    since BIGINT NOT NULL,
+    until BIGINT NOT NULL,
+    quantity BIGINT NOT NULL,
+    unit TEXT NOT NULL,
+    rate BIGINT NOT NULL,
+    amount BIGINT NOT NULL,
+    source TEXT NOT NULL,
+    corrects BIGINT,
+    PRIMARY KEY (number),
+    CONSTRAINT ledger_place UNIQUE (subject, rank, sequence),
+    FOREIGN KEY(subject) REFERENCES ledger_subjects (id)
+);
+CREATE INDEX ledger_project ON ledger (project, since);
+CREATE INDEX ledger_discounts ON ledger (line_since) WHERE kind = 'discount';
+{ledger_function};
+{ledger_no_change};
+{ledger_no_removal};
+
+-- The charges so far are the first entries.
+INSERT INTO ledger_subjects (id, project, user_name, job_id, job, machine, service, attempt,
+    provider, account, region, zone, instance_type, accelerator, accelerators, purchase, tags)
+SELECT a.id, a.project, j.user_name, j.id, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), '',
+    a.number, COALESCE({offer_provider}, ''),
+    COALESCE({offer_provider}, '') || COALESCE('@' || NULLIF({offer_credential}, ''), ''),
+    COALESCE({offer_region}, ''),
+    COALESCE({offer_zone}, ''), COALESCE({offer_instance_type}, ''),
+    COALESCE({offer_accelerator}, ''),
+    CAST(COALESCE({offer_accelerator_count}, '0') AS DOUBLE PRECISION)
+        * CAST(COALESCE({offer_accelerator_part}, '1') AS DOUBLE PRECISION),
+    COALESCE({offer_purchase}, 'on-demand'), j.tags
+FROM attempts a JOIN jobs j ON j.id = a.job_id
+WHERE a.id IN (SELECT attempt_id FROM charges);
+INSERT INTO ledger (subject, rank, sequence, project, kind, line, line_since, since, until,
+    quantity, unit, rate, amount, source)
+SELECT c.attempt_id, c.rank,
+    ROW_NUMBER() OVER (PARTITION BY c.attempt_id, c.rank ORDER BY c.since, c.kind), c.project,
+    CASE WHEN c.kind IN ('kept', 'minimum', 'rolled back') THEN 'idle' ELSE c.kind END,
+    c.kind, c.since, c.since, c.until,
+    CASE WHEN c.kind = 'traffic' THEN 0 ELSE c.until - c.since END,
+    CASE WHEN c.kind = 'traffic' THEN 'bytes' ELSE 'us' END,
+    c.rate, c.amount, 'opening'
+FROM charges c
+ORDER BY c.attempt_id, c.rank, c.since, c.kind;
+
+-- How much projects, users and the jobs with a tag may spend in a month.
+CREATE TABLE budgets (
+    name TEXT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- Alerts of budgets that were sent, so that each is sent once in a month.
+CREATE TABLE budget_alerts (
+    budget TEXT NOT NULL,
+    month BIGINT NOT NULL,
+    percent BIGINT NOT NULL,
+    PRIMARY KEY (budget, month, percent),
+    FOREIGN KEY(budget) REFERENCES budgets (name) ON DELETE CASCADE
+);
+
+-- migration 0019_services
+-- Services, each with its task and its replicas.
+CREATE TABLE services (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    snapshot TEXT,  -- of the working folder
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+CREATE INDEX services_snapshot ON services (snapshot) WHERE snapshot IS NOT NULL;
+
+-- migration 0020_archived_projects
+-- When a project was archived: nothing new starts in it. NULL if it is in use.
+ALTER TABLE projects ADD COLUMN archived_at BIGINT;
+
+-- migration 0021_meters
+-- What entries for volumes and for requests are attributed to.
+ALTER TABLE ledger_subjects ADD COLUMN volume TEXT DEFAULT '' NOT NULL;
+ALTER TABLE ledger_subjects ADD COLUMN key_name TEXT DEFAULT '' NOT NULL;
+
+-- Volumes that outlive their jobs, with their bills between jobs.
+CREATE TABLE volume_bills (
+    id {id} NOT NULL,  -- that of the subject in the ledger
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+-- How the bills of replicas were divided among the requests of their services.
+CREATE TABLE divided_bills (
+    attempt_id {id} NOT NULL,
+    moved BIGINT NOT NULL,  -- micro-dollars
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (attempt_id)
+);
+
+-- Replicas that were billed before this time had no counts, so those bills are not divided.
+INSERT INTO meta ("key", value) VALUES ('requests-counted-since', CAST(CURRENT_TIMESTAMP AS TEXT));
+
+-- migration 0022_gateway_reports
+-- What each server's gateway has counted for a service, for the server that reconciles it.
+CREATE TABLE gateway_reports (
+    service TEXT NOT NULL,
+    server TEXT NOT NULL,
+    document TEXT NOT NULL,
+    written_at BIGINT NOT NULL,
+    PRIMARY KEY (service, server)
+);
+
+-- migration 0023_queued_calls
+-- Calls in the queues of services, with their results. They outlive their services.
+CREATE TABLE queued_calls (
+    project TEXT NOT NULL,
+    service TEXT NOT NULL,  -- its name
+    call_id TEXT NOT NULL,
+    source TEXT NOT NULL,  -- the trigger; '' for users
+    state TEXT NOT NULL,
+    due_at BIGINT NOT NULL,
+    expires_at BIGINT,
+    document TEXT NOT NULL,
+    request {bytes},
+    answer {bytes},
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, service, call_id)
+);
+CREATE INDEX queued_calls_due ON queued_calls (project, service, due_at) WHERE state = 'waiting';
+CREATE INDEX queued_calls_expire ON queued_calls (expires_at) WHERE expires_at IS NOT NULL;
+
+-- migration 0024_newest_id_tokens
+-- When the newest ID token of each person was issued: older ones are not accepted after it. A row
+-- outlives the person's account, which a sign-in would make again.
+CREATE TABLE newest_id_tokens (
+    issuer TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    issued_at BIGINT NOT NULL,
+    PRIMARY KEY (issuer, subject)
+);
+CREATE INDEX newest_id_tokens_issued ON newest_id_tokens (issued_at);
+
+-- migration 0025_retention
+-- Ended jobs are removed after a while. What is left of them are the entries of the ledger, and a
+-- row that says when and why they were removed.
+CREATE TABLE removed_jobs (
+    job_id {id} NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    ended_at BIGINT NOT NULL,
+    removed_at BIGINT NOT NULL,
+    rule TEXT NOT NULL,  -- where the number of days is set
+    days BIGINT NOT NULL,
+    PRIMARY KEY (job_id)
+);
+CREATE INDEX removed_jobs_name ON removed_jobs (project, name, removed_at);
+CREATE INDEX removed_jobs_removed ON removed_jobs (removed_at);
+CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
+-- the sums of projects are read from this index alone
+CREATE INDEX ledger_amounts ON ledger (project, amount);
+CREATE INDEX ledger_until ON ledger (until);
+CREATE INDEX ledger_subjects_service ON ledger_subjects (id) WHERE service <> '';
+
+-- Old records of the audit log are removed: of each removal, the last record. The database permits
+-- to remove these records, and refuses all other changes as before.
+CREATE TABLE audit_cuts (
+    number BIGINT NOT NULL,
+    hash TEXT NOT NULL,
+    cut_at BIGINT NOT NULL,
+    PRIMARY KEY (number)
+);
+{audit_cuts_function};
+{audit_cuts_no_change};
+{audit_cuts_no_removal};
+{lift_audit_rule};
+{audit_rule};
+
+-- migration 0026_fair_queue
+-- The queue orders the jobs of several projects by their use and their shares.
+-- The size of a job is in GPUs.
+ALTER TABLE jobs ADD COLUMN size DOUBLE PRECISION DEFAULT 1 NOT NULL;
+CREATE INDEX jobs_turns ON jobs
+    (phase, project, user_name, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued';
+CREATE INDEX jobs_machine_turns ON jobs
+    (phase, project, machine, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND machine IS NOT NULL;
+CREATE TABLE project_use (
+    project TEXT NOT NULL,
+    gpu_hours DOUBLE PRECISION NOT NULL,  -- the decayed use up to `at`
+    held DOUBLE PRECISION NOT NULL,  -- the GPUs in use since `at`
+    at BIGINT NOT NULL,
+    PRIMARY KEY (project)
+);
+
+-- migration 0027_arrays
+-- An array is one task with many jobs, which are its members. Its task is stored once.
+CREATE TABLE job_arrays (
+    id {id} NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    parallel BIGINT,  -- how many members run at once; NULL for all
+    task TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    snapshot TEXT,  -- content hash of the working folder
+    PRIMARY KEY (id),
+    CONSTRAINT job_arrays_name UNIQUE (project, name)
+);
+CREATE INDEX job_arrays_project ON job_arrays (project, id);
+CREATE INDEX job_arrays_snapshot ON job_arrays (snapshot) WHERE snapshot IS NOT NULL;
+ALTER TABLE jobs ADD COLUMN array_id {id};
+ALTER TABLE jobs ADD COLUMN member BIGINT;
+CREATE INDEX jobs_array ON jobs (array_id, phase) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_array_queue ON jobs
+    (phase, array_id, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND array_id IS NOT NULL;
+
+-- migration 0028_job_dependencies
+-- The jobs that wait until other jobs have ended. A job's conditions are in its column `rest`.
+CREATE TABLE job_dependencies (
+    after_id {id} NOT NULL,  -- the job that must end first
+    job_id {id} NOT NULL,  -- the job that waits
+    PRIMARY KEY (after_id, job_id)
+);
+CREATE INDEX job_dependencies_job ON job_dependencies (job_id);
+
+-- migration 0029_node_pools
+-- Elastic pools: nodes that are added and removed with the work of their project's jobs.
+ALTER TABLE jobs ADD COLUMN pool TEXT;
+CREATE INDEX jobs_pool_turns ON jobs
+    (phase, project, pool, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND pool IS NOT NULL;
+CREATE INDEX jobs_pool ON jobs (project, pool, id) WHERE pool IS NOT NULL;
+CREATE TABLE node_pools (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0030_shared_devices
+-- An allocation may hold a part of one device; such a device has no row in held_devices.
+ALTER TABLE allocations ADD COLUMN part DOUBLE PRECISION DEFAULT 1 NOT NULL;
+
+-- migration 0031_maintenance
+-- What operators have ordered for the installation's own hosts. No work is placed on closed hosts.
+CREATE TABLE node_states (
+    name TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    closed BIGINT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+-- Hosts and devices that belong to one project for a while.
+CREATE TABLE reservations (
+    name TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- migration 0032_disk_of_allocations
+-- The part of a host's disk that a rank has requested.
+ALTER TABLE allocations ADD COLUMN disk_gib BIGINT DEFAULT 0 NOT NULL;
+
+-- migration 0033_first_jobs
+-- The first waiting jobs of each project, and the next job that may not start yet, are found without
+-- a look at all waiting jobs.
+CREATE INDEX jobs_project_turns ON jobs
+    (phase, project, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND machine IS NULL AND pool IS NULL AND array_id IS NULL;
+CREATE INDEX jobs_later ON jobs (phase, not_before)
+    WHERE phase = 'queued' AND not_before IS NOT NULL;
+
+-- migration 0034_job_groups
+-- A group is a row of job_arrays whose jobs have tasks of their own, and start together.
+ALTER TABLE job_arrays ADD COLUMN started BIGINT;  -- of a group: 0 until its jobs have started together, then the time
+
+-- migration 0035_rung_values
+-- What jobs of a sweep had reported at the steps at which they are compared.
+CREATE TABLE rung_values (
+    array_id {id} NOT NULL,
+    job_id {id} NOT NULL,
+    rung BIGINT NOT NULL,
+    value DOUBLE PRECISION NOT NULL,
+    stopped BOOLEAN NOT NULL,  -- whether the job was stopped there
+    PRIMARY KEY (job_id, rung)
+);
+CREATE INDEX rung_values_array ON rung_values (array_id);
