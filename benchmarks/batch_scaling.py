@@ -22,7 +22,7 @@ from autoscaling import ASKED, read_trace
 
 from cavvy.autoscaler.observations import ServiceObservation
 from cavvy.autoscaler.terms import ScalingTerms
-from cavvy.domain.batch_fits import BatchFit
+from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import Struct, replace
 from cavvy.sim.serving.requests import RequestTrace
 from cavvy.sim.serving.run import AutoscalerController, on_demand_market

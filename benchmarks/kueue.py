@@ -27,7 +27,7 @@ from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
 from replicas import make_database, run_sql
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient
 from cavvy.client.policy_wire import PolicyAsk, put_policy
 
 _SUBMITTERS = 16  # connections, as in `jobs.py`

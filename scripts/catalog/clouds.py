@@ -18,7 +18,7 @@ from gcp_devices import GCP_SOURCE, GPU_PRICES, N1_MACHINES, TPU_PRICES
 from more_prices import list_tables
 
 from cavvy.catalog.accelerators import find_accelerator, nominal_memory
-from cavvy.catalog.retired import find_retired
+from cavvy.catalog.tables import find_retired
 from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate

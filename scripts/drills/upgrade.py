@@ -29,8 +29,8 @@ from tests.system.replica_site import ReplicaSite
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import ApiClient
-from cavvy.client.patience import Patience
 from cavvy.client.state import process_mark, read_server
+from cavvy.client.transport import Patience
 from cavvy.store.migrate import HEAD
 
 _RUN = "from cavvy.cli.main import cli; cli(['server', 'run'])"

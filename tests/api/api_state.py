@@ -21,7 +21,7 @@ from cavvy.api.audit import AuditMiddleware
 from cavvy.api.auth import AuthMiddleware
 from cavvy.client.ids import make_key
 from cavvy.domain.jobs import Attempt
-from cavvy.domain.protocol import PROTOCOL
+from cavvy.domain.messages import PROTOCOL
 from cavvy.server.open_state import open_state
 from cavvy.server.state_dir import StateDir
 from cavvy.settings import Settings

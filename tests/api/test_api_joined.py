@@ -7,7 +7,7 @@ from typing import cast
 from tests.api.api_state import Api
 
 from cavvy.api.peers import PEER, _signed
-from cavvy.domain.protocol import PROTOCOL
+from cavvy.domain.messages import PROTOCOL
 from cavvy.providers.abilities import SERVES_NODES
 from cavvy.providers.base import Provider
 

@@ -14,11 +14,10 @@ from tests.api.api_state import TOKEN, open_api
 from tests.api.team import Team, make_team
 from tests.api.test_route_matrix import ROUTES, ask, code
 
-from cavvy.api.audit import AuditMiddleware
+from cavvy.api.audit import PER_ADDRESS, AuditMiddleware
 from cavvy.api.rules import ProjectSource
 from cavvy.domain.accounts import INSTALLATION, Role
 from cavvy.domain.audit import AuditEntry, SealedRecord, check_chain
-from cavvy.domain.refusals import PER_ADDRESS
 from cavvy.store.audit import PENDING
 from cavvy.store.base import StoreError
 

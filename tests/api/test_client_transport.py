@@ -21,7 +21,7 @@ from cavvy.client import (
     StartFailed,
     Unreachable,
 )
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient
 from cavvy.client.budget_wire import list_budgets
 from cavvy.client.ids import make_id, read_time
 from cavvy.client.key_wire import list_keys, rotate_key

@@ -21,7 +21,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG, ProjectSource, RouteRule, list_rules
 from cavvy.client.wire import StopAsk
 from cavvy.domain.accounts import INSTALLATION, Role
-from cavvy.domain.protocol import PROTOCOL
+from cavvy.domain.messages import PROTOCOL
 
 ROUTES = [
     (method, route.path, rule)

@@ -12,7 +12,7 @@ from cavvy.domain.jobs import AttemptPhase, JobRecord
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 from cavvy.store.sql import Store
 
 _RATE = HourlyRate(3_600_000)  # 1000 micro-dollars a second

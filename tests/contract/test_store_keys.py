@@ -19,7 +19,7 @@ from cavvy.store import keys
 from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
 from cavvy.store.keys import AesKey, KeyPlaceInvalid, KeyRing
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 from cavvy.store.rotation import list_keys, rotate_key
 from cavvy.store.secrets import SecretSealer, find_key_id
 from cavvy.store.sql import Store

@@ -15,8 +15,15 @@ from cavvy.store import leases, migrate
 from cavvy.store.base import LeaseLost, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver
 from cavvy.store.fence import FENCE, Fence
-from cavvy.store.leases import SINGLETONS, Replica, ReplicaLeases, list_replicas
-from cavvy.store.shares import SHARDS, find_preferred, shard_of
+from cavvy.store.leases import (
+    SHARDS,
+    SINGLETONS,
+    Replica,
+    ReplicaLeases,
+    find_preferred,
+    list_replicas,
+    shard_of,
+)
 from cavvy.store.sql import Store
 
 

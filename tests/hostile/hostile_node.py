@@ -26,7 +26,7 @@ from tests.system.server_state import home_with_jobs
 from tests.waits import wait_until
 
 from cavvy.client.state import read_server
-from cavvy.domain.protocol import PROTOCOL
+from cavvy.domain.messages import PROTOCOL
 
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
 MIB = 1 << 20

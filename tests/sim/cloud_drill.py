@@ -47,7 +47,7 @@ from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 from cavvy.providers.vm.provider import VmProvider
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 INSTALLATION = "drill"
 WORK_S = 150.0

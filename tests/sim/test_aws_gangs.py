@@ -37,7 +37,7 @@ from cavvy.providers.base import AgentEndpoint, ProviderContext
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.registry import check_settings
 from cavvy.server.provider_services import StoredProviderState
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 JOBS, FAULTS = 75, 0.2

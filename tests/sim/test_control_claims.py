@@ -11,8 +11,14 @@ from tests.sim.test_control_services import HOST, ControlHarness, in_harness, no
 from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord
-from cavvy.domain.messages import ClaimGranted, ClaimRefused, ClaimWait, MessageKind
-from cavvy.domain.protocol import OLDEST, PROTOCOL
+from cavvy.domain.messages import (
+    OLDEST,
+    PROTOCOL,
+    ClaimGranted,
+    ClaimRefused,
+    ClaimWait,
+    MessageKind,
+)
 from cavvy.domain.tasks import CheckpointPolicy, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import DEFAULT

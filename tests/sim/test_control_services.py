@@ -60,7 +60,7 @@ from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript
 from cavvy.providers.fake.script import TimeSpan as Blackout
 from cavvy.sim.harness import START
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 T = TypeVar("T")
 

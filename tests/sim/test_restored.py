@@ -17,7 +17,7 @@ from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 from cavvy.store.table_copy import copy_rows
 
 NAME_GANG = partial(gang_name, "test")

@@ -11,7 +11,7 @@ from tests.system.server_state import home_at, kill_server
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.patience import Patience
+from cavvy.client.transport import Patience
 
 _PRICE = "[providers.local]\nprice_usd_hr = 3.6\n"
 _LEASES = 68  # 64 shards, three that exist once, and that of the machine

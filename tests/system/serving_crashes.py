@@ -25,9 +25,9 @@ from tests.waits import START_S, wait_until
 from cavvy.client import ApiClient, connect
 from cavvy.client.embedded import ensure_server
 from cavvy.client.errors import StartFailed
-from cavvy.client.patience import Patience
 from cavvy.client.queue_wire import find_call, list_calls
 from cavvy.client.service_wire import end_service, find_service, list_services, put_service
+from cavvy.client.transport import Patience
 
 HOST = "direct.ai.example.com"  # HAProxy passes requests with a host name on by itself
 KINDS = ("server", "gateway", "replica")

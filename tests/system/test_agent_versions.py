@@ -23,7 +23,7 @@ from tests.api.api_state import Api, open_api, until
 
 from cavvy.agent import config as todays
 from cavvy.agent.documents import WorkConfig
-from cavvy.domain.protocol import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
+from cavvy.domain.messages import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
 
 pytestmark = pytest.mark.system
 FROZEN = Path(__file__).with_name("frozen") / "agent-protocol-1.pyz"

@@ -9,8 +9,7 @@ from tests.system.server_state import follow_to_end, home_at, home_with_jobs, ru
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import StartFailed, connect
-from cavvy.client.account_wire import TokenAsk
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient, TokenAsk
 from cavvy.client.embedded import ensure_server, stop_server
 from cavvy.client.state import server_holds_lock
 

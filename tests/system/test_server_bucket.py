@@ -21,7 +21,7 @@ from tests.system.server_state import follow_to_end, home_at, kill_server
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.patience import Patience
+from cavvy.client.transport import Patience
 from cavvy.store.objects.base import ObjectBucket
 from cavvy.store.objects.http import ask
 from cavvy.store.objects.locations import open_place

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.api.audit import IN_TOTAL, PER_ADDRESS, LeftOut, RefusalLimiter
 from cavvy.cli.main import cli
 from cavvy.domain.audit import (
     EMPTY,
@@ -25,7 +26,6 @@ from cavvy.domain.audit import (
     read_head,
     seal,
 )
-from cavvy.domain.refusals import IN_TOTAL, PER_ADDRESS, LeftOut, RefusalLimiter
 from cavvy.domain.values import replace
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

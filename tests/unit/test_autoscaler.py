@@ -27,7 +27,7 @@ from cavvy.autoscaler.observations import (
 from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
-from cavvy.domain.batch_fits import BatchFit
+from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.services import TargetKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

@@ -10,7 +10,7 @@ import pytest
 from cavvy.autoscaler.load import ServiceLoad
 from cavvy.autoscaler.staffing import count_for_wait
 from cavvy.autoscaler.terms import ScalingTerms
-from cavvy.domain.batch_fits import BatchFit
+from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import replace
 
 FIT = BatchFit(slope_s=0.005, base_s=0.2, most=32)

@@ -28,7 +28,7 @@ from cavvy.control.decide.service import (
 )
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.place_loads import PlaceLoad, PlaceLoads
+from cavvy.domain.service_loads import PlaceLoad, PlaceLoads
 from cavvy.domain.services import ReplicaCount, ReplicaState, ServiceReplica, ServingMarket
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec

@@ -13,7 +13,7 @@ from cavvy.domain.queued_calls import CallAnswer, CallState, QueuedCall
 from cavvy.domain.services import CronTrigger, EventTrigger, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 NOW = datetime(2026, 1, 5, 12, 2, tzinfo=UTC)
 KEY = calls_key(service_key("p", "s"))

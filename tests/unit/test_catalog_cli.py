@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import asdict
 
-from cavvy.catalog.unlisted import list_reasons
+from cavvy.catalog.tables import list_unlisted_reasons
 from cavvy.cli.main import cli
 from cavvy.client import wire
 from cavvy.domain.offers import Purchase
@@ -331,7 +331,9 @@ def test_info_says_why_a_price_of_a_large_cloud_is_missing() -> None:
     with CatalogSnapshot.open(SHIPPED) as shipped:
         missing = shipped.unpriced()
     large = {key: counts for key, counts in missing.items() if key[0] in LARGE}
-    assert large.keys() == list_reasons().keys(), "every gap has a reason, and no other has"
+    assert large.keys() == list_unlisted_reasons().keys(), (
+        "every gap has a reason, and no other has"
+    )
     told = json.loads(run("catalog", "info", "-o", "json").stdout)["unlisted"]
     assert {(each["provider"], each["purchase"]): (each["types"], each["of"]) for each in told} == {
         (provider, str(purchase)): counts for (provider, purchase), counts in large.items()

@@ -41,7 +41,7 @@ from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.client.policy_wire import PolicyAsk
-from cavvy.client.share_wire import ShareReport, ShareView
+from cavvy.client.queue_wire import ShareReport, ShareView
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -431,7 +431,7 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
 ) -> None:
     asked: list[PolicyAsk] = []
     none = ShareReport(half_life_days=7, projects=[])
-    monkeypatch.setattr("cavvy.client.share_wire.read_shares", lambda *_: none)
+    monkeypatch.setattr("cavvy.client.queue_wire.read_shares", lambda *_: none)
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
     monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *put: asked.append(put[2]))
     assert (
@@ -480,7 +480,7 @@ def test_a_policy_says_what_happens_if_the_project_holds_more(
     report = ShareReport(half_life_days=7, projects=[row])
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
     monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *_: None)
-    monkeypatch.setattr("cavvy.client.share_wire.read_shares", lambda *_: report)
+    monkeypatch.setattr("cavvy.client.queue_wire.read_shares", lambda *_: report)
     told = run("policy", "set", "--max-gpus", "20,H100=6", "--max-spend", "39").stderr
     then = "running jobs continue, and others wait until there is room"
     assert f"project default holds 8 H100, more than its limit of 6 H100: {then}\n" in told

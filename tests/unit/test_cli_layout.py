@@ -50,11 +50,10 @@ from cavvy.client import (
     queue_wire,
     service_key_wire,
     service_wire,
-    share_wire,
     sign_in_wire,
     wire,
 )
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobSchedule, TaskSpec
@@ -156,10 +155,10 @@ ARRAY = array_wire.ArrayDetail(
         )
     ],
 )
-SHARES = share_wire.ShareReport(
+SHARES = queue_wire.ShareReport(
     half_life_days=7,
     projects=[
-        share_wire.ShareView(
+        queue_wire.ShareView(
             project=PROJECT,
             parent=None,
             weight=0.5,
@@ -177,7 +176,7 @@ SHARES = share_wire.ShareReport(
             quota_accelerators={"RTX-PRO-6000": 1024, "H100": 8},
             max_micros_per_hour=12_345_678_000_000,
             lent=[
-                share_wire.LoanView(project="b" * 63, accelerator="H100", gpus=8, micros_per_hour=0)
+                queue_wire.LoanView(project="b" * 63, accelerator="H100", gpus=8, micros_per_hour=0)
             ],
         )
     ],
@@ -393,7 +392,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)
-    monkeypatch.setattr(share_wire, "read_shares", lambda *_: SHARES)
+    monkeypatch.setattr(queue_wire, "read_shares", lambda *_: SHARES)
     monkeypatch.setattr(pool_wire, "list_pools", lambda *_: [POOL])
     monkeypatch.setattr(maintenance_wire, "list_hosts", lambda *_: [HOST])
     monkeypatch.setattr(maintenance_wire, "list_reservations", lambda *_: HOST.reservations)

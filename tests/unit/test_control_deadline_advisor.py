@@ -37,7 +37,7 @@ from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import RunMode
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -17,7 +17,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

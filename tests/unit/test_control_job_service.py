@@ -9,7 +9,7 @@ from cavvy.control.job_service import JobIds, JobService, TooLate
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.store.base import AtomicWrite, RowNotFound, StoreError, StoreFull, StoreUnusable
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 
 class FullStore(MemoryStore):

@@ -18,7 +18,7 @@ from cavvy.control.restored import RESTORED, read_restored_at
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.providers.base import GangSeen, GangState, PartlyUnknown, Provider
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 
 class Flaky:

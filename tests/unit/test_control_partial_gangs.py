@@ -15,7 +15,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.providers.base import GangSeen, GangState, PartlyUnknown, Provider
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 
 class Half:

@@ -16,8 +16,8 @@ from cavvy.domain.tasks import Objection, ResourceSpec, TaskSpec, Volume, Volume
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import find_candidates, match
+from cavvy.planner.objections import explain_misplaced
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers.abilities import HAS_PARTS, HOLDS_VOLUMES
 from cavvy.providers.base import (
     AgentEndpoint,

@@ -21,7 +21,7 @@ from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.retention import RetentionDays
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 DAY = 86_400
 

@@ -9,7 +9,7 @@ from cavvy.domain.services import CronTrigger, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 START = datetime(2026, 1, 5, 12, 2, tzinfo=UTC)
 SPEC = ServiceSpec(port=80, crons=(CronTrigger(cron="*/5 * * * *", body="{}"),))

@@ -29,11 +29,11 @@ from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.checkpoints.folders import CheckpointFolders
-from cavvy.store.memory import MemoryStore
 from cavvy.store.objects import threads
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectTryAgain, SignedRequest
 from cavvy.store.objects.locations import OWN_FILES
 from cavvy.store.objects.locations import ObjectLocation as Place
+from cavvy.store.open import MemoryStore
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",

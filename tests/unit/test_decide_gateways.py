@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.domain.batch_fits import BatchFit
-from cavvy.domain.place_loads import PlaceLoad
 from cavvy.domain.request_bills import KeyWork, merge_work
+from cavvy.domain.service_loads import BatchFit, PlaceLoad
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
 

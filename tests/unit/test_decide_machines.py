@@ -48,7 +48,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 GPU = ResourceSpec(accelerators=(AcceleratorNeed(name="A10"),))
 REQUEST = TaskSpec(

@@ -20,8 +20,8 @@ from cavvy.control.decide.service import (
     state_of,
 )
 from cavvy.control.decide.traffic import ServiceTraffic, make_terms, observe, scale
-from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.jobs import JobPhase
+from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.services import (
     DEFAULT_AVAILABILITY,
     ReadinessProbe,

@@ -11,7 +11,6 @@ from cavvy.control.agents.deposit_records import DepositedResults
 from cavvy.control.agents.uploads import RECORDS_OWNER
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
 from cavvy.store.objects.base import (
     ObjectBucket,
     ObjectDenied,
@@ -19,6 +18,7 @@ from cavvy.store.objects.base import (
     ObjectInfo,
     ObjectTryAgain,
 )
+from cavvy.store.open import MemoryStore
 
 URL = "s3://data/results"
 

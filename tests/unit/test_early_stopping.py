@@ -28,7 +28,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 from cavvy.task_files import parse_task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from cavvy.agent.images.devices import find_certain_vendor
 from cavvy.agent.images.vendors import find_image_vendor, find_packages, find_required
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.planner.software import explain_software
+from cavvy.planner.objections import explain_software
 
 INDEX = "https://download.pytorch.org/whl"
 

@@ -11,8 +11,8 @@ from tests.waits import wait_until
 
 from cavvy.client import launch
 from cavvy.client.errors import StartFailed
-from cavvy.client.patience import Patience
 from cavvy.client.state import end_migration, is_migrating, note_migration
+from cavvy.client.transport import Patience
 from cavvy.server import embedded
 from cavvy.server.state_dir import StateDir
 from cavvy.store import migrate

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.catalog.notices import SPOT_NOTICES
+from cavvy.catalog.tables import SPOT_NOTICES
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.catalog.architectures import find_architecture
+from cavvy.catalog.tables import find_architecture
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, Workload
 from cavvy.domain.units import HourlyRate

@@ -6,7 +6,7 @@ from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
-from cavvy.planner.volumes import explain_misplaced
+from cavvy.planner.objections import explain_misplaced
 
 
 def offer(region: str = "r1", zone: str | None = None) -> Offer:

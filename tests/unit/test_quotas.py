@@ -16,8 +16,8 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates, match
+from cavvy.planner.objections import explain_quota
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.quotas import explain_quota
 from cavvy.planner.rank import plan
 
 __all__ = ["client"]

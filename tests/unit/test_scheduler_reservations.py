@@ -28,7 +28,7 @@ from cavvy.scheduler.reservations import (
     find_overlap,
     subtract_held,
 )
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -29,7 +29,7 @@ from cavvy.scheduler.shares import (
     decay,
     give_turns,
 )
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 from cavvy.store.queue import PlacedRow, SqlQueue
 
 HOUR = timedelta(hours=1)

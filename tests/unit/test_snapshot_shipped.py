@@ -13,9 +13,8 @@ from cavvy.catalog.accelerators import AcceleratorKind, find_accelerator
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.networks import find_fabric, find_unpublished, list_unpublished
 from cavvy.catalog.regions import is_region, locate
-from cavvy.catalog.retired import find_retired, list_retired, successor
+from cavvy.catalog.tables import find_retired, list_retired, list_unlisted_reasons, successor
 from cavvy.catalog.tpu_slices import list_slices, spread_slices
-from cavvy.catalog.unlisted import list_reasons
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.values import replace
@@ -465,7 +464,7 @@ def test_every_accelerated_machine_of_a_large_cloud_has_each_price_or_a_reason(
         (Purchase.RESERVED, 12),
         (Purchase.RESERVED, 36),
     )
-    reasons = list_reasons()
+    reasons = list_unlisted_reasons()
     assert prices
     for purchase, months in wanted:
         without = sorted(name for name, found in prices.items() if (purchase, months) not in found)

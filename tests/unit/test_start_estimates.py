@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from cavvy.domain.shares import HeldShare, QueueRow
 from cavvy.domain.values import Struct
-from cavvy.scheduler.estimate_errors import LATEST, EstimateOutcome, correct
 from cavvy.scheduler.run_times import GangKind, PastGang, PlannedGang, RunTimes, find_kind
 from cavvy.scheduler.shares import ShareBook, give_turns
 from cavvy.scheduler.start_estimates import (
+    LATEST,
+    EstimateOutcome,
     HeldPart,
     LaneDemand,
     LinedUpJob,
     QueueState,
     RunningGang,
     StartEstimate,
+    correct,
     estimate_starts,
 )
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.store.shares import SHARDS, find_preferred, list_shards, shard_of, share_leases
+from cavvy.store.leases import SHARDS, find_preferred, list_shards, shard_of, share_leases
 
 SERVERS = st.sets(st.text("abcdef0123", min_size=4, max_size=8), min_size=1, max_size=6)
 

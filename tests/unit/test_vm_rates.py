@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cavvy.catalog.currencies import find_rate
+from cavvy.catalog.tables import find_rate
 from cavvy.domain.units import UnitError
 from cavvy.providers.base import Manifest
 from cavvy.providers.registry import check_settings

@@ -50,7 +50,7 @@ from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.store.base import AtomicWrite
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 LATER = NOW + timedelta(minutes=5)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))

@@ -4,7 +4,7 @@ decisions.
 
 from enum import StrEnum
 
-from cavvy.domain.batch_fits import BatchFit
+from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 

@@ -90,12 +90,12 @@ def _list_unlisted(snapshot: "CatalogSnapshot") -> list[dict[str, object]]:
     """List the accelerated instance types that lack a price, for each large cloud and purchase
     option, with the reason.
     """
-    from cavvy.catalog.unlisted import list_reasons
+    from cavvy.catalog.tables import list_unlisted_reasons
 
     counts = snapshot.unpriced()
     return [
         dict(zip(_UNLISTED, (*key, *counts[key], reason), strict=True))
-        for key, reason in list_reasons().items()
+        for key, reason in list_unlisted_reasons().items()
         if key in counts
     ]
 

@@ -144,7 +144,7 @@ def _show_code(url: str, code: str) -> None:
 def _check(context: "Context") -> "WhoAmIView":
     """Ask the server which account the token belongs to. Raises ApiError."""
     from cavvy.client import API, IncompatibleVersions
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
     from cavvy.client.connection import open_context
 
     with open_context(context, timeout_s=_TIMEOUT_S) as client:

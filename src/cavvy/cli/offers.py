@@ -447,7 +447,7 @@ def _lacking(snapshot: "CatalogSnapshot", need: "ResourceSpec", reserved: bool) 
     """For each large cloud where requested spot or reserved prices are missing from the catalog,
     return the reason.
     """
-    from cavvy.catalog.unlisted import list_reasons
+    from cavvy.catalog.tables import list_unlisted_reasons
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import SpotPolicy
 
@@ -458,7 +458,7 @@ def _lacking(snapshot: "CatalogSnapshot", need: "ResourceSpec", reserved: bool) 
     return [
         f"{provider}: {missing[provider, purchase][0]} of {missing[provider, purchase][1]} "
         f"accelerated instance types have no {purchase} price in the catalog: {reason}"
-        for (provider, purchase), reason in list_reasons().items()
+        for (provider, purchase), reason in list_unlisted_reasons().items()
         if purchase in wanted and (provider, purchase) in missing
         if not need.providers or provider in need.providers
     ]

@@ -226,7 +226,7 @@ def _list_exceeded(client: "ApiClient", project: str, changes: Mapping[str, Any]
     if not any(name.startswith(("max_", "quota_")) for name in changes):
         return
     from cavvy.catalog.accelerators import is_match
-    from cavvy.client.share_wire import read_shares
+    from cavvy.client.queue_wire import read_shares
     from cavvy.domain.policies import say_amount
 
     for row in read_shares(client, project).projects:

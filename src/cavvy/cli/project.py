@@ -24,7 +24,7 @@ def command() -> None:
 @click.option("--parent", help="The parent project; the default is none.")
 def create(name: str, parent: str | None) -> None:
     """Create a project."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).create_project(name, parent)
@@ -54,8 +54,7 @@ def move(
     The moved project keeps its jobs, costs, budgets and own policies. The roles, policies and
     budgets of the new parents replace the roles, policies and budgets of the former parents.
     """
-    from cavvy.client.account_wire import ProjectMove
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient, ProjectMove
     from cavvy.client.errors import ApiError
 
     if (parent is None) is not top:
@@ -82,7 +81,7 @@ def archive(name: str, stop: bool) -> None:
     Jobs, logs, costs, statements, budgets, policies and roles are kept. New projects cannot have
     the names of archived projects. `cavvy project unarchive` unarchives the projects.
     """
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).archive_project(name, stop=stop)
@@ -93,7 +92,7 @@ def archive(name: str, stop: bool) -> None:
 @click.argument("name")
 def unarchive(name: str) -> None:
     """Unarchive a project, with the subprojects that were archived at the same time."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).unarchive_project(name)
@@ -104,7 +103,7 @@ def unarchive(name: str) -> None:
 @output_option
 def list_projects(output: str) -> None:
     """List the projects in which you have a role."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     columns = [
         TableColumn("name"),

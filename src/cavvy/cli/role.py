@@ -36,7 +36,7 @@ def command() -> None:
 @_everywhere
 def grant(account: str, role: str, project: str | None, all_projects: bool) -> None:
     """Grant a role to an account."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     where = _read_project(project, everywhere=all_projects)
     with session() as client:
@@ -55,7 +55,7 @@ def grant(account: str, role: str, project: str | None, all_projects: bool) -> N
 @_everywhere
 def revoke(account: str, role: str, project: str | None, all_projects: bool) -> None:
     """Revoke a role. Later requests that need the role are refused; running jobs continue."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     where = _read_project(project, everywhere=all_projects)
     with session() as client:
@@ -69,7 +69,7 @@ def revoke(account: str, role: str, project: str | None, all_projects: bool) -> 
 @output_option
 def list_roles(project: str | None, all_projects: bool, output: str) -> None:
     """List the roles granted in a project, without roles granted in its parent projects."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     where = _read_project(project, everywhere=all_projects)
     with session() as client:

@@ -81,7 +81,7 @@ def command(project: str | None, output: str) -> None:
     """
     from msgspec import to_builtins
 
-    from cavvy.client.share_wire import read_shares
+    from cavvy.client.queue_wire import read_shares
 
     with session() as client:
         report = read_shares(client, project)

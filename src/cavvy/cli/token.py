@@ -27,8 +27,7 @@ def create(
     user: str | None, label: str, scopes: tuple[str, ...], project: str | None, expires: str
 ) -> None:
     """Create a token and print it. The token cannot be shown again."""
-    from cavvy.client.account_wire import TokenAsk
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient, TokenAsk
 
     ask = TokenAsk(
         account=user,
@@ -54,7 +53,7 @@ def create(
 def list_tokens(user: str | None, output: str) -> None:
     """List your tokens. An admin of the installation sees the tokens of all accounts."""
     from cavvy.cli.view import formatting
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     columns = [
         TableColumn("id"),
@@ -75,7 +74,7 @@ def list_tokens(user: str | None, output: str) -> None:
 @click.argument("token_id", metavar="ID")
 def revoke(token_id: str) -> None:
     """Revoke a token immediately."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).revoke_token(token_id)

@@ -21,7 +21,7 @@ def command() -> None:
 @click.option("--service", is_flag=True, help="The account of a program, such as a CI system.")
 def add(name: str, service: bool) -> None:
     """Add an account."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).add_account(name, "service" if service else "user")
@@ -33,7 +33,7 @@ def add(name: str, service: bool) -> None:
 def list_users(output: str) -> None:
     """List the accounts."""
     from cavvy.cli.view import formatting
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     columns = [
         TableColumn("name"),
@@ -67,7 +67,7 @@ def enable(name: str) -> None:
 
 
 def _disable(name: str, *, disabled: bool) -> None:
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).disable_account(name, disabled=disabled)
@@ -78,7 +78,7 @@ def _disable(name: str, *, disabled: bool) -> None:
 def remove(name: str) -> None:
     """Remove an account with its tokens and roles. Its running jobs and its services continue;
     nothing else of it starts."""
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     with session() as client:
         AccountClient(client).remove_account(name)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         Unreachable,
     )
     from cavvy.client.ids import make_key
-    from cavvy.client.patience import Patience
+    from cavvy.client.transport import Patience
 
 __all__ = [
     "API",
@@ -35,7 +35,7 @@ __all__ = [
 # The module that contains each name which is not an error.
 _MODULES = {
     **dict.fromkeys(("API", "REVISION", "ApiClient", "ExecChunk", "LogChunk"), "client"),
-    "Patience": "patience",
+    "Patience": "transport",
     "connect": "connection",
     "make_key": "ids",
 }

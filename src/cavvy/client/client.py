@@ -19,8 +19,7 @@ from cavvy.client.answers import find_error, read_answer
 from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost
 from cavvy.client.ids import make_key
 from cavvy.client.paths import job_path, machine_path, project_path, query, segment
-from cavvy.client.patience import QUIET_S, Patience
-from cavvy.client.transport import ClientConnection, HttpAnswer
+from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible

@@ -5,8 +5,8 @@ server.
 from cavvy.client import embedded
 from cavvy.client.client import ApiClient
 from cavvy.client.contexts import Context, chosen_context
-from cavvy.client.patience import Patience
 from cavvy.client.state import default_home
+from cavvy.client.transport import Patience
 
 
 def connect(

@@ -10,7 +10,6 @@ import time
 from cavvy import __version__
 from cavvy.client.client import API, REVISION, ApiClient
 from cavvy.client.errors import ApiError, IncompatibleVersions, StartFailed, Unreachable
-from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import (
     ServerFile,
     default_home,
@@ -19,6 +18,7 @@ from cavvy.client.state import (
     read_token,
     server_holds_lock,
 )
+from cavvy.client.transport import QUIET_S, Patience
 from cavvy.client.versions import parse_version
 from cavvy.packages import update_command
 

@@ -12,8 +12,8 @@ from msgspec.json import decode
 from cavvy import settings
 from cavvy.client import file_limit
 from cavvy.client.errors import StartFailed
-from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import ServerFile, is_migrating, read_server
+from cavvy.client.transport import QUIET_S, Patience
 
 start_process = subprocess.Popen  # tests replace it
 _MODULE = "cavvy.server.embedded"

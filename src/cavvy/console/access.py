@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Protocol
 
 from cavvy.client import ApiClient
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient
 from cavvy.console.clients import PAGE_S, ClientPool
 
 SESSION_S = 12 * 3600  # seconds after the last page after which a browser must sign in again

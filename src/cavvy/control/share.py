@@ -29,8 +29,8 @@ from cavvy.store.leases import (
     LeaseTurn,
     Replica,
     ReplicaLeases,
+    shard_of,
 )
-from cavvy.store.shares import shard_of
 
 # A hint may be lost, so this server looks for changes of its jobs by itself.
 RECHECK = timedelta(seconds=15)

@@ -22,11 +22,17 @@ from cavvy.domain.shares import EndedGang, QueueRow
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import jobs_of
-from cavvy.scheduler.estimate_errors import LATEST, EstimateOutcome, correct
 from cavvy.scheduler.reservations import ReservedHosts
 from cavvy.scheduler.run_times import PastGang, PlannedGang, RunTimes, find_kind
 from cavvy.scheduler.shares import ShareLimits
-from cavvy.scheduler.start_estimates import DEEPEST, StartEstimate, estimate_starts
+from cavvy.scheduler.start_estimates import (
+    DEEPEST,
+    LATEST,
+    EstimateOutcome,
+    StartEstimate,
+    correct,
+    estimate_starts,
+)
 from cavvy.store.sql import Store
 
 _PAST = 800  # ended gangs that are read

@@ -5,14 +5,41 @@ The API decodes requests into `AgentMessage` and encodes the answers. An agent i
 process passes the objects without encoding.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
-from cavvy.agent.documents import WorkConfig
+from cavvy.agent.documents import PROTOCOL, WorkConfig
 from cavvy.domain.jobs import Order
+
+# How many older and newer versions are supported. Other versions are supported because servers may
+# be upgraded or downgraded while jobs run.
+APART = 2
+OLDEST = max(1, PROTOCOL - APART)
+NEWEST = PROTOCOL + APART
+
+
+def is_served(version: int) -> bool:
+    """Return whether the control plane serves agents of this version."""
+    return OLDEST <= version <= NEWEST
+
+
+def list_unknown(version: int, work: WorkConfig) -> list[str]:
+    """Return the features of the work that an agent of this version would silently ignore."""
+    return list(dict.fromkeys(_list_unknown(version, work)))
+
+
+def _list_unknown(version: int, record: Any) -> Iterator[str]:
+    """Yield what the marks of the fields that `record` uses name, including nested fields."""
+    for each in fields(record):
+        value, mark = getattr(record, each.name), each.metadata
+        if version < mark.get("since", 0) and mark["used"](value):
+            yield mark["what"]
+        for item in value if isinstance(value, list) else (value,):
+            if is_dataclass(item):
+                yield from _list_unknown(version, item)
 
 
 class MessageKind(StrEnum):

@@ -15,7 +15,7 @@ requests, so the module decides as follows:
 from collections.abc import Iterable, Sequence
 from math import ceil, inf, sqrt
 
-from cavvy.domain.batch_fits import BatchFit
+from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import Struct
 
 _KEEP = 0.98  # the weight of a batch falls to a third within fifty batches

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
-from cavvy.domain.place_loads import write_places
 from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.service_loads import write_places
 from cavvy.domain.values import replace
 from cavvy.gateway.balancing import (
     FARTHER,

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from secrets import token_hex
 from time import monotonic, time
 
-from cavvy.domain.batch_fits import BatchFit
-from cavvy.domain.place_loads import PlaceLoad, PlaceLoads, write_places
 from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.service_loads import BatchFit, PlaceLoad, PlaceLoads, write_places
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.values import Struct, field
 

@@ -21,11 +21,15 @@ from cavvy.domain.tasks import DEFAULT_CPUS, Objection, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
 from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
+from cavvy.planner.objections import (
+    explain_misplaced,
+    explain_missing_option,
+    explain_quota,
+    explain_software,
+)
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.policies import explain_policy
-from cavvy.planner.quotas import explain_quota
 from cavvy.planner.rank import order_of, plan
-from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import (
     fits_empty,
     object_to_share,
@@ -33,8 +37,6 @@ from cavvy.planner.shared_hosts import (
     smallest_shares,
 )
 from cavvy.planner.slices import explain_slice
-from cavvy.planner.software import explain_software
-from cavvy.planner.volumes import explain_misplaced
 from cavvy.scheduler.packing import HostIndex
 
 _OMISSIONS = 2  # the maximum number of omitted accelerators that a reason names

@@ -5,7 +5,7 @@ measured time is multiplied by the ratio of the estimated times on the two offer
 from collections.abc import Iterable
 from datetime import timedelta
 
-from cavvy.catalog.architectures import find_architecture
+from cavvy.catalog.tables import find_architecture
 from cavvy.costs.counterfactual import CounterfactualCost, price_counterfactuals
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from decimal import Decimal
 
-from cavvy.catalog.currencies import SOURCE, find_rate
+from cavvy.catalog.tables import CURRENCY_SOURCE, find_rate
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderSetting, SettingKind
 
@@ -55,7 +55,7 @@ def exchange_rate(currency: str) -> ProviderSetting:
     return number(
         f"{_EXCHANGE}{currency.lower()}",
         f"The price of one {currency} in USD, with which prices are converted. The default is the "
-        f"rate of the {SOURCE} on {known.as_of}; set the rate at which you are billed.",
+        f"rate of the {CURRENCY_SOURCE} on {known.as_of}; set the rate at which you are billed.",
         unit="USD",
         default=float(known.usd),
         minimum=1e-6,

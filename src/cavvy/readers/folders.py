@@ -5,7 +5,7 @@ packages datasets and litdata.
 from pathlib import Path
 from typing import Any
 
-from cavvy.readers.decode import IMAGES, decode_image
+from cavvy.readers.files import IMAGES, decode_image
 
 
 class ImageFolder:

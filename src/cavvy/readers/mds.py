@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cavvy.readers.decode import decode, decode_image
-from cavvy.readers.files import RandomAccessFiles
+from cavvy.readers.files import RandomAccessFiles, decode, decode_image
 
 SHARD_BYTES = 64 << 20
 NUMBERS = (

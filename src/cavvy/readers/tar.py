@@ -5,8 +5,7 @@ sample.
 import tarfile
 from typing import Any
 
-from cavvy.readers.decode import decode
-from cavvy.readers.files import RandomAccessFiles, list_shards
+from cavvy.readers.files import RandomAccessFiles, decode, list_shards
 
 Parts = tuple[tuple[str, int, int], ...]  # extension, offset, size
 

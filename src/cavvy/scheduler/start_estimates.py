@@ -5,12 +5,12 @@ Queue Wait Times" (Smith, Taylor and Foster, 1999): each time, every gang holds 
 another time that is drawn from the past (`run_times`), and the jobs start in the order of the queue
 by the rule of `queue`: while a job waits for a host, no later job gets this host. Jobs that arrive
 later are not played. What they and other causes change is learned from earlier estimates
-(`estimate_errors`).
+(`correct`).
 """
 
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING
 
 from cavvy.domain.values import Struct, field
@@ -19,6 +19,7 @@ from cavvy.scheduler.run_times import REPLICAS, PlannedGang, RunTimes
 if TYPE_CHECKING:
     from random import Random
 
+
 DEEPEST = 1000  # jobs of the queue whose starts are estimated
 _NEAR = 100  # jobs of the queue that are played `_PLAYS` times; the others are played `_FEW` times
 # With n plays, the range between the k-th first and the k-th last of the n starts contains the next
@@ -26,6 +27,11 @@ _NEAR = 100  # jobs of the queue that are played `_PLAYS` times; the others are 
 _PLAYS, _FEW = 39, 19
 _ONE_BY_ONE = 64  # hosts of a lane; the hosts of a larger lane count as one large host
 _SLACK = 1e-6  # sums of fractions are not exact in floating point
+LATEST = 300  # earlier estimates that count for corrections
+_NEAREST = 100  # of them that count for one estimate
+_FEWEST = 20  # estimates from which on a range is corrected
+_MISSED = 0.05  # the part of starts that may lie before, and of those that may lie after the range
+_SHORT_S = 30.0  # differences of waits that are much shorter than this do not matter
 
 Amounts = tuple[float, ...]  # of each resource of a host, such as GPUs, CPUs and memory
 
@@ -282,3 +288,43 @@ def _merge_hosts(state: QueueState) -> QueueState:
         ],
         limits=state.limits,
     )
+
+
+class EstimateOutcome(Struct, frozen=True):
+    """An estimate without corrections, and after how many seconds the work started. If it has not
+    `started` yet, it will wait for longer than `wait_s`."""
+
+    estimate: StartEstimate
+    wait_s: float
+    started: bool = True
+
+
+def correct(estimate: StartEstimate, outcomes: Sequence[EstimateOutcome]) -> StartEstimate:
+    """Return the estimate with the range that contains the start in 90 of 100 cases, by the
+    outcomes of earlier estimates."""
+    known = [each for each in outcomes if each.started or each.wait_s > each.estimate.high_s]
+    if len(known) < _FEWEST:
+        return estimate
+    median_s = _scale(estimate.median_s)
+    known.sort(key=lambda each: abs(_scale(each.estimate.median_s) - median_s))
+    known = known[:_NEAREST]
+    late = _find_edge([_scale(each.wait_s) - _scale(each.estimate.high_s) for each in known])
+    early = _find_edge([_scale(each.estimate.low_s) - _scale(each.wait_s) for each in known])
+    shifts = sorted(_scale(each.wait_s) - _scale(each.estimate.median_s) for each in known)
+    low = _unscale(_scale(estimate.low_s) - early)
+    high = _unscale(_scale(estimate.high_s) + late)
+    median = _unscale(_scale(estimate.median_s) + shifts[len(shifts) // 2])
+    return StartEstimate(min(low, median), median, max(high, median))
+
+
+def _find_edge(errors: Sequence[float]) -> float:
+    place = ceil((len(errors) + 1) * (1 - _MISSED)) - 1
+    return sorted(errors)[min(place, len(errors) - 1)]
+
+
+def _scale(seconds: float) -> float:
+    return log(max(0.0, seconds) + _SHORT_S)
+
+
+def _unscale(value: float) -> float:
+    return max(0.0, exp(value) - _SHORT_S)

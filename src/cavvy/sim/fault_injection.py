@@ -15,7 +15,7 @@ from cavvy.providers.fake.agents import pause
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.sim.scenario import CrashMoment, ServerCrash
 from cavvy.store.base import AtomicWrite, StaleVersion, StoreFull
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 from cavvy.store.sql import Store
 
 T = TypeVar("T")

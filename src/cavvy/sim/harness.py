@@ -27,7 +27,7 @@ from cavvy.sim.scenario import (
     UserIntervention,
 )
 from cavvy.store.base import StoreError
-from cavvy.store.memory import MemoryStore
+from cavvy.store.open import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 _TRIES = 20  # of a user's request for an array

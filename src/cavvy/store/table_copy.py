@@ -13,7 +13,7 @@ from pathlib import Path
 from cavvy.domain.values import Struct
 from cavvy.store.base import HashMismatch, StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row
-from cavvy.store.migrate import HEAD, SCHEMA, VERSION_TABLE, run_file
+from cavvy.store.migrate import HEAD, SCHEMA, VERSION_TABLE, run_script
 
 _MEMORY = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journal="delete")
 _META = "meta"
@@ -120,7 +120,7 @@ def _quoted(columns: Sequence[str]) -> str:
 def _tables() -> Sequence[_CopiedTable]:
     """Return all tables of the schema, each after the tables that its rows refer to."""
     with closing(_MEMORY.connect()) as session:
-        run_file(session, SCHEMA)
+        run_script(session, SCHEMA.read_text())
         names = [
             name
             for (name,) in session.run(

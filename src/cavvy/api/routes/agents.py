@@ -26,8 +26,16 @@ from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, AttemptPhase, Order
-from cavvy.domain.messages import ClaimGranted, ClaimLost, ClaimRefused, ClaimWait, HostFacts
-from cavvy.domain.protocol import NEWEST, OLDEST, is_served
+from cavvy.domain.messages import (
+    NEWEST,
+    OLDEST,
+    ClaimGranted,
+    ClaimLost,
+    ClaimRefused,
+    ClaimWait,
+    HostFacts,
+    is_served,
+)
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound
 

@@ -51,8 +51,8 @@ from cavvy.control.serving.requests import (
     make_admitted,
 )
 from cavvy.domain.accounts import Permission
-from cavvy.domain.place_loads import read_places
 from cavvy.domain.queued_calls import CallState
+from cavvy.domain.service_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import (
     SERVING,

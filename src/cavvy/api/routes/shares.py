@@ -7,7 +7,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_query
 from cavvy.api.wire import view
-from cavvy.client import share_wire as wire
+from cavvy.client import queue_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.shares import DOLLARS

@@ -41,8 +41,7 @@ from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy, PolicyBook
-from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import TaskSpec, explain_missing, list_missing, list_secrets
 from cavvy.domain.units import (
     HourlyRate,
     Money,

@@ -6,8 +6,7 @@ import click
 
 from cavvy.cli.reach.session import failures, make_patience
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client.account_wire import TokenAsk
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient, TokenAsk
 from cavvy.client.addresses import check_address, name_host
 from cavvy.client.errors import ApiError
 from cavvy.client.state import host_name

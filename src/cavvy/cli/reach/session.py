@@ -113,7 +113,7 @@ def find_project_note(client: "ApiClient", project: str | None, undo: str) -> st
     """Return a note if no such project was created, because its name may be wrong, or "". `undo` is
     the end of the note, such as "`COMMAND` removes it".
     """
-    from cavvy.client.accounts import AccountClient
+    from cavvy.client.account_wire import AccountClient
 
     if not project or project == USUAL_PROJECT:
         return ""

@@ -18,9 +18,13 @@ from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import Rejection
+from cavvy.planner.objections import (
+    explain_misplaced,
+    explain_missing_option,
+    explain_quota,
+    explain_software,
+)
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.quotas import explain_quota
-from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import (
     fits_empty,
     object_to_share,
@@ -28,8 +32,6 @@ from cavvy.planner.shared_hosts import (
     smallest_shares,
 )
 from cavvy.planner.slices import explain_slice
-from cavvy.planner.software import explain_software
-from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
@@ -120,7 +122,7 @@ def _notices(task: TaskSpec) -> dict[str, timedelta]:
     """Return the preemption notice of each provider. The result is empty if the task does not state
     the size of its checkpoint.
     """
-    from cavvy.catalog.notices import SPOT_NOTICES
+    from cavvy.catalog.tables import SPOT_NOTICES
 
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return {}

@@ -126,7 +126,7 @@ def _running_server() -> Iterator["ApiClient | None"]:
 
 
 def _note_unknown(loaded: "LoadedTask", why: str) -> None:
-    from cavvy.domain.task_secrets import list_secrets
+    from cavvy.domain.tasks import list_secrets
 
     task = loaded.task
     asked = ["secrets"] * bool(list_secrets(task)) + ["machine"] * (task.machine is not None)

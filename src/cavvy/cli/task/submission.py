@@ -17,8 +17,7 @@ from cavvy.client.addresses import list_own_path
 from cavvy.client.state import default_home
 from cavvy.client.upload import upload
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import TaskSpec, explain_missing, list_missing, list_secrets
 from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile
 from cavvy.task_files import LoadedTask

@@ -37,7 +37,7 @@ def unknown_names(
     """
     from difflib import get_close_matches
 
-    from cavvy.catalog.retired import find_retired
+    from cavvy.catalog.tables import find_retired
 
     lines = []
     retired = find_retired(need.instance) if need.instance else None

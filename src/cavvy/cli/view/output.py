@@ -2,8 +2,12 @@
 
 A command passes its columns and its rows to this module; the rows contain raw values. Tables show
 formatted values; JSON and CSV contain the raw values, except that CSV contains no formulas.
+
+Writes rows as CSV that spreadsheets can open and terminals can show safely.
 """
 
+import csv
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
@@ -135,7 +139,7 @@ def _plain(value: object) -> object:
 
 
 def _write_csv(heads: Sequence[TableColumn], rows: Iterable[Sequence[object]], out: TextIO) -> None:
-    from cavvy.cli.view.csv_rows import write_rows
+    from cavvy.cli.view.output import write_rows
 
     write_rows(out, [[head.name for head in heads]])
     write_rows(
@@ -224,3 +228,37 @@ def _text(head: TableColumn | None, value: object) -> str:
 
 def _bold(text: str, out: TextIO) -> str:
     return f"\x1b[1m{text}\x1b[0m" if layout.takes_style(out) else text
+
+
+# The texts that a spreadsheet may take for a formula; plain numbers are no formulas.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]*$)")
+# Characters that control terminals, except tabs and the ends of lines.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+class _NewlineFile:
+    """A file that ends each line with a newline character only. The csv module quotes a carriage
+    return in a cell only if its own line ends contain a carriage return, too.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
+def write_rows(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows of texts and numbers. Texts that begin like a formula get a leading apostrophe,
+    because tags, users and messages come from people who may not run formulas on other people's
+    computers. For the same reason, characters that control terminals are written as escapes.
+    """
+    writer = csv.writer(_NewlineFile(file), lineterminator="\r\n")
+    writer.writerows([_guard(cell) for cell in row] for row in rows)
+
+
+def _guard(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", cell)
+    return f"'{text}" if _FORMULA.match(text) else text

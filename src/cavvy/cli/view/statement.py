@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import IO, TextIO
 
-from cavvy.cli.view.csv_rows import write_rows
+from cavvy.cli.view.output import write_rows
 from cavvy.costs.focus import COLUMNS, NUMBERS, TIMES, make_focus_row
 from cavvy.costs.statements import hours_of, total_of
 from cavvy.domain.ledger import EntryKind, LedgerLine

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient
 from cavvy.client.wire import JobListing
 from cavvy.console.pages.page import (
     ENDED,

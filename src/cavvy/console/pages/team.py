@@ -9,8 +9,7 @@ from datetime import datetime
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.account_wire import ProjectView, TokenView
-from cavvy.client.accounts import AccountClient
+from cavvy.client.account_wire import AccountClient, ProjectView, TokenView
 from cavvy.console.pages.page import Page, Part, try_part
 
 

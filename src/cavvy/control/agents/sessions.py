@@ -41,9 +41,9 @@ from cavvy.domain.messages import (
     ClaimWait,
     HostFacts,
     MessagesStored,
+    list_unknown,
 )
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.protocol import list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news

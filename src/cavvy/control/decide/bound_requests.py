@@ -34,7 +34,7 @@ from cavvy.catalog.regions import (
 )
 from cavvy.control.decide.replica_markets import ANYWHERE, ON_DEMAND, place_in_regions
 from cavvy.domain.offers import Offer
-from cavvy.domain.place_loads import PlaceLoads, read_places, write_places
+from cavvy.domain.service_loads import PlaceLoads, read_places, write_places
 from cavvy.domain.services import (
     COMING_REPLICAS,
     ReplicaLoss,

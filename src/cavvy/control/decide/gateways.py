@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.domain.batch_fits import BatchFit
-from cavvy.domain.place_loads import PlaceLoad, PlaceLoads
 from cavvy.domain.request_bills import merge_work
+from cavvy.domain.service_loads import BatchFit, PlaceLoad, PlaceLoads
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.values import Struct, field, replace
 

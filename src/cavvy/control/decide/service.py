@@ -31,7 +31,7 @@ from cavvy.control.decide.replica_markets import (
 )
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
-from cavvy.domain.place_loads import PlaceLoads
+from cavvy.domain.service_loads import PlaceLoads
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,

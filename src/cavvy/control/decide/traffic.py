@@ -11,9 +11,8 @@ from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
-from cavvy.domain.batch_fits import BatchFit
-from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.request_bills import RequestWork
+from cavvy.domain.service_loads import BatchFit, PlaceLoads
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,

@@ -1,23 +1,10 @@
-"""Checks whether a request was signed with its webhook's secret, and identifies its delivery.
-
-* standard: `webhook-signature: v1,BASE64 ...` contains a signature of ID.TIMESTAMP.BODY
-  (https://github.com/standard-webhooks/standard-webhooks, version 1.0.0)
-* github: `X-Hub-Signature-256: sha256=HEX` contains a signature of BODY
-  (https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries)
-* stripe: `Stripe-Signature: t=TIMESTAMP,v1=HEX` contains a signature of TIMESTAMP.BODY
-  (https://docs.stripe.com/webhooks/signature)
-* slack: `X-Slack-Signature: v0=HEX` contains a signature of v0:TIMESTAMP:BODY
-  (https://docs.slack.dev/authentication/verifying-requests-from-slack)
-
-All signatures are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded
-request cannot be sent again as another delivery. The identifier is the signed ID for `standard`,
-the field `id` of the body for `stripe`, and the body for `github` and `slack`, which sign no ID.
-"""
+"""Signatures of webhook calls, and the handshake of senders that ask for permission first."""
 
 import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -25,6 +12,31 @@ from typing import assert_never
 from cavvy.domain.services import WebhookSignature
 from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct
+
+# The handshake is defined in https://github.com/cloudevents/spec, `cloudevents/http-webhook.md`,
+# part 4: the sender sends an OPTIONS request with its name and the number of requests per minute
+# that it wants. The handshake gives no access, because every later request must be signed. The
+# server gives the same answer for all webhooks, so the answer does not reveal which webhooks exist.
+# `WebHook-Request-Callback` is ignored, because the server would otherwise call an address that a
+# stranger has chosen.
+ALLOWED_ORIGIN = "WebHook-Allowed-Origin"
+ALLOWED_RATE = "WebHook-Allowed-Rate"
+MOST_PER_MINUTE = 6000
+_ORIGIN = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+_RATE = re.compile(r"0*[1-9][0-9]{0,9}")
+
+
+def grant(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers that grant the requested rate, but at most `MOST_PER_MINUTE`. Return no
+    headers if the sender's name is missing or invalid, or if the sender requests a rate that is not
+    a positive integer. The names in `headers` are in lower case.
+    """
+    origin = headers.get("webhook-request-origin", "")
+    rate = headers.get("webhook-request-rate", str(MOST_PER_MINUTE))
+    if not _ORIGIN.fullmatch(origin) or not _RATE.fullmatch(rate):
+        return {}
+    return {ALLOWED_ORIGIN: origin, ALLOWED_RATE: str(min(int(rate), MOST_PER_MINUTE))}
+
 
 TOLERANCE = timedelta(minutes=5)  # maximum age of a timestamp, as all four senders recommend
 _PREFIX = "whsec_"

@@ -19,7 +19,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from cavvy.catalog.currencies import find_rate
+from cavvy.catalog.tables import find_rate
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_memory_mib, parse_rate
 from cavvy.domain.values import Struct

@@ -54,7 +54,7 @@ def _read_spot(node: ScalarNode) -> SpotPolicy:
 
 
 def _read_instance(text: str) -> str:
-    from cavvy.catalog.retired import find_retired
+    from cavvy.catalog.tables import find_retired
 
     name = filled(text).strip()
     retired = find_retired(name)

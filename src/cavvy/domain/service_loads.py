@@ -1,6 +1,23 @@
-"""Requests that must stay in certain places, such as an area or a country."""
+"""What gateways report about the requests of a service: the time of batches, and the requests that
+must stay in certain places.
+"""
 
 from cavvy.domain.values import Struct
+
+
+class BatchFit(Struct, frozen=True, kw_only=True):
+    """A batch of n requests takes `slope_s` * n + `base_s` seconds. `most` is the average number of
+    requests in a full batch. A batch of more than `most` requests would be too large or would end
+    too late.
+    """
+
+    slope_s: float
+    base_s: float
+    most: float
+
+    def expect_s(self, requests: float) -> float:
+        """Return the expected processing time of a batch of `requests` requests, in seconds."""
+        return self.slope_s * requests + self.base_s
 
 
 class PlaceLoad(Struct, frozen=True, kw_only=True):

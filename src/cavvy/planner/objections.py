@@ -1,0 +1,109 @@
+"""Rejects offers whose quotas, options, software or volumes do not suit a task."""
+
+import json
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+from cavvy.agent.images.vendors import explain_image, explain_packages, find_packages
+from cavvy.catalog.accelerators import AcceleratorKind, find_accelerator
+from cavvy.domain.allocations import VolumeLocation
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
+
+
+def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:
+    """Return why the quotas are too small for the task's nodes on this offer even if nothing else
+    runs, or None if the quotas are large enough. An offer whose quota is too small only because of
+    current use is not rejected.
+    """
+    if offer.quota_nodes is None or task.nodes <= offer.quota_nodes:
+        return None
+    nodes = "a node needs" if task.nodes == 1 else f"{task.nodes} nodes need"
+    return Objection(
+        "nodes" if offer.quota_nodes else "resources",
+        f"{nodes} more {offer.instance_type} than {offer.quota_text or 'the quota'} allows; "
+        f"`cavvy quota {offer.provider} --request` prints the command that requests more",
+    )
+
+
+def explain_missing_option(task: TaskSpec, offer: Offer) -> Objection | None:
+    """Return the reason why the offer cannot run the task. Return None if the offer requires no
+    option, or if the task states the required option.
+    """
+    required = offer.requires
+    if required is None:
+        return None
+    stated = (each for each in task.resources.options if each.provider == offer.provider)
+    if any(json.loads(each.values).get(required.name) for each in stated):
+        return None
+    return Objection(f"resources.options.{offer.provider}.{required.name}", required.reason)
+
+
+_find_packages = lru_cache(maxsize=256)(find_packages)
+
+
+def explain_software(task: TaskSpec, offer: Offer) -> Objection | None:
+    """Return why the task's setup or image cannot use the offer's accelerators. Returns None if
+    they can, as far as the task shows. Only the node can check the driver and the files that the
+    setup reads.
+    """
+    known = find_accelerator(offer.accelerator) if offer.accelerator else None
+    if known is None or known.accelerator.kind is AcceleratorKind.FPGA:
+        return None
+    chip = known.accelerator
+    reason = explain_packages(
+        _find_packages(task.setup or ""), chip.vendor, inf1=chip.name == "Inferentia"
+    )
+    if reason:
+        return Objection("setup", f"{chip.name}: {reason}")
+    if task.image and (reason := explain_image(task.image, chip.vendor)):
+        return Objection("image", f"{chip.name}: {reason}")
+    return None
+
+
+def explain_misplaced(
+    task: TaskSpec, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
+) -> Objection | None:
+    """Return why nodes of the offer cannot use a volume of the task, or None if they can use all of
+    its volumes.
+
+    An offer for a whole region can use volumes in any zone of the region, because the provider
+    starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
+    volumes. If `blind` contains the offer's provider, the offer is rejected, because Cavvy could
+    otherwise create a volume that already exists elsewhere.
+    """
+    bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
+    first = ""
+    own = [each for each in volumes if each.provider == offer.provider]
+    for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
+        if offer.provider in blind:
+            return Objection("volumes", f"the location of {name} is currently unknown")
+        known = [each for each in own if name in each.names]
+        if away := _explain_elsewhere(offer, name, known):
+            return away
+        zones = {each.zone for each in known if each.region == offer.region}
+        if not zones or None in zones:
+            continue
+        if bound and not bound & zones:
+            return Objection(
+                "volumes",
+                f"{first} and {name} are in different zones of {offer.region}, but a node can use "
+                "only the volumes of its own zone",
+            )
+        bound, first = (bound & zones if bound else zones), first or name
+    return None
+
+
+def _explain_elsewhere(
+    offer: Offer, name: str, known: Sequence[VolumeLocation]
+) -> Objection | None:
+    if not known or any(_within(offer, each) for each in known):
+        return None
+    where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
+    return Objection("volumes", f"{name} is in {where} and can be used only there")
+
+
+def _within(offer: Offer, volume: VolumeLocation) -> bool:
+    return volume.region == offer.region and (
+        None in (volume.zone, offer.zone) or volume.zone == offer.zone
+    )
