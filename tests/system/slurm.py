@@ -45,7 +45,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-GresTypes=gpu
+GresTypes=gpu,shard
 MpiDefault=none
 SwitchType=switch/none
 {accounting}
@@ -59,14 +59,15 @@ SchedulerParameters=sched_interval=1,bf_interval=2,batch_sched_delay=0,sched_min
 SlurmdParameters=config_overrides
 NodeName=gpu1 {node} Port={port1} Gres=gpu:h100:8 Feature=r1
 NodeName=gpu2 {node} Port={port2} Gres=gpu:h100:8 Feature=r2
-NodeName=gpu3 {node} Port={port3} Gres=gpu:a100:8 Feature=r1
-NodeName=gpu4 {node} Port={port4} Gres=gpu:a100:8 Feature=r2
+NodeName=gpu3 {node} Port={port3} Gres=gpu:a100:8,shard:32 Feature=r1
+NodeName=gpu4 {node} Port={port4} Gres=gpu:a100:8,shard:32 Feature=r2
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=spot Nodes=ALL MaxTime=2-00:00:00 State=UP PriorityTier=1 PreemptMode=REQUEUE
 """
 _GRES = """
 NodeName=gpu[1-2] Name=gpu Type=h100 File={folder}/dev/nvidia[0-7]
 NodeName=gpu[3-4] Name=gpu Type=a100 File={folder}/dev/nvidia[0-7]
+NodeName=gpu[3-4] Name=shard Count=32
 """
 
 

@@ -99,6 +99,16 @@ def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cl
     assert [cluster.job(each) for each in cluster.jobs() if each not in before] == ["COMPLETED"]
 
 
+def test_a_part_of_a_gpu_is_shards_and_costs_its_part(user: User, cluster: Cluster) -> None:
+    said = "$CUDA_VISIBLE_DEVICES $CAVVY_GPU_SHARE"
+    text = f"name: half\nresources: {{gpu: 'A100:0.5'}}\nrun: echo {said}"
+    out, err = user.start("run", "--yes", user.task(text)).communicate(timeout=PATIENCE_S)
+    assert out == "0 0.5\n", err
+    (charge,) = user.json("cost", user.ended("half").id)["charges"]
+    assert charge["rate_micros_per_hour"] == 1800 * 10**6
+    check_gone(user, cluster)
+
+
 def test_jobs_share_a_machine(user: User, cluster: Cluster) -> None:
     play_machine(user, "resources: {gpu: H100:2}", lambda: len(cluster.jobs()))
     check_gone(user, cluster)

@@ -92,7 +92,9 @@ def test_a_part_that_must_be_isolated_is_refused_with_the_reason() -> None:
     task = read("{name: A100, share: 0.25, isolation: required}")
     (offer,) = smallest_shares(task, [ONE], ())
     assert "MPS or time slices" in object_to_share(task, offer)
-    assert object_to_share(task, replace(offer, shared=False)) == ""
+    shard = replace(offer, shared=False)  # of the user's own cluster
+    assert object_to_share(task, shard)
+    assert object_to_share(task, replace(shard, owned=False)) == ""
     assert object_to_share(read("A100:0.25"), offer) == ""
 
 

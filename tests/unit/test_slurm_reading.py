@@ -5,15 +5,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.catalog.fit import match_offers
 from cavvy.domain.host_lists import expand
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.importers import parse_task
+from cavvy.planner.shared_hosts import object_to_share
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, list_offers
 from cavvy.providers.batch.commands import sort_complaint
 from cavvy.providers.batch.login_session import CommandResult
 from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
-from cavvy.providers.batch.shapes import PartPrices
+from cavvy.providers.batch.shapes import AcceleratorRates, PartPrices
 from cavvy.providers.batch.status import judge, judge_forgotten, see
 from cavvy.providers.batch.workspace import AgentExit, BatchGangRecord, BatchIntent, GangStart
 from cavvy.providers.slurm.script import format_length, gres_of
@@ -182,6 +185,78 @@ def test_accelerators_have_their_canonical_names_and_are_asked_for_by_slurms() -
             gres,
         )
         assert both.purchase is Purchase.ON_DEMAND
+
+
+def read_node(gres: str, used: str = "", features: str = "") -> BatchCluster:
+    row = {**node("a", "p", gres=gres, used=used), "AvailableFeatures": features}
+    return read_cluster(CONFIG, [partition("p", 1)], [row])
+
+
+@pytest.mark.parametrize(
+    ("used", "whole", "shared"),
+    [
+        ("gpu:a100-80gb:0(IDX:N/A),shard:a100-80gb:0(IDX:N/A)", 2, 3),
+        ("gpu:a100-80gb:1(IDX:0),shard:a100-80gb:1(IDX:1)", 0, 3),  # Slurm 22: GPUs, not shards
+        ("gpu:a100-80gb:0(IDX:N/A),shard:a100-80gb:3(3/4,0/4)", 1, 3),
+        ("gpu:a100-80gb:1(IDX:0),shard:a100-80gb:2(0/4,2/4)", 0, 2),
+        ("gpu:a100-80gb:2(IDX:0-1),shard:a100-80gb:0(0/4,0/4)", 0, 0),
+    ],
+)
+def test_a_gpu_with_shards_is_offered_whole_and_in_parts(
+    used: str, whole: int, shared: int
+) -> None:
+    cluster = read_node("gpu:a100-80gb:2(S:0),shard:a100-80gb:8(S:0)", used)
+    prices = PartPrices(gpu=HourlyRate(4_000_000), node=HourlyRate(0))
+    found = list_offers(cluster, prices, provider="slurm", title="Slurm", queue=False)
+    parts = [each for each in found if each.accelerator_part < 1]
+    assert [
+        (each.accelerator_part, each.accelerator_memory_mib, each.rate, gres_of(each))
+        for each in parts
+    ] == [(n / 4, n * 20480, HourlyRate(n * 1_000_000), f"shard:a100-80gb:{n}") for n in (1, 2, 3)]
+    assert len({each.key for each in found}) == len(found)
+    assert [each.vcpus for each in parts] == [1, 2, 3]
+    assert max((n for n, each in enumerate(parts, 1) if each.capacity), default=0) == shared
+    idle = [o.accelerator_count for o in found if o.accelerator_part == 1 and o.capacity]
+    assert max(idle) == whole
+    quarter = parse_task("run: x\nresources: {gpu: 'A100:0.25'}")
+    assert match_offers(parts, quarter.resources).matched == 3
+    memory = parse_task("run: x\nresources: {gpu: 'A100:share=30GB'}")
+    assert match_offers(parts, memory.resources).matched == 2
+    isolated = parse_task("run: x\nresources: {gpu: {name: A100, share: 0.5, isolation: required}}")
+    assert all("isolation" in object_to_share(isolated, each) for each in parts)
+
+
+@pytest.mark.parametrize(
+    ("gres", "features", "names"),
+    [
+        ("gpu:a100:6,gpu:1g.5gb:7,gpu:3g.20gb:2", "r1", {"1g.5gb": "A100", "3g.20gb": "A100"}),
+        ("gpu:1g.10gb:7(S:0)", "r1,h100", {"1g.10gb": "H100"}),
+        ("gpu:1g.18gb:2", "", {"1g.18gb": "gpu"}),  # H200 or GH200
+        ("gpu:1g.6gb:4", "", {"1g.6gb": "A30"}),
+        ("gpu:a100_3g.20gb:2", "", {"3g.20gb": "A100"}),
+        ("gpu:nvidia_h200_4g.71gb:1", "", {"4g.71gb": "H200"}),
+        ("gpu:nvidia_a100-sxm4-80gb_mig_1g.10gb+me:1", "", {"1g.10gb+me": "A100"}),
+    ],
+)
+def test_mig_instances_have_the_names_of_own_hosts(
+    gres: str, features: str, names: dict[str, str]
+) -> None:
+    cluster = read_node(gres, features=features)
+    found = [o for o in offers_of(cluster, queue=True) if "MIG" in (o.accelerator or "")]
+    assert {each.accelerator for each in found} == {
+        f"{model}-MIG-{profile}" for profile, model in names.items()
+    }
+    assert {each.accelerator_count for each in found} == {1}
+    assert {gres_of(each) for each in found} == {
+        f"{part.partition('(')[0].rpartition(':')[0]}:1" for part in gres.split(",") if "g." in part
+    }
+
+
+def test_the_price_of_an_instance_is_its_part_of_the_gpu() -> None:
+    rates = AcceleratorRates("A100=8 1")
+    assert rates("nvidia_a100_1g.5gb") == HourlyRate(1_000_000)
+    assert rates("NVIDIA-A100-SXM4-80GB-MIG-3g.40gb") == HourlyRate(4_000_000)
+    assert rates("h100") == HourlyRate(1_000_000)
 
 
 def row(state: str, reason: str = "None", nodes: str = "n[1-2]") -> BatchJobRow:

@@ -138,7 +138,10 @@ def device_variables(config: AgentConfig, *, contained: bool = False) -> dict[st
         return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
     if config.device_part < 1:
         pipes = "" if contained or config.separates else find_mps()
-        return {"CUDA_VISIBLE_DEVICES": config.devices[0], **share_variables(config, pipes)}
+        variables = {"CUDA_VISIBLE_DEVICES": config.devices[0], **share_variables(config, pipes)}
+        if config.devices[0].isdigit():  # a batch system's number of the GPU
+            variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        return variables
     instance = config.devices[0].startswith("MIG-")  # CUDA knows MIG instances by UUID only
     if instance or (config.separates and config.vendor == "nvidia"):
         return {"CUDA_VISIBLE_DEVICES": ",".join(config.devices)}  # other GPUs have no indices
@@ -155,15 +158,15 @@ def share_variables(config: AgentConfig, pipes: str) -> dict[str, str]:
     Multi-Process Service (MPS), which then limits the work's threads and memory. Without MPS (""),
     the driver gives the processes on the GPU slices of time.
     """
-    variables = {
-        "CAVVY_GPU_SHARE": f"{config.device_part:g}",
-        "CAVVY_GPU_MEMORY_MIB": str(config.device_memory_mib),
-    }
+    variables = {"CAVVY_GPU_SHARE": f"{config.device_part:g}"}
+    if config.device_memory_mib:  # 0 on clusters whose GPUs have an unknown memory
+        variables["CAVVY_GPU_MEMORY_MIB"] = str(config.device_memory_mib)
     if pipes:
         variables["CUDA_MPS_PIPE_DIRECTORY"] = pipes
         percentage = max(1, round(100 * config.device_part))
         variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(percentage)
-        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={config.device_memory_mib}M"
+        if config.device_memory_mib:
+            variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={config.device_memory_mib}M"
     return variables
 
 

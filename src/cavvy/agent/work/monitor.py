@@ -159,7 +159,7 @@ class WorkMonitor:
         """
         work = self.usage.list_work()
         if processes is None or not work:
-            if not self._unwatched:
+            if self.gpu_memory_mib and not self._unwatched:
                 why = "the driver does not tell" if work else "the agent cannot see"
                 text = (
                     f"{why} the GPU memory of the job's processes: nothing enforces the job's "

@@ -1,6 +1,6 @@
 """Turns a batch system's queues and nodes into offers. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
@@ -11,9 +11,11 @@ from cavvy.providers.batch.shapes import (
     OfferLocation,
     PartPrices,
     gpu_of,
+    is_instance,
     list_parts,
     make_offer,
     name_pool,
+    shards_of,
 )
 
 _NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
@@ -23,8 +25,8 @@ _PREPARATION = timedelta(
 
 
 class ClusterNode(Struct, frozen=True, kw_only=True):
-    """One node. `free` is the unallocated part of the node; it is zero if the node is down or
-    drained.
+    """One node, or its GPUs of one kind if it has several. `free` is the unallocated part of the
+    node, whose `shards` are those of one GPU; it is zero if the node is down or drained.
     """
 
     name: str
@@ -74,7 +76,8 @@ def list_offers(
     kinds: dict[tuple[str, NodeShape], list[ClusterNode]] = {}
     for each in cluster.queues:
         for node in sorted((n for n in each.nodes if n.up and n.shape.cpus), key=_size):
-            kinds.setdefault((each.name, node.shape), []).append(node)
+            whole = replace(node.shape, shards=0)
+            kinds.setdefault((each.name, whole), []).append(node)
     taken = {each.name: each.taken for each in cluster.queues}
     groups = [{node.name for node in alike} for alike in kinds.values()]
     offers = {}  # by offer key, because parts of two kinds of nodes may have the same size
@@ -87,11 +90,11 @@ def list_offers(
             widest=max(node.shape.cpus for node in cluster.nodes),
             pool=name_pool((node.name for node in alike), groups),
         )
-        for part in list_parts(shape):
-            idle = sum(_holds(node.free, part) for node in alike)
+        for node_shape, part, having in _list_parts(shape, alike):
+            idle = sum(_holds(node.free, part) for node in having)
             offer = make_offer(
                 location,
-                shape,
+                node_shape,
                 part,
                 prices,
                 capacity=None if queue else idle,
@@ -101,18 +104,38 @@ def list_offers(
     return list(offers.values())
 
 
+def _list_parts(
+    shape: NodeShape, alike: Sequence[ClusterNode]
+) -> Iterator[tuple[NodeShape, NodeShape, Sequence[ClusterNode]]]:
+    """Yield the nodes' shape, each part of it, and the nodes that have this part. Nodes may differ
+    in the shards of their GPUs."""
+    for part in list_parts(shape):
+        if part.gpus <= 1 or not is_instance(part.gpu):  # CUDA programs use only one MIG instance
+            yield shape, part, alike
+    for shards in sorted({node.shape.shards for node in alike} - {0}):
+        having = [node for node in alike if node.shape.shards == shards]
+        shared = replace(shape, shards=shards)
+        for part in list_parts(shared):
+            if part.shards:
+                yield shared, part, having
+
+
 def count_room(queue: ClusterQueue, offer: Offer) -> int:
     """Return the number of the queue's nodes that are large enough for the offer, including nodes
     that are busy or down now.
     """
     kind = gpu_of(offer)
-    return sum(
-        node.shape.cpus >= offer.vcpus
+    _, shards = shards_of(offer)
+    fitting = {
+        node.name
+        for node in queue.nodes
+        if node.shape.cpus >= offer.vcpus
         and node.shape.memory_mib >= offer.memory_mib
         and node.shape.gpus >= offer.accelerator_count
         and (not kind or node.shape.gpu == kind)
-        for node in queue.nodes
-    )
+        and shards in (0, node.shape.shards)
+    }
+    return len(fitting)
 
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
@@ -135,4 +158,4 @@ def _size(node: ClusterNode) -> tuple[int, str, int, int]:
 
 def _holds(free: NodeShape, part: NodeShape) -> bool:
     enough = free.cpus >= part.cpus and free.memory_mib >= part.memory_mib
-    return enough and free.gpus >= part.gpus
+    return enough and (free.shards >= part.shards if part.shards else free.gpus >= part.gpus)

@@ -110,13 +110,14 @@ class BatchProvider:
         hello, cluster = await self.login_session.hello(), await self._read_cluster()
         user = (await self.login_session.run(["id", "-un"])).out.strip()
         up = [node for node in cluster.nodes if node.up]
+        names, all_names = ({node.name for node in some} for some in (up, cluster.nodes))
         queues = [each.name + (" (spot)" if each.taken else "") for each in cluster.queues]
         return [
             ("cluster", f"{cluster.name}, {self.system.title} {cluster.version}"),
             ("login node", hello.host),
             ("user", user),
             (self.system.queues, ", ".join(queues) or "none accepts jobs"),
-            ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
+            ("nodes", f"{len(names)} of {len(all_names)} up"),
             ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
             ("Python of the login node", hello.python),

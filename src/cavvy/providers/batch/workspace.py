@@ -132,6 +132,7 @@ class SharedWorkspace:
         """Record a gang before its submission. Return False if the name is already in use by a
         running or ended gang.
         """
+        part = spec.offer.accelerator_part
         config = AgentConfigFile(
             gang=spec.name,
             # `start.py` adds the rank to the address of the mailbox, and sets rank and home
@@ -145,6 +146,8 @@ class SharedWorkspace:
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
             memory_mib=0,  # 0: no limit here, because the batch system limits the memory
+            device_part=part,
+            device_memory_mib=spec.offer.accelerator_memory_mib if part < 1 else 0,
             leaves_after_s=LEAVES_AFTER_S,
             taken=ReclaimSignal(
                 unless=f"{self.gang(spec.name)}/removing",

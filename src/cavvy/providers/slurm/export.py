@@ -16,6 +16,7 @@ from cavvy.providers.batch.export import (
     make_work,
     take_first_choice,
 )
+from cavvy.providers.batch.shapes import shards_of
 from cavvy.providers.batch.system import WAIT, JobOptions
 from cavvy.providers.slurm.script import format_length, gres_of, make_srun, place_together
 
@@ -38,6 +39,7 @@ def make_export(
     """
     if offer is None:
         task = take_first_choice(task)
+    shards = shards_of(offer)[0] if offer else 0
     options = [
         f"--job-name={task.name}",
         f"--nodes={nodes}",
@@ -65,7 +67,7 @@ def make_export(
         "export MASTER_ADDR MASTER_PORT CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
         "trap : USR1 TERM # ignored: USR1 only warns of the time limit; "
         "at the limit, Slurm sends SIGTERM to the work too",
-        make_srun(nodes, '"$CAVVY_CPUS"', ends_together=True) + " --export=ALL \\",
+        make_srun(nodes, '"$CAVVY_CPUS"', shards, ends_together=True) + " --export=ALL \\",
         f"    bash -c {shlex.quote(_RUN)} &",
         WAIT.format(process="$!"),
         "exit $code",

@@ -9,7 +9,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TopologyNeed, VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
-from cavvy.providers.batch.shapes import gpu_of
+from cavvy.providers.batch.shapes import gpu_of, shards_of
 from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
 # the values of the setting `topology` that are not lists of node features
@@ -120,19 +120,27 @@ def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = F
         agent=shlex.quote(files.agent),
         python=shlex.quote(python),
         shown=python.replace('"', ""),
-        srun=make_srun(gang.nodes, str(max(1, int(gang.offer.vcpus))), ends_together=False),
+        srun=make_srun(
+            gang.nodes,
+            str(max(1, int(gang.offer.vcpus))),
+            shards_of(gang.offer)[0],
+            ends_together=False,
+        ),
         wait=WAIT.format(process="$!"),
     )
 
 
-def make_srun(nodes: int, cpus: str, *, ends_together: bool) -> str:
+def make_srun(nodes: int, cpus: str, shards: int, *, ends_together: bool) -> str:
     """Return the start of an srun command that runs one task on each node. Since Slurm 22.05, srun
     no longer reads the number of CPUs of sbatch, so `cpus` is passed on.
     https://slurm.schedmd.com/archive/slurm-22.05.0/srun.html#OPT_cpus-per-task
+    The job's `shards` of a GPU are repeated without their type, with which Slurm 22.05 makes no
+    step.
     """
+    gres = f" --gres=shard:{shards}" if shards else ""
     return (
         f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} \\\n"
-        f"    --kill-on-bad-exit={int(ends_together)} --wait=0 --mpi=none --unbuffered"
+        f"    --kill-on-bad-exit={int(ends_together)} --wait=0 --mpi=none --unbuffered{gres}"
     )
 
 
@@ -177,4 +185,6 @@ def gres_of(offer: Offer) -> str:
     """Return the --gres value for the offer's accelerators, or "" if the offer has none."""
     if not offer.accelerator_count:
         return ""
-    return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))
+    shards, _ = shards_of(offer)
+    kind, count = ("shard", shards) if shards else ("gpu", offer.accelerator_count)
+    return ":".join(filter(None, (kind, gpu_of(offer), str(count))))

@@ -3,9 +3,10 @@ data.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+from cavvy.catalog.accelerators import PROFILE, find_accelerator
 from cavvy.domain.host_lists import expand
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
@@ -76,7 +77,7 @@ _TAKEN = frozenset({"PREEMPTED", "TIMEOUT"})
 _DOWN = re.compile(
     "DOWN|DRAIN|DRAINED|DRAINING|ERROR|FAIL|FAILING|FUTURE|MAINT|NOT_RESPONDING|RESERVED|UNKNOWN"
 )
-_GRES = re.compile(r"gpu(?::([^:(,]+))?:(\d+)")
+_GRES = re.compile(r"(?<![^,])(gpu|shard)(?::([^:(,]+))?:(\d+)")
 _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 Row = Mapping[str, str]
 Facts = Sequence[tuple[str, str]]
@@ -184,7 +185,7 @@ def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -
     rows = [row for row in partitions if row.get("PartitionName") and row.get("State") == "UP"]
     there = [row for row in nodes if "NodeName" in row]
     members = {row["NodeName"]: row.get("Partitions", "").split(",") for row in there}
-    read = [_read_node(row) for row in there]
+    read = [node for row in there for node in _read_node(row)]
     by_partition = config.get("PreemptType", "").endswith("partition_prio")
     kill_wait = _number({"KillWait": "30", **config}, "KillWait")
     queues = []
@@ -261,33 +262,82 @@ def parse_length(text: str) -> timedelta | None:
     return timedelta(minutes=first, seconds=second)
 
 
-def _read_node(row: Row) -> ClusterNode:
-    kind, gpus = _gpus(row.get("Gres", ""))
+def _read_node(row: Row) -> Sequence[ClusterNode]:
+    """Return a node, once for each kind of its GPUs."""
+    kinds = {kind: n for kind, n in _count_gres(row.get("Gres", ""), "gpu").items() if n}
+    shards = _count_gres(row.get("Gres", ""), "shard")
+    # shards without a type are those of the node's only kind of GPUs
+    rest = shards.get("", 0) if len(kinds) == 1 else 0
+    if not kinds:
+        return [_read_kind(row, "", 0, 0, "")]
+    return [
+        _read_kind(row, kind, gpus, shards.get(kind, rest) // gpus, _find_model(kind, row, kinds))
+        for kind, gpus in kinds.items()
+    ]
+
+
+def _read_kind(row: Row, kind: str, gpus: int, shards: int, model: str) -> ClusterNode:
+    used = row.get("GresUsed", "")
     total = _number(row, "CPUTot")
     memory = _number(row, "RealMemory") - _number(row, "MemSpecLimit")
     states = row.get("State", "").upper()
     shape = NodeShape(
-        cpus=_number(row, "CPUEfctv") or total, memory_mib=memory, gpus=gpus, gpu=kind
+        cpus=_number(row, "CPUEfctv") or total,
+        memory_mib=memory,
+        gpus=gpus,
+        gpu=kind,
+        model=model,
+        shards=shards,
     )
     words = [word.rstrip("~#!%$@^-") for word in states.split("+")]
     if "*" in states or any(map(_DOWN.fullmatch, words)):
         return ClusterNode(name=row["NodeName"], shape=shape, up=False)
+    sharing = _read_shards(used, kind) if shards else ()
+    whole = gpus - _count_gres(used, "gpu").get(kind, 0) - len(sharing)
     free = NodeShape(
         cpus=total - _number(row, "CPUAlloc"),
         memory_mib=memory - _number(row, "AllocMem"),
-        gpus=gpus - _gpus(row.get("GresUsed", ""))[1],
+        gpus=whole,
         gpu=kind,
+        shards=shards if whole > 0 else shards - min(sharing, default=shards),
     )
     return ClusterNode(name=row["NodeName"], shape=shape, up=True, free=free)
 
 
-def _gpus(text: str) -> tuple[str, int]:
-    """Parse the type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1". If the text lists several
-    types of GPUs, only the first type is counted.
-    """
-    found = _GRES.findall(text)
-    kind = found[0][0] if found else ""
-    return kind, sum(int(count) for other, count in found if other == kind)
+def _count_gres(text: str, name: str) -> Mapping[str, int]:
+    """Return the count of each type of GRES in text such as "gpu:h100:8(S:0-1),lustre:1"."""
+    found: dict[str, int] = {}
+    for each, kind, count in _GRES.findall(text):
+        if each == name:
+            found[kind] = found.get(kind, 0) + int(count)
+    return found
+
+
+def _read_shards(used: str, kind: str) -> Sequence[int]:
+    """Return how many shards jobs hold of each GPU of which they hold some. Slurm 23 lists them for
+    each GPU, as in "shard:a100:6(4/4,2/4,0/4)". Before, it lists only the GPUs, as in
+    "shard:a100:2(IDX:0-1)"; at least one shard of each is held."""
+    for found in re.finditer(r"shard(?::([^:(,]+))?:\d+\(([^)]*)\)", used):
+        if (found[1] or kind) != kind:
+            continue
+        if held := [int(n) for n in re.findall(r"(\d+)/\d+", found[2])]:
+            return [each for each in held if each]
+        _, _, spans = found[2].partition("IDX:")
+        bounds = [each.split("-") for each in spans.split(",") if each[:1].isdigit()]
+        return [1] * sum(int(span[-1]) - int(span[0]) + 1 for span in bounds)
+    return ()
+
+
+def _find_model(kind: str, row: Row, kinds: Iterable[str]) -> str:
+    """Return the model of which MIG has made the instances of a kind named by a profile alone. It
+    is that of the node's other GPUs, or the only one that the node's features name."""
+    if not PROFILE.fullmatch(kind.lower()):
+        return ""
+    for words in (kinds, row.get("AvailableFeatures", "").split(",")):
+        models = {word for word in words if word and find_accelerator(word)}
+        if len(models) == 1:
+            return models.pop()
+    return ""
 
 
 def _split_rows(out: str) -> Sequence[Sequence[str]]:
