@@ -34,15 +34,7 @@ from cavvy.providers.azure.sizes import AzureSize, read_sizes
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.required_images import require_images
-from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-)
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import MachineNames
 from cavvy.providers.vm.regions import ask_regions
@@ -67,7 +59,7 @@ _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB
 
 # (when the states were read, machine -> state)
-_Power = tuple[datetime | None, Mapping[str, MachineState | None]]
+_Power = tuple[datetime | None, Mapping[str, vm.MachineState | None]]
 
 
 class _Prices(NamedTuple):
@@ -86,20 +78,20 @@ class AzureCloud:
 
     # The API documents the limits of names, tags and user data. A name is unique in the resource
     # group, so a repeated request finds the first machine: names serve as tokens.
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=63,
         tags=True,
         tokens=True,
         user_data_limit=65535,
         # https://learn.microsoft.com/azure/virtual-machines/states-billing
-        bill_starts=BillStart.RUNNING,
+        bill_starts=vm.BillStart.RUNNING,
         quota_codes=frozenset({_QUOTA}),
     )
 
     def __init__(self, context: ProviderContext, make_credential: MakeCredential = None) -> None:
         settings, now = context.settings, context.now
         mark = MachineNames(context.installation, self.traits.name_limit).mark
-        self._prefix = f"{NAME_PREFIX}{mark}-"
+        self._prefix = f"{vm.NAME_PREFIX}{mark}-"
         self._settings, self._now, self._find_instance = settings, now, context.find_instance
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
@@ -176,10 +168,10 @@ class AzureCloud:
         families = {each.name: each.family for each in sizes}
         return await self._quotas.limit(region, found, families)
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         offer, name = request.offer, request.names[0]
         if self._full.get(offer.key, self._now()) > self._now():
-            raise CloudFault(409, "AllocationFailed", f"{offer.key} recently had no capacity")
+            raise vm.CloudFault(409, "AllocationFailed", f"{offer.key} recently had no capacity")
         made = make_id(name, spot=offer.purchase is Purchase.SPOT)
         # an earlier request made the machine
         if await self._account.find(MACHINES, name) is not None:
@@ -199,35 +191,35 @@ class AzureCloud:
         )
         try:
             await self._account.put(MACHINES, name, body)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             self._networks.forget(offer.region)
             if self.is_full(fault):
                 self._full[offer.key] = self._now() + _FULL_AGE
             raise self.name_quota(fault) from fault
         return [made]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         told = [
             each
             for each in await self._account.resources(MACHINES)
             if str(each.get("name")).startswith(self._prefix)
         ]
-        with suppress(CloudFault):  # the next sweep tries again
+        with suppress(vm.CloudFault):  # the next sweep tries again
             await self._leftovers.sweep()
         power = await self._read_power() if told else {}
         return [await self._read(each, power) for each in told]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         name, spot = read_id(machine)
         told = await self._account.find(MACHINES, name, "&$expand=instanceView")
         if told is not None:
             return await self._read(told, {str(told["id"]).lower(): read_power(told)})
         if not spot:
             return None
-        return CloudMachine(
+        return vm.CloudMachine(
             id=machine,
             name=name,
-            state=MachineState.ENDED,
+            state=vm.MachineState.ENDED,
             preempted_or_deleted=True,
             reason="the spot machine was evicted or deleted",
         )
@@ -236,23 +228,25 @@ class AzureCloud:
         self._quotas.forget()
         await self._account.delete(MACHINES, read_id(machine)[0], "&forceDeletion=true")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         """Return whether Azure currently cannot provide a machine of this size for the
         subscription.
         """
         return fault.code in FULL
 
-    def name_quota(self, fault: CloudFault) -> CloudFault:
+    def name_quota(self, fault: vm.CloudFault) -> vm.CloudFault:
         """Return the fault, with the code `_QUOTA` if the fault's message mentions a quota. Azure
         uses the code OperationNotAllowed for exceeded core quotas, but also for other refusals:
         https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting (the page
         error-resource-quota)
         """
         if fault.code == "OperationNotAllowed" and "quota" in fault.message.lower():
-            return CloudFault(fault.status, _QUOTA, fault.message)
+            return vm.CloudFault(fault.status, _QUOTA, fault.message)
         return fault
 
-    async def _read(self, told: Any, power: Mapping[str, MachineState | None]) -> CloudMachine:
+    async def _read(
+        self, told: Any, power: Mapping[str, vm.MachineState | None]
+    ) -> vm.CloudMachine:
         """Parse a machine in the API's list. A machine that Azure could not start counts as
         stopped, so that `providers.vm` deletes the machine.
         """
@@ -263,7 +257,7 @@ class AzureCloud:
         try:
             view = await self._account.find(MACHINES, machine.name, "&$expand=instanceView")
         # ignored, because this list must still return the other machines; the next list retries
-        except CloudFault:
+        except vm.CloudFault:
             return machine
         failed = read_failure(machine, view, FULL)
         if failed.no_capacity:
@@ -280,7 +274,7 @@ class AzureCloud:
                     offer = self._offer(each, str(told["location"]), purchase, HourlyRate(0))
                     self._full[offer.key] = self._now() + _FULL_AGE
 
-    async def _read_power(self) -> Mapping[str, MachineState | None]:
+    async def _read_power(self) -> Mapping[str, vm.MachineState | None]:
         """Return the power state of each machine in the subscription; the keys are resource ids in
         lower case. Azure's list of the machines in a resource group does not contain power states.
         If Azure does not respond, the power states of its last response are used, so that machines
@@ -289,7 +283,7 @@ class AzureCloud:
         now = self._now()
         at, power = self._power
         if at is None or now - at >= _POWER_AGE:
-            with suppress(CloudFault):
+            with suppress(vm.CloudFault):
                 query = f"api-version={COMPUTE}&statusOnly=true"
                 told = await self._account.all("providers/Microsoft.Compute/virtualMachines", query)
                 power = {str(each["id"]).lower(): read_power(each) for each in told}
@@ -322,7 +316,7 @@ class AzureCloud:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:  # shielded, so that a cancelled caller does not end the read
             return await asyncio.shield(task)
-        except CloudFault:
+        except vm.CloudFault:
             if at is None:
                 raise
             self._known_prices[region] = (self._now() - _PRICES_AGE + _PRICES_AGAIN, prices)
@@ -347,7 +341,7 @@ class AzureCloud:
             items = self._prices.list_items(make_filter(region), query)
             return read_extras(items, self._settings, query.today)
         except PriceError as error:
-            raise CloudFault(0, _NO_PRICES, str(error)) from error
+            raise vm.CloudFault(0, _NO_PRICES, str(error)) from error
 
     def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
         """Fetch the prices of the VM sizes in `names`. Blocks. Raises CloudFault."""
@@ -358,7 +352,7 @@ class AzureCloud:
         try:
             return replace(self._prices, only=only).find(query)
         except PriceError as error:
-            raise CloudFault(0, _NO_PRICES, str(error)) from error
+            raise vm.CloudFault(0, _NO_PRICES, str(error)) from error
 
     def _make_query(self, machines: Sequence[Offer]) -> PriceQuery:
         return PriceQuery(

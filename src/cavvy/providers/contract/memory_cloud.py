@@ -24,17 +24,8 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract.harness import LaunchFault
 from cavvy.providers.state import MemoryProviderState, ProviderState
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import ABILITIES
-from cavvy.providers.vm.cloud import (
-    BillEnd,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    Reach,
-    SshTarget,
-)
 from cavvy.providers.vm.provider import VmProvider
 
 MANIFEST = Manifest(
@@ -58,13 +49,13 @@ MANIFEST = Manifest(
 )
 BOOT = timedelta(minutes=1)
 _FAULTS = {
-    LaunchFault.BUSY: CloudFault(429, "too-many-requests"),
-    LaunchFault.BROKEN: CloudFault(500, "internal-error"),
-    LaunchFault.BROKEN_LATE: CloudFault(503, "unavailable"),
-    LaunchFault.FULL: CloudFault(400, "insufficient-capacity"),
-    LaunchFault.REFUSED: CloudFault(403, "forbidden"),
-    LaunchFault.LOST: CloudFault(0, "no reply"),
-    LaunchFault.DROPPED: CloudFault(0, "no reply"),
+    LaunchFault.BUSY: vm.CloudFault(429, "too-many-requests"),
+    LaunchFault.BROKEN: vm.CloudFault(500, "internal-error"),
+    LaunchFault.BROKEN_LATE: vm.CloudFault(503, "unavailable"),
+    LaunchFault.FULL: vm.CloudFault(400, "insufficient-capacity"),
+    LaunchFault.REFUSED: vm.CloudFault(403, "forbidden"),
+    LaunchFault.LOST: vm.CloudFault(0, "no reply"),
+    LaunchFault.DROPPED: vm.CloudFault(0, "no reply"),
 }
 _AFTER = {LaunchFault.LOST, LaunchFault.BROKEN_LATE}
 
@@ -86,17 +77,17 @@ class MemoryCloud:
     name.
     """
 
-    def __init__(self, traits: CloudTraits) -> None:
+    def __init__(self, traits: vm.CloudTraits) -> None:
         self.traits = traits
         self.time = datetime(2030, 1, 1, tzinfo=UTC)
         self.machines: list[Rented] = []
-        self.requests: list[MachineRequest] = []
+        self.requests: list[vm.MachineRequest] = []
         self.fault: tuple[int, LaunchFault] | None = None
         self.fails_deletions = self.fails_lists = self.hides = False
         self.left = 250  # free machines
         self.boot_time = BOOT
         self.addresses: dict[str, str] = {}  # by machine id; others have a default
-        self.targets: dict[str, SshTarget] = {}  # by machine id: the address of its SSH server
+        self.targets: dict[str, vm.SshTarget] = {}  # by machine id: the address of its SSH server
         self._tokens: dict[str, list[str]] = {}
         self._ids = itertools.count(1)
         self._last: datetime | None = None
@@ -119,7 +110,7 @@ class MemoryCloud:
         gpu = replace(offer, instance_type="gpu", accelerator="T4", accelerator_count=1)
         return [offer, replace(gpu, accelerator_memory_mib=16384, rate=HourlyRate(500_000))]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         await asyncio.sleep(0)
         fault, traits = self._admit(request), self.traits
         if traits.tokens and request.token in self._tokens:
@@ -133,7 +124,7 @@ class MemoryCloud:
             raise _FAULTS[fault]
         return ids
 
-    async def turn_on(self, machine: str, request: MachineRequest) -> None:
+    async def turn_on(self, machine: str, request: vm.MachineRequest) -> None:
         """Start a machine that was added as switched off, with the faults of `create`."""
         fault = self._admit(request)
         if len(self.billed()) > self.left:
@@ -142,7 +133,7 @@ class MemoryCloud:
         if fault is not None:
             raise _FAULTS[fault]
 
-    def _admit(self, request: MachineRequest) -> LaunchFault | None:
+    def _admit(self, request: vm.MachineRequest) -> LaunchFault | None:
         """Check a request for machines. Raise the request's fault, or return the fault that occurs
         after the request has taken effect."""
         self.requests.append(request)
@@ -152,13 +143,13 @@ class MemoryCloud:
             raise _FAULTS[LaunchFault.BUSY]
         self._last = now
         if request.offer.region != "here" or request.offer.instance_type not in ("small", "gpu"):
-            raise CloudFault(400, "unknown-type")
+            raise vm.CloudFault(400, "unknown-type")
         fault = self._take_fault(len(request.names))
         if fault is not None and fault not in _AFTER:
             raise _FAULTS[fault]
         return fault
 
-    def _check(self, request: MachineRequest) -> None:
+    def _check(self, request: vm.MachineRequest) -> None:
         """Fail the test if the request from `providers.vm` does not conform to the contract of
         `Cloud.create`.
         """
@@ -166,7 +157,7 @@ class MemoryCloud:
         assert traits.atomic_count or len(request.names) == 1
         assert all(len(name) <= traits.name_limit for name in request.names)
         assert all(text.startswith("#!/bin/sh\n") for text in request.user_data)
-        if traits.reach is Reach.SSH:
+        if traits.reach is vm.Reach.SSH:
             assert re.fullmatch(r"ssh-ed25519 \S+ cavvy", request.public_key)
             assert all(request.public_key in text for text in request.user_data)
 
@@ -175,26 +166,26 @@ class MemoryCloud:
         self.machines.append(Rented(id=new, name=name, at=self.time, tags=tags, off=off))
         return new
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         await asyncio.sleep(0)
         if self.fails_lists:
             raise _FAULTS[LaunchFault.BROKEN_LATE]
         shown = [self._show(each) for each in self.machines]
         return [] if self.hides else [each for each in shown if each is not None]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         await asyncio.sleep(0)
         return next((self._show(each) for each in self.machines if each.id == machine), None)
 
     async def delete(self, machine: str) -> None:
         await asyncio.sleep(0)
         if self.fails_deletions:
-            raise CloudFault(500, "internal-error")
+            raise vm.CloudFault(500, "internal-error")
         if machine not in [each.id for each in self.billed()]:
-            raise CloudFault(404, "not-found")
+            raise vm.CloudFault(404, "not-found")
         self.change(machine, ended=self.time)
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == "insufficient-capacity"
 
     def change(self, machine: str, **values: object) -> None:
@@ -210,7 +201,7 @@ class MemoryCloud:
         self.fault = None if number < machines else (number - machines, what)
         return what if number < machines else None
 
-    def _show(self, rented: Rented) -> CloudMachine | None:
+    def _show(self, rented: Rented) -> vm.CloudMachine | None:
         """Return the machine as the cloud lists it. Return None if the list does not contain the
         machine yet, or no longer contains it because the machine ended some time ago.
         """
@@ -219,13 +210,13 @@ class MemoryCloud:
         if rented.ended and self.time - rented.ended > self.traits.ended_listed:
             return None
         booted = self.time - rented.at >= self.boot_time
-        state = MachineState.RUNNING if booted else MachineState.STARTING
+        state = vm.MachineState.RUNNING if booted else vm.MachineState.STARTING
         if rented.off:
-            state = MachineState.STOPPED
-        return CloudMachine(
+            state = vm.MachineState.STOPPED
+        return vm.CloudMachine(
             id=rented.id,
             name=rented.name,
-            state=MachineState.ENDED if rented.ended else state,
+            state=vm.MachineState.ENDED if rented.ended else state,
             tags=rented.tags,
             address=self.addresses.get(rented.id, "10.0.0.1") if booted else None,
             ssh=self.targets.get(rented.id) if booted else None,
@@ -239,7 +230,7 @@ class MemoryPlace:
 
     make_cloud: type[MemoryCloud] = MemoryCloud
 
-    def __init__(self, traits: CloudTraits, home: Path) -> None:
+    def __init__(self, traits: vm.CloudTraits, home: Path) -> None:
         self.cloud, self.home = self.make_cloud(traits), home
         self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
@@ -248,7 +239,7 @@ class MemoryPlace:
             installation=installation,
             home=self.home,
             state=self.states[installation],
-            node_endpoint=None if self.cloud.traits.reach is Reach.SSH else make_node_endpoint(),
+            node_endpoint=None if self.cloud.traits.reach is vm.Reach.SSH else make_node_endpoint(),
             now=self.cloud.now,
         )
         return VmProvider(MANIFEST, context, self.cloud)
@@ -265,7 +256,7 @@ class MemoryPlace:
         """
         ends = self.cloud.traits.bill_ends
         for each in self.cloud.billed():
-            if ends is BillEnd.SHUTDOWN:
+            if ends is vm.BillEnd.SHUTDOWN:
                 self.cloud.change(each.id, off=True)
             else:
                 self.cloud.change(each.id, ended=self.cloud.time)
@@ -278,7 +269,7 @@ class MemoryPlace:
     async def user_data(self, provider: Provider, gang: GangSpec) -> str | None:
         """Return the script that the layer made for the gang's first node, or None if the service
         starts the agent itself."""
-        if self.cloud.traits.reach is not Reach.USER_DATA:
+        if self.cloud.traits.reach is not vm.Reach.USER_DATA:
             return None
         assert isinstance(provider, VmProvider)
         return await provider.make_user_data(gang, 0)

@@ -22,31 +22,22 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.crusoe import KEY_IDS, KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    BillEnd,
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 # https://support.crusoecloud.com/hc/en-us/articles/48176498638235
 # lists the states. The API writes states with or without the prefix "STATE_".
 _STATES = {
-    "CREATING": MachineState.STARTING,
-    "INITIALIZING": MachineState.STARTING,
-    "STARTING": MachineState.STARTING,
-    "STOPPED": MachineState.STOPPED,
-    "SHUTOFF": MachineState.STOPPED,
-    "CRASHED": MachineState.STOPPED,
-    "ERROR": MachineState.STOPPED,
-    "DELETING": MachineState.ENDED,
-    "DELETED": MachineState.ENDED,
+    "CREATING": vm.MachineState.STARTING,
+    "INITIALIZING": vm.MachineState.STARTING,
+    "STARTING": vm.MachineState.STARTING,
+    "STOPPED": vm.MachineState.STOPPED,
+    "SHUTOFF": vm.MachineState.STOPPED,
+    "CRASHED": vm.MachineState.STOPPED,
+    "ERROR": vm.MachineState.STOPPED,
+    "DELETING": vm.MachineState.ENDED,
+    "DELETED": vm.MachineState.ENDED,
 }
 _QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
 # The documentation does not list error codes. Users have reported this one.
@@ -63,10 +54,10 @@ class CrusoeCloud:
     # Crusoe documents the maximum length of scripts
     # (https://docs.crusoecloud.com/compute/virtual-machines/managing-lifecycle-scripts), and when
     # bills start and end (the page on states).
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         user_data_limit=64_000,
-        bill_starts=BillStart.RUNNING,
-        bill_ends=BillEnd.SHUTDOWN,
+        bill_starts=vm.BillStart.RUNNING,
+        bill_ends=vm.BillEnd.SHUTDOWN,
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -93,7 +84,7 @@ class CrusoeCloud:
             if (usd := prices.get(found.accelerator.name)) is not None
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         key = str(self.account.settings.get("ssh_key") or request.public_key)
         if not key:
             raise Refused("[providers.crusoe] ssh_key: not set; Crusoe requires an SSH key")
@@ -112,7 +103,7 @@ class CrusoeCloud:
         self._operations[machine] = str(made["operation_id"]), request.names[0]
         return [machine]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         path = f"{await self._root()}/compute/vms/instances?limit=100"
 
         def read_next(page: Json) -> str | None:
@@ -122,11 +113,11 @@ class CrusoeCloud:
         pages = await self._api.pages(path, read_next)
         return [_read(each) for page in pages for each in keep_ours(page["items"])]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         root = f"{await self._root()}/compute/vms/instances"
         try:
             return _read(await self._api.get(f"{root}/{machine}"))
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status != 404:
                 raise
         operation, name = self._operations.get(machine, ("", ""))
@@ -142,7 +133,7 @@ class CrusoeCloud:
         await self._api.send("DELETE", f"{await self._root()}/compute/vms/instances/{machine}")
         self._operations.pop(machine, None)
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == _OUT_OF_STOCK or fault.refuses(_FULL)
 
     def _sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
@@ -230,23 +221,23 @@ def _identify(kind: Json) -> KnownAccelerator | None:
     return identify(str(kind["gpu_type"]), int(size[1]) * 1024 if size else None)
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["state"]).removeprefix("STATE_")
     ips = [each for port in told["network_interfaces"] for each in port["ips"]]
     public = [each["public_ipv4"]["address"] for each in ips if each.get("public_ipv4")]
     private = [each["private_ipv4"]["address"] for each in ips if each.get("private_ipv4")]
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         address=next(filter(None, [*private, *public]), None),
-        ssh=SshTarget(address=str(public[0])) if public and public[0] else None,
+        ssh=vm.SshTarget(address=str(public[0])) if public and public[0] else None,
         created_at=datetime.fromisoformat(told["created_at"]),
         reason="" if status in _QUIET else f"Crusoe reports: {status}",
     )
 
 
-def _read_operation(machine: str, name: str, told: Json) -> CloudMachine | None:
+def _read_operation(machine: str, name: str, told: Json) -> vm.CloudMachine | None:
     """Return the requested machine while its creation is in progress. If the creation has failed,
     return an ended machine that is not billed. If the creation has succeeded, return None.
     """
@@ -255,12 +246,14 @@ def _read_operation(machine: str, name: str, told: Json) -> CloudMachine | None:
         return None
     at = datetime.fromisoformat(told["started_at"])
     if state != "FAILED":
-        return CloudMachine(id=machine, name=name, state=MachineState.REQUESTED, created_at=at)
+        return vm.CloudMachine(
+            id=machine, name=name, state=vm.MachineState.REQUESTED, created_at=at
+        )
     code = str(result.get("code") or "")
-    return CloudMachine(
+    return vm.CloudMachine(
         id=machine,
         name=name,
-        state=MachineState.ENDED,
+        state=vm.MachineState.ENDED,
         created_at=at,
         ended_at=at,
         no_capacity=code == _OUT_OF_STOCK,

@@ -18,27 +18,20 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.cudo import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {  # the API's `VmState`; all others belong to machines that run
-    "PENDING": MachineState.STARTING,
-    "CLONING": MachineState.STARTING,
-    "RECREATING": MachineState.STARTING,
-    "STARTING": MachineState.STARTING,
-    "STOPPED": MachineState.STOPPED,
-    "SUSPENDED": MachineState.STOPPED,
-    "FAILED": MachineState.STOPPED,
-    "DELETING": MachineState.ENDED,
-    "DELETED": MachineState.ENDED,
+    "PENDING": vm.MachineState.STARTING,
+    "CLONING": vm.MachineState.STARTING,
+    "RECREATING": vm.MachineState.STARTING,
+    "STARTING": vm.MachineState.STARTING,
+    "STOPPED": vm.MachineState.STOPPED,
+    "SUSPENDED": vm.MachineState.STOPPED,
+    "FAILED": vm.MachineState.STOPPED,
+    "DELETING": vm.MachineState.ENDED,
+    "DELETED": vm.MachineState.ENDED,
 }
 _QUIET = ("PENDING", "STARTING", "ACTIVE")
 # The API does not describe its errors for missing capacity. These words are assumptions.
@@ -52,7 +45,7 @@ _TYPE = re.compile(r"(\d+)x(\d+)x(\d+)\.(.+)")  # the form of an instance type
 class CudoCloud:
     """Implements `Cloud`."""
 
-    traits = CloudTraits()
+    traits = vm.CloudTraits()
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error)
@@ -74,10 +67,10 @@ class CudoCloud:
             for offer in self._list_offers(each, known)
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         kind = _TYPE.fullmatch(request.offer.instance_type)
         if kind is None:
-            raise CloudFault(400, "unknown instance type", request.offer.instance_type)
+            raise vm.CloudFault(400, "unknown instance type", request.offer.instance_type)
         body = {
             "vmId": request.names[0],
             "dataCenterId": request.offer.region,
@@ -94,17 +87,17 @@ class CudoCloud:
         told = await self._api.send("POST", f"{await self._root()}/vm", body)
         return [str(told["id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         found = (await self._api.get(f"{await self._root()}/vms"))["VMs"]
         return [_read(each) for each in keep_ours(found, "id")]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read((await self._api.get(f"{await self._root()}/vms/{machine}"))["VM"])
 
     async def delete(self, machine: str) -> None:
         await self._api.send("POST", f"{await self._root()}/vms/{machine}/terminate")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.refuses(_FULL)
 
     async def _root(self) -> str:
@@ -183,15 +176,15 @@ def _read_error(told: Json) -> tuple[str, str]:
     return told["code"], told["message"]
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["state"])
     public, private = told.get("externalIpAddress"), told.get("internalIpAddress")
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["id"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         address=private or public or None,
-        ssh=SshTarget(address=str(public)) if public else None,
+        ssh=vm.SshTarget(address=str(public)) if public else None,
         created_at=datetime.fromisoformat(told["createTime"]),
         reason="" if status in _QUIET else f"CUDO reports: {status}",
     )

@@ -11,22 +11,15 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.digitalocean import KEYS
 from cavvy.providers.hosts.userdata import MetadataService
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {
-    "new": MachineState.STARTING,
-    "active": MachineState.RUNNING,
-    "off": MachineState.STOPPED,
-    "archive": MachineState.ENDED,
+    "new": vm.MachineState.STARTING,
+    "active": vm.MachineState.RUNNING,
+    "off": vm.MachineState.STOPPED,
+    "archive": vm.MachineState.ENDED,
 }
 # DigitalOcean answers every request that it cannot serve with status 422; only the message gives
 # the cause.
@@ -49,7 +42,7 @@ class DigitalOceanCloud:
     # after their Droplets are deleted; the name, which may have 255 characters, contains the same
     # data. The default route uses the public interface, so nodes look up their private address
     # (https://docs.digitalocean.com/reference/api/metadata).
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=255,
         user_data_limit=65536,
         quota_codes=frozenset({_LIMIT}),
@@ -71,7 +64,7 @@ class DigitalOceanCloud:
             if _model(size) not in unknown and self.account.allows(region)
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         body = {
             "name": request.names[0],
             "region": request.offer.region,
@@ -82,35 +75,35 @@ class DigitalOceanCloud:
         }
         try:
             told = await self._api.send("POST", "/droplets", body)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             raise self.name_limit(fault) from fault
         return [str(told["droplet"]["id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         plain = await self._all("/droplets", "droplets", "type=droplets&")
         # the list without `type` contains no GPU Droplets
         gpus = await self._all("/droplets", "droplets", "type=gpus&")
         ours = keep_ours([*plain, *gpus])
         return list({str(each["id"]): _read(each) for each in ours}.values())
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read((await self._api.get(f"/droplets/{machine}"))["droplet"])
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         """Return whether the message says that a size or region is not available. Messages with the
         status 422 that mention no shortage report an invalid value, so a request for a different
         size would also fail.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 
-    def name_limit(self, fault: CloudFault) -> CloudFault:
+    def name_limit(self, fault: vm.CloudFault) -> vm.CloudFault:
         """Return the fault, with the code `_LIMIT` if the account's limit of Droplets is
         reached."""
         if fault.status == 422 and _OVER_LIMIT.search(fault.message):
-            return CloudFault(fault.status, _LIMIT, fault.message)
+            return vm.CloudFault(fault.status, _LIMIT, fault.message)
         return fault
 
     async def _all(self, path: str, field: str, query: str = "") -> Sequence[Json]:
@@ -170,15 +163,15 @@ def _image(offer: Offer) -> str:
     return _NVIDIA_8_IMAGE if offer.accelerator_count == 8 else _NVIDIA_IMAGE
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     addresses = {each["type"]: str(each["ip_address"]) for each in told["networks"]["v4"]}
     status = str(told["status"])
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         address=addresses.get("private") or addresses.get("public"),
-        ssh=SshTarget(address=addresses["public"]) if "public" in addresses else None,
+        ssh=vm.SshTarget(address=addresses["public"]) if "public" in addresses else None,
         created_at=datetime.fromisoformat(told["created_at"]),
         reason="" if status in ("new", "active") else f"DigitalOcean reports: {status}",
     )

@@ -25,16 +25,7 @@ from cavvy.providers.gcp.price_list import GcpPrices
 from cavvy.providers.gcp.quotas import GcpQuotas
 from cavvy.providers.prices import PriceQuery
 from cavvy.providers.required_images import require_images
-from cavvy.providers.vm.cloud import (
-    BillEnd,
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SilentRegions,
-)
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
@@ -42,11 +33,11 @@ from cavvy.providers.vm.steps import start_together
 
 # https://cloud.google.com/compute/docs/instances/instance-lifecycle
 _STATES = {
-    "PROVISIONING": MachineState.REQUESTED,  # Google has not found capacity yet
-    "STAGING": MachineState.STARTING,
-    "STOPPED": MachineState.STOPPED,
-    "TERMINATED": MachineState.STOPPED,
-    "SUSPENDED": MachineState.STOPPED,
+    "PROVISIONING": vm.MachineState.REQUESTED,  # Google has not found capacity yet
+    "STAGING": vm.MachineState.STARTING,
+    "STOPPED": vm.MachineState.STOPPED,
+    "TERMINATED": vm.MachineState.STOPPED,
+    "SUSPENDED": vm.MachineState.STOPPED,
 }
 _PRICES_TIMEOUT_S = 20.0  # time limit for one page of Google's list of prices
 _PREEMPTED, _DELETED = "compute.instances.preempted", "delete"
@@ -61,14 +52,14 @@ class GcpCloud:
     # Google bills a machine while it runs
     # (https://cloud.google.com/compute/docs/instances/instance-lifecycle); one that is off
     # costs only its disk, until the server deletes it.
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=63,
         tags=True,
         tokens=True,
         atomic_count=True,
         user_data_limit=256 * 1024,
-        bill_starts=BillStart.RUNNING,
-        bill_ends=BillEnd.SHUTDOWN,
+        bill_starts=vm.BillStart.RUNNING,
+        bill_ends=vm.BillEnd.SHUTDOWN,
         quota_codes=QUOTA_CODES,
     )
 
@@ -126,7 +117,7 @@ class GcpCloud:
         query = PriceQuery(machines={}, today=self._now().date(), progress=_ignore, pause=_ignore)
         return read_live(self._prices.list_skus(query), query.today)
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         """Request all machines of a gang at the same time. If one request fails permanently, delete
         the machines of the other requests. A machine that cannot be deleted now is found by its
         name and deleted later.
@@ -141,7 +132,7 @@ class GcpCloud:
         await start_together(starts, self._roll_back)
         return machines
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         """Return all machines with Cavvy's label, in the zones that Google reaches. If the reason
         why a spot machine stopped cannot be read, the machine is listed as stopped, without a
         reason.
@@ -151,32 +142,32 @@ class GcpCloud:
         found = []
         for each in told:
             machine = _read(each)
-            if machine.state is MachineState.STOPPED and _is_spot(each):
+            if machine.state is vm.MachineState.STOPPED and _is_spot(each):
                 end = None
                 # removals must not fail for lack of a reason
-                with suppress(CloudFault, ProviderError):
+                with suppress(vm.CloudFault, ProviderError):
                     end = await self._read_end(machine.id)
                 if end is not None and end.preempted:
                     machine = replace(machine, preempted=True, reason=end.reason)
             found.append(machine)
         if lost:
             regions = {each.rpartition("-")[0] for each in lost}
-            fault = CloudFault(
+            fault = vm.CloudFault(
                 0,
                 "UNREACHABLE",
                 f"Google reported that it cannot reach its zones {', '.join(lost)}",
             )
-            raise SilentRegions(found, dict.fromkeys(sorted(regions), fault))
+            raise vm.SilentRegions(found, dict.fromkeys(sorted(regions), fault))
         return found
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         """Return the machine. If the machine no longer exists, look up in the zone's operations
         when and why it ended.
         """
         zone, _, name = machine.partition("/")
         try:
             return _read(await self._api.get(f"zones/{zone}/instances/{name}"))
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status != 404:
                 raise
         return await self._read_end(machine)
@@ -190,7 +181,7 @@ class GcpCloud:
         if fault is not None and not fault.uncertain:
             raise fault
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
@@ -211,7 +202,7 @@ class GcpCloud:
             try:
                 path = f"zones/{zone}/instances"
                 operation = await self._api.send("POST", path, body, requestId=token)
-            except CloudFault as fault:
+            except vm.CloudFault as fault:
                 if fault.status != 409 or await self.get(machine) is None:
                     raise
                 return  # an earlier request, whose reply was lost, made the machine
@@ -230,10 +221,10 @@ class GcpCloud:
 
     async def _roll_back(self, machine: str) -> None:
         self._forget(machine)
-        with suppress(CloudFault, ProviderError):
+        with suppress(vm.CloudFault, ProviderError):
             await self.delete(machine)
 
-    async def _read_end(self, machine: str) -> CloudMachine | None:
+    async def _read_end(self, machine: str) -> vm.CloudMachine | None:
         """Return a deleted machine in its final state, or None if no operation reports that the
         machine ended.
         """
@@ -251,10 +242,10 @@ class GcpCloud:
         preempted = _PREEMPTED in ends
         end = ends.get(_PREEMPTED) or ends[_DELETED]
         at = end.get("endTime") or end["insertTime"]
-        return CloudMachine(
+        return vm.CloudMachine(
             id=machine,
             name=name,
-            state=MachineState.ENDED,
+            state=vm.MachineState.ENDED,
             ended_at=datetime.fromisoformat(at),
             preempted=preempted,
             reason="Compute Engine preempted the machine"
@@ -277,12 +268,12 @@ def _is_spot(told: Json) -> bool:
     return bool((told.get("scheduling") or {}).get("provisioningModel") == "SPOT")
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
     interfaces = told.get("networkInterfaces") or [{}]
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
-    stopped = told.get("lastStopTimestamp") if state is MachineState.STOPPED else None
-    return CloudMachine(
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    stopped = told.get("lastStopTimestamp") if state is vm.MachineState.STOPPED else None
+    return vm.CloudMachine(
         id=f"{last_part(str(told['zone']))}/{told['name']}",
         name=str(told["name"]),
         state=state,

@@ -16,24 +16,18 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.hyperstack import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
-    "CREATING": MachineState.STARTING,
-    "BUILD": MachineState.STARTING,
-    "ACTIVE": MachineState.RUNNING,
-    "SHUTOFF": MachineState.STOPPED,
-    "HIBERNATED": MachineState.STOPPED,
-    "ERROR": MachineState.STOPPED,
-    "DELETING": MachineState.ENDED,
+    "CREATING": vm.MachineState.STARTING,
+    "BUILD": vm.MachineState.STARTING,
+    "ACTIVE": vm.MachineState.RUNNING,
+    "SHUTOFF": vm.MachineState.STOPPED,
+    "HIBERNATED": vm.MachineState.STOPPED,
+    "ERROR": vm.MachineState.STOPPED,
+    "DELETING": vm.MachineState.ENDED,
 }
 # Only the message tells missing stock from a wrong value.
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
@@ -53,7 +47,7 @@ class HyperstackCloud:
     """Implements `Cloud`."""
 
     # the API documents the maximum length of names
-    traits = CloudTraits(name_limit=50, quota_codes=frozenset({_LIMIT}))
+    traits = vm.CloudTraits(name_limit=50, quota_codes=frozenset({_LIMIT}))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(
@@ -84,7 +78,7 @@ class HyperstackCloud:
             if _price_name(each) in prices
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         region = request.offer.region
         place = (await self._places()).get(region)
         if place is None:
@@ -101,27 +95,27 @@ class HyperstackCloud:
         }
         try:
             told = await self._api.send("POST", "/core/virtual-machines", body)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             raise self.name_limit(fault) from fault
         return [str(each["id"]) for each in told["instances"]]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         found = await self._all("/core/virtual-machines", "instances")
         return [_read(each) for each in keep_ours(found)]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read((await self._api.get(f"/core/virtual-machines/{machine}"))["instance"])
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"/core/virtual-machines/{machine}")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.refuses(_FULL)
 
-    def name_limit(self, fault: CloudFault) -> CloudFault:
+    def name_limit(self, fault: vm.CloudFault) -> vm.CloudFault:
         """Return the fault, with the code `_LIMIT` if a quota is exceeded."""
         if _OVER_LIMIT.search(f"{fault.code} {fault.message}"):
-            return CloudFault(fault.status, _LIMIT, fault.message)
+            return vm.CloudFault(fault.status, _LIMIT, fault.message)
         return fault
 
     async def _all(self, path: str, field: str) -> Sequence[Json]:
@@ -202,13 +196,13 @@ def _identify(gpu: str) -> KnownAccelerator | None:
     return identify(gpu.removesuffix(_SPOT).removesuffix("-NVLink"))
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
     created_at = datetime.fromisoformat(told["created_at"])
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         address=told.get("fixed_ip") or None,
         created_at=created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC),
         reason="" if status in ("CREATING", "BUILD", "ACTIVE") else f"Hyperstack reports: {status}",

@@ -13,15 +13,8 @@ from cavvy.providers.ibm.api import IamTokens, IbmApi
 from cavvy.providers.ibm.market import IbmMarket
 from cavvy.providers.ibm.places import NO_SUBNET, IbmPlaces, check_default_image
 from cavvy.providers.required_images import require_images
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import ask_regions, list_regions
 from cavvy.providers.vm.rest import Json
@@ -31,11 +24,11 @@ from cavvy.providers.vm.rest import Json
 # 0.36.0. An instance that is "stopping" counts as running: it may not have its reason yet,
 # and a deletion would hide that it was preempted.
 _STATES = {
-    "pending": MachineState.STARTING,
-    "starting": MachineState.STARTING,
-    "stopped": MachineState.STOPPED,
-    "failed": MachineState.STOPPED,
-    "deleting": MachineState.ENDED,
+    "pending": vm.MachineState.STARTING,
+    "starting": vm.MachineState.STARTING,
+    "stopped": vm.MachineState.STOPPED,
+    "failed": vm.MachineState.STOPPED,
+    "deleting": vm.MachineState.ENDED,
 }
 _NO_CAPACITY = frozenset({"cannot_start_capacity", "cannot_start_placement_group"})
 _PREEMPTED = "stopped_by_preemption"
@@ -58,7 +51,7 @@ class IbmCloud:
     # (https://cloud.ibm.com/docs/vpc?topic=vpc-user-data), and bills each second of an instance
     # without a minimum (https://cloud.ibm.com/docs/vpc?topic=vpc-suspend-billing); for bare metal
     # servers, see `bare_metal`.
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=63,
         user_data_limit=64_000,
         quota_codes=frozenset({_QUOTA}),
@@ -99,27 +92,27 @@ class IbmCloud:
         """See `HasParts.silent`."""
         return [*self._market.silent, *self._silent]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         region = request.offer.region
         metal = bare_metal.is_bare_metal(request.offer.instance_type)
         kind = bare_metal.PATH if metal else _INSTANCES
         body = await self._make_body(request, metal)
         try:
             told = await self._api.send(region, "POST", f"/{kind}", body)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status in (400, 404):
                 self._places.forget()
             raise _name(fault) from fault
         return [_make_id(region, kind, told)]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         """Return all machines whose names start with Cavvy's prefix, in the regions that answer.
         Bare metal servers are listed only if the settings name their profiles, because a key may
         lack the right to list them.
         """
         kinds = [_INSTANCES, *([bare_metal.PATH] if self._market.bare_metal else [])]
 
-        async def read(region: str) -> Sequence[CloudMachine]:
+        async def read(region: str) -> Sequence[vm.CloudMachine]:
             lists = [await self._api.list(region, f"/{kind}", kind) for kind in kinds]
             return [
                 _read(region, each, kind)
@@ -129,7 +122,7 @@ class IbmCloud:
 
         return await list_regions(self._market.regions, read)
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         region, kind, path = _locate(machine)
         return _read(region, await self._api.get(region, path), kind)
 
@@ -141,10 +134,10 @@ class IbmCloud:
         else:
             await self._api.send(region, "DELETE", path)
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return "capacity" in fault.code
 
-    async def _make_body(self, request: MachineRequest, metal: bool) -> Mapping[str, Any]:
+    async def _make_body(self, request: vm.MachineRequest, metal: bool) -> Mapping[str, Any]:
         offer, gang = request.offer, request.gang
         network: dict[str, Any] = {"subnet": {"id": (await self._places.subnet(offer))["id"]}}
         if groups := list_setting(self._settings, "security_groups"):
@@ -159,7 +152,7 @@ class IbmCloud:
         return body
 
     def _make_instance_body(
-        self, request: MachineRequest, image: str, network: Mapping[str, Any]
+        self, request: vm.MachineRequest, image: str, network: Mapping[str, Any]
     ) -> dict[str, Any]:
         offer, gang = request.offer, request.gang
         size = max(_LEAST_DISK_GIB, int(gang.disk_gib or str(self._settings["disk_gib"])))
@@ -199,35 +192,35 @@ def _locate(machine: str) -> tuple[str, str, str]:
     return region, kind or _INSTANCES, f"/{kind or _INSTANCES}/{number}"
 
 
-def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
+def _read(region: str, told: Json, kind: str = _INSTANCES) -> vm.CloudMachine:
     status = str(told["status"])
     reasons = {str(each["code"]): str(each["message"]) for each in told["status_reasons"]}
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
     interface = told.get("primary_network_interface") or {}
     address = str((interface.get("primary_ip") or {}).get("address") or _NO_ADDRESS)
     known = address != _NO_ADDRESS
-    quiet = state in (MachineState.STARTING, MachineState.RUNNING, MachineState.ENDED)
+    quiet = state in (vm.MachineState.STARTING, vm.MachineState.RUNNING, vm.MachineState.ENDED)
     details = ", ".join([status, *(f"{code}: {text}" for code, text in reasons.items())])
-    return CloudMachine(
+    return vm.CloudMachine(
         id=_make_id(region, kind, told),
         name=str(told["name"]),
         state=state,
         address=address if known else None,
-        ssh=SshTarget(address=address) if known else None,
+        ssh=vm.SshTarget(address=address) if known else None,
         created_at=datetime.fromisoformat(told["created_at"]),
         preempted=_PREEMPTED in reasons,
         no_capacity=bool(_NO_CAPACITY & reasons.keys()),
         reason="" if quiet else f"IBM reports: {details}",
-        waits=f"IBM reports: {details}" if state is MachineState.STARTING else "",
+        waits=f"IBM reports: {details}" if state is vm.MachineState.STARTING else "",
     )
 
 
-def _name(fault: CloudFault) -> CloudFault:
+def _name(fault: vm.CloudFault) -> vm.CloudFault:
     """Convert the fault of a failed creation to a fault with the code and status that `VmProvider`
     handles.
     """
     if fault.code == _NAME_USED:
-        return CloudFault(409, fault.code, fault.message)
+        return vm.CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:
-        return CloudFault(fault.status, _QUOTA, f"{fault.code}: {fault.message}")
+        return vm.CloudFault(fault.status, _QUOTA, f"{fault.code}: {fault.message}")
     return fault

@@ -13,17 +13,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Refused
 from cavvy.providers.jarvislabs import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount
-from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    Reach,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json, RestClient
 
 # Each region has its own API address. The first region answers the calls that concern no particular
@@ -32,13 +23,13 @@ _REGIONS = {"india-noida-01": "n", "india-chennai-01": "c", "europe-01": "eu"}
 _ONE_GPU = "europe-01"  # the region in which instances have one GPU
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that are offered
 _STATES = {
-    "Creating": MachineState.STARTING,
-    "Resuming": MachineState.STARTING,
-    "Running": MachineState.RUNNING,
-    "Pausing": MachineState.STOPPED,
-    "Paused": MachineState.STOPPED,
-    "Failed": MachineState.STOPPED,
-    "Destroying": MachineState.ENDED,
+    "Creating": vm.MachineState.STARTING,
+    "Resuming": vm.MachineState.STARTING,
+    "Running": vm.MachineState.RUNNING,
+    "Pausing": vm.MachineState.STOPPED,
+    "Paused": vm.MachineState.STOPPED,
+    "Failed": vm.MachineState.STOPPED,
+    "Destroying": vm.MachineState.ENDED,
 }
 _PAUSED = ("Pausing", "Paused")
 # How the API reports missing GPUs is an assumption: these are the words that the package uses when
@@ -57,7 +48,7 @@ class JarvislabsCloud:
     """
 
     # the package has this limit for names
-    traits = CloudTraits(name_limit=40, reach=Reach.SSH)
+    traits = vm.CloudTraits(name_limit=40, reach=vm.Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         pattern = str(settings["endpoint"])
@@ -89,13 +80,15 @@ class JarvislabsCloud:
         self.account.note_unknown(unknown)
         return found
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         template, offer = self._template(), request.offer
         await self._add_key(request.public_key)
         count, _, gpu = offer.instance_type.partition("x_")
         api = self._apis.get(offer.region)
         if api is None or not count.isdecimal():
-            raise CloudFault(400, "unknown instance type", f"{offer.instance_type} {offer.region}")
+            raise vm.CloudFault(
+                400, "unknown instance type", f"{offer.instance_type} {offer.region}"
+            )
         body = {
             "gpu_type": gpu,
             "num_gpus": int(count),
@@ -113,21 +106,21 @@ class JarvislabsCloud:
         }
         try:
             told = await api.send("POST", f"/templates/{template}/create", body)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             raise name_balance(fault) from fault
         if not told.get("machine_id"):
-            raise name_balance(CloudFault(400, *_read_error(told)))
+            raise name_balance(vm.CloudFault(400, *_read_error(told)))
         return [str(told["machine_id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         told = await self._api.get("/users/fetch")
         if not _succeeded(told):
-            raise CloudFault(502, *_read_error(told))
+            raise vm.CloudFault(502, *_read_error(told))
         found = told.get("instances") or []
         # the account's other instances may have another form
-        return [_read(each) for each in found if _name(each).startswith(NAME_PREFIX)]
+        return [_read(each) for each in found if _name(each).startswith(vm.NAME_PREFIX)]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         told = await self._fetch(machine)
         return _read(told) if told else None
 
@@ -141,20 +134,20 @@ class JarvislabsCloud:
         # as in `_lifecycle_endpoint` of the package
         virtual = str(told.get("template") or told.get("framework") or "") == _VIRTUAL_MACHINE
         path = "/templates/vm/destroy" if virtual else "/misc/destroy"
-        fault = CloudFault(404, "not found", f"no instance {machine}")
+        fault = vm.CloudFault(404, "not found", f"no instance {machine}")
         for api in apis:
             try:
                 done = await api.send("POST", f"{path}?machine_id={machine}")
-            except CloudFault as error:
+            except vm.CloudFault as error:
                 fault = fault if fault.uncertain else error
                 continue
             if _succeeded(done):
                 return
             if told:  # such as an instance that cannot be destroyed while it is being made
-                fault = CloudFault(409, *_read_error(done))
+                fault = vm.CloudFault(409, *_read_error(done))
         raise fault
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.refuses(_FULL)
 
     def _template(self) -> str:
@@ -183,7 +176,7 @@ class JarvislabsCloud:
             return
         told = await self._api.send("POST", "/ssh/", {"ssh_key": key, "key_name": _KEY_NAME})
         if not _succeeded(told):
-            raise CloudFault(400, *_read_error(told))
+            raise vm.CloudFault(400, *_read_error(told))
 
     def _read_row(self, row: Json, known: KnownAccelerator) -> Sequence[Offer]:
         """Return the offers of one kind of GPU in one region."""
@@ -234,10 +227,10 @@ class JarvislabsCloud:
         )
 
 
-def name_balance(fault: CloudFault) -> CloudFault:
+def name_balance(fault: vm.CloudFault) -> vm.CloudFault:
     """Return the fault, with the code `_NO_FUNDS` if the account's balance is too small."""
     if fault.status in (400, 402, 403) and _BALANCE.search(fault.message):
-        return CloudFault(402, _NO_FUNDS, fault.message)
+        return vm.CloudFault(402, _NO_FUNDS, fault.message)
     return fault
 
 
@@ -263,23 +256,23 @@ def _name(told: Json) -> str:
     return str(told.get("instance_name") or told.get("name") or "")
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
     command = str(told.get("ssh_str") or told.get("ssh_command") or "")
     running = status == "Running"
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["machine_id"]),
         name=_name(told),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         ssh=_read_target(command) if running and command else None,
         preempted=bool(told.get("is_spot")) and status in _PAUSED,
         reason="" if status in ("Creating", "Running") else f"JarvisLabs reports: {status}",
     )
 
 
-def _read_target(command: str) -> SshTarget:
+def _read_target(command: str) -> vm.SshTarget:
     """Parse the SSH address in a command such as "ssh -o Name=value -p 11014 root@host"."""
     words = shlex.split(command)
     user, _, address = words[-1].rpartition("@")
     port = int(words[words.index("-p") + 1]) if "-p" in words else 22
-    return SshTarget(address=address, port=port, user=user or "root")
+    return vm.SshTarget(address=address, port=port, user=user or "root")

@@ -10,25 +10,17 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Refused
 from cavvy.providers.lambda_cloud import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {  # the API's `InstanceStatus`
-    "booting": MachineState.STARTING,
-    "active": MachineState.RUNNING,
-    "unhealthy": MachineState.RUNNING,
-    "terminating": MachineState.ENDED,
-    "terminated": MachineState.ENDED,
-    "preempted": MachineState.ENDED,
+    "booting": vm.MachineState.STARTING,
+    "active": vm.MachineState.RUNNING,
+    "unhealthy": vm.MachineState.RUNNING,
+    "terminating": vm.MachineState.ENDED,
+    "terminated": vm.MachineState.ENDED,
+    "preempted": vm.MachineState.ENDED,
 }
 _ARM = ("GH200", "GB200", "GB300")  # the API does not report the architecture of the CPUs
 _MICROS_PER_CENT = 10_000
@@ -40,12 +32,12 @@ class LambdaCloud:
     # The API documents the limits for names, user data and requests. Billing starts when an
     # instance has passed its health checks and so becomes `active`
     # (https://docs.lambda.ai/public-cloud/billing).
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=64,
         tags=True,
         launch_every=timedelta(seconds=12),
         user_data_limit=1_000_000,
-        bill_starts=BillStart.RUNNING,
+        bill_starts=vm.BillStart.RUNNING,
         quota_codes=frozenset({"global/quota-exceeded"}),
     )
 
@@ -68,7 +60,7 @@ class LambdaCloud:
             if _is_known(each) and self.account.allows(str(region["name"]))
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         body = {
             "region_name": request.offer.region,
             "instance_type_name": request.offer.instance_type,
@@ -79,23 +71,23 @@ class LambdaCloud:
         }
         try:
             told = await self._api.send("POST", "/instance-operations/launch", body)
-        except CloudFault:
+        except vm.CloudFault:
             self._key_name = ""  # look the key up again, because it may have been deleted
             raise
         return [str(each) for each in told["data"]["instance_ids"]]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         found = (await self._api.get("/instances"))["data"]
         return [_read(each) for each in keep_ours(found)]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read((await self._api.get(f"/instances/{machine}"))["data"])
 
     async def delete(self, machine: str) -> None:
         body = {"instance_ids": [machine]}
         await self._api.send("POST", "/instance-operations/terminate", body)
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == "instance-operations/launch/insufficient-capacity"
 
     def _offer(self, kind: Json, region: str) -> Offer:
@@ -155,14 +147,14 @@ def _is_known(told: Json) -> bool:
     return int(kind["specs"]["gpus"]) == 0 or _identify(str(kind["gpu_description"])) is not None
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told.get("name") or ""),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         address=told.get("private_ip") or told.get("ip"),
-        ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
+        ssh=vm.SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         tags={str(each["key"]): str(each["value"]) for each in told.get("tags") or ()},
         preempted=status == "preempted",
         reason="" if status in ("booting", "active") else f"Lambda reports: {status}",

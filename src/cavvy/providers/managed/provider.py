@@ -21,16 +21,7 @@ from cavvy.providers.managed.container import make_container_script, make_entry
 from cavvy.providers.managed.image import object_to_missing_image
 from cavvy.providers.managed.service import JobRequest, JobState, ManagedService, ServiceJob
 from cavvy.providers.notices import NoticeSource
-from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    Reach,
-)
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.provider import Release, VmProvider
 
 _NOTHING = "#!/bin/sh\n"
@@ -48,17 +39,17 @@ _REASONS = {
 }
 # the name of a machine, as `vm.records` makes it
 _NAME = re.compile(
-    rf"{NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-(?P<rank>[0-9]{{1,5}})-(?P<count>[1-9][0-9]{{0,4}})"
+    rf"{vm.NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-(?P<rank>[0-9]{{1,5}})-(?P<count>[1-9][0-9]{{0,4}})"
 )
 _STATES = {
-    JobState.WAITING: MachineState.STARTING,
-    JobState.RUNNING: MachineState.RUNNING,
+    JobState.WAITING: vm.MachineState.STARTING,
+    JobState.RUNNING: vm.MachineState.RUNNING,
     # counts as a stopped machine, which the layer `vm` deletes: only the control plane restarts
     # jobs
-    JobState.RECLAIMED: MachineState.STOPPED,
+    JobState.RECLAIMED: vm.MachineState.STOPPED,
     # also counts as stopped; `stop` refuses to delete the machines of such a job, so they stay
-    JobState.KEPT: MachineState.STOPPED,
-    JobState.ENDED: MachineState.ENDED,
+    JobState.KEPT: vm.MachineState.STOPPED,
+    JobState.ENDED: vm.MachineState.ENDED,
 }
 
 
@@ -140,23 +131,23 @@ class ManagedCloud:
 
     def __init__(self, service: ManagedService) -> None:
         self._service, known = service, service.traits
-        self.traits = CloudTraits(
+        self.traits = vm.CloudTraits(
             name_limit=known.name_limit,
             tokens=known.unique_names,
             atomic_count=not known.single,
             list_lag=known.list_lag,
             ended_listed=known.ended_listed,
-            bill_starts=BillStart.RUNNING,
+            bill_starts=vm.BillStart.RUNNING,
             bill_ends=known.bill_ends,
             quota_codes=known.quota_codes,
             user_data_limit=1 << 20,
-            reach=Reach.USER_DATA if known.agents else Reach.NONE,
+            reach=vm.Reach.USER_DATA if known.agents else vm.Reach.NONE,
         )
 
     async def offers(self) -> Sequence[Offer]:
         return await self._service.offers()
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         name = _NAME.fullmatch(request.names[0])
         job = await self._service.submit(
             JobRequest(
@@ -171,10 +162,10 @@ class ManagedCloud:
         )
         return [f"{job}#{rank}" for rank in range(len(request.names))]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         return [each for job in await self._service.list() for each in self._machines(job)]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         job, _, place = machine.rpartition("#")
         found = await self._service.get(job)
         return None if found is None else self._machine(found, int(place))
@@ -182,10 +173,10 @@ class ManagedCloud:
     async def delete(self, machine: str) -> None:
         await self._service.stop(machine.rpartition("#")[0])
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return self._service.is_full(fault)
 
-    def _machines(self, job: ServiceJob) -> Sequence[CloudMachine]:
+    def _machines(self, job: ServiceJob) -> Sequence[vm.CloudMachine]:
         """Return the machines of a job, or () if the job's name does not have Cavvy's form."""
         name = _NAME.fullmatch(job.name)
         if name is None or (not self._service.traits.single and name["rank"] != "0"):
@@ -193,10 +184,10 @@ class ManagedCloud:
         count = 1 if self._service.traits.single else int(name["count"])
         return [self._machine(job, place) for place in range(count)]
 
-    def _machine(self, job: ServiceJob, place: int) -> CloudMachine:
+    def _machine(self, job: ServiceJob, place: int) -> vm.CloudMachine:
         stem, rank, count = job.name.rsplit("-", 2)
         rank = rank if self._service.traits.single else str(place)
-        return CloudMachine(
+        return vm.CloudMachine(
             id=f"{job.id}#{place}",
             name=f"{stem}-{rank}-{count}",
             state=_STATES[job.state],

@@ -19,16 +19,8 @@ from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.nebius.api import NebiusApi, find_detail
 from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, NebiusMarket
 from cavvy.providers.nebius.places import NebiusPlaces
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours
-from cavvy.providers.vm.cloud import (
-    BillEnd,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.leftover_scripts import LeftoverScripts
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
@@ -36,12 +28,12 @@ from cavvy.providers.vm.rest import Json
 # `nebius.compute.v1.InstanceStatus.InstanceState`. The status of an instance in the state "ERROR"
 # is not documented; Cavvy deletes it.
 _STATES = {
-    "CREATING": MachineState.STARTING,
-    "STARTING": MachineState.STARTING,
-    "STOPPING": MachineState.STOPPED,
-    "STOPPED": MachineState.STOPPED,
-    "ERROR": MachineState.STOPPED,
-    "DELETING": MachineState.ENDED,
+    "CREATING": vm.MachineState.STARTING,
+    "STARTING": vm.MachineState.STARTING,
+    "STOPPING": vm.MachineState.STOPPED,
+    "STOPPED": vm.MachineState.STOPPED,
+    "ERROR": vm.MachineState.STOPPED,
+    "DELETING": vm.MachineState.ENDED,
 }
 _FULL = "notEnoughResources"
 # Sizes of these types are multiples of 93 GiB: https://docs.nebius.com/compute/storage/types
@@ -59,10 +51,10 @@ class NebiusCloud:
     # User data has at most 32,768 characters (`nebius.compute.v1.InstanceSpec`); the script is
     # written into it as JSON. A machine is billed from its start until it has stopped
     # (https://docs.nebius.com/legal/specific-terms/compute).
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         tokens=True,
         user_data_limit=28_000,
-        bill_ends=BillEnd.SHUTDOWN,
+        bill_ends=vm.BillEnd.SHUTDOWN,
         quota_codes=frozenset({"quotaFailure"}),
     )
 
@@ -90,32 +82,32 @@ class NebiusCloud:
         """See `HasParts.silent`."""
         return self._market.silent
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         project = await self._market.project_of(request.offer.region)
         body = await self._make_body(request, project)
         try:
             told = await self._api.change("compute.InstanceService/Create", body, request.token)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status in (400, 404):
                 self._places.forget()
             raise
         return [str(told["resourceId"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         """Return all instances whose names start with Cavvy's prefix, in the projects that
         answer."""
 
-        async def read(project: str) -> Sequence[CloudMachine]:
+        async def read(project: str) -> Sequence[vm.CloudMachine]:
             body = {"parentId": project, "pageSize": 100}
             told = await self._api.list("compute.InstanceService/List", body)
             return await asyncio.gather(*(self._read(each) for each in keep_ours(told)))
 
         machines = await list_regions(self._market.project_ids(), read, self._market.region_of)
-        with suppress(CloudFault):  # the next sweep tries again
+        with suppress(vm.CloudFault):  # the next sweep tries again
             await self._leftovers.sweep({each.name for each in machines})
         return machines
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         told = await self._api.read("compute.InstanceService/Get", {"id": machine})
         return await self._read(told)
 
@@ -123,10 +115,10 @@ class NebiusCloud:
         """Delete the instance with its managed disk."""
         await self._api.change("compute.InstanceService/Delete", {"id": machine})
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == _FULL
 
-    async def _make_body(self, request: MachineRequest, project: str) -> Json:
+    async def _make_body(self, request: vm.MachineRequest, project: str) -> Json:
         gang, offer, name = request.gang, request.offer, request.names[0]
         platform, _, preset = offer.instance_type.partition("_")
         spec: dict[str, Any] = {
@@ -175,9 +167,9 @@ class NebiusCloud:
             "sourceImageFamily": {"imageFamily": family},
         }
 
-    async def _read(self, told: Json) -> CloudMachine:
+    async def _read(self, told: Json) -> vm.CloudMachine:
         machine = _read(told)
-        if machine.state in (MachineState.RUNNING, MachineState.ENDED):
+        if machine.state in (vm.MachineState.RUNNING, vm.MachineState.ENDED):
             return machine
         body = {"resourceId": machine.id, "pageSize": 100}
         failed = [
@@ -189,7 +181,7 @@ class NebiusCloud:
             return machine
         return replace(
             machine,
-            state=MachineState.STOPPED,
+            state=vm.MachineState.STOPPED,
             preempted=False,
             no_capacity=any(find_detail(each) == _FULL for each in failed),
             reason=f"Nebius reports: {failed[0].get('message') or 'the creation failed'}",
@@ -210,31 +202,31 @@ class NebiusCloud:
         for each in sorted(disks):
             try:
                 await self._api.change("compute.DiskService/Delete", {"id": each})
-            except CloudFault as fault:
+            except vm.CloudFault as fault:
                 if fault.status != 404:
                     raise
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status, spec = told["status"], told["spec"]
     word = str(status.get("state") or "CREATING")
     ports = status.get("networkInterfaces") or []
     public = [_address(each.get("publicIpAddress")) for each in ports]
     private = [_address(each.get("ipAddress")) for each in ports]
-    state = _STATES.get(word, MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES.get(word, vm.MachineState.RUNNING)  # unknown states may be billed
     off = word in ("STOPPING", "STOPPED")
     created = told.get("createdAt")
     shown = next(filter(None, [*public, *private]), "")
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
         state=state,
         address=next(filter(None, [*private, *public]), None),
-        ssh=SshTarget(address=shown) if shown else None,
+        ssh=vm.SshTarget(address=shown) if shown else None,
         created_at=datetime.fromisoformat(created) if created else None,
         preempted=off and bool(spec.get("preemptible")),
         reason=""
-        if state in (MachineState.STARTING, MachineState.RUNNING)
+        if state in (vm.MachineState.STARTING, vm.MachineState.RUNNING)
         else f"Nebius reports: {word}",
     )
 

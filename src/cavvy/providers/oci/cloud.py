@@ -17,14 +17,7 @@ from cavvy.providers.oci.market import OciMarket
 from cavvy.providers.oci.places import OciPlaces, find_default, shape_of
 from cavvy.providers.oci.quotas import OciQuotas
 from cavvy.providers.required_images import require_images
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
@@ -39,12 +32,12 @@ _FULL = "OutOfHostCapacity"
 _OLD_TOKEN = "InvalidatedRetryToken"
 # https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/datatypes/Instance
 _STATES = {
-    "PROVISIONING": MachineState.STARTING,
-    "STARTING": MachineState.STARTING,
-    "STOPPING": MachineState.STOPPED,
-    "STOPPED": MachineState.STOPPED,
-    "TERMINATING": MachineState.ENDED,
-    "TERMINATED": MachineState.ENDED,
+    "PROVISIONING": vm.MachineState.STARTING,
+    "STARTING": vm.MachineState.STARTING,
+    "STOPPING": vm.MachineState.STOPPED,
+    "STOPPED": vm.MachineState.STOPPED,
+    "TERMINATING": vm.MachineState.ENDED,
+    "TERMINATED": vm.MachineState.ENDED,
 }
 # Platform images refuse all connections except SSH, but the nodes of a gang must reach each other:
 # https://docs.oracle.com/en-us/iaas/Content/Network/Concepts/waystosecure.htm. Oracle Linux uses
@@ -62,7 +55,7 @@ class OciCloud:
     # instance has at most 32,000 bytes, and its user data is in base 64. Source: the description of
     # LaunchInstance in OCI's API reference. A retry token is valid for 24 hours, longer than a
     # launch is repeated.
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=255,
         tags=True,
         tokens=True,
@@ -108,27 +101,27 @@ class OciCloud:
         """See `TellsQuotas.untold_quotas`."""
         return self._quotas.untold
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         region = request.offer.region
         body = await self._make_body(request)
         self._quotas.forget()
         try:
             told = await self._api.send(region, "POST", "/instances", body, token=request.token)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status in (400, 404):
                 self._places.forget()
             if fault.code == _FULL or (fault.status == 500 and _NO_HOST.search(fault.message)):
-                raise CloudFault(400, _FULL, fault.message) from fault
+                raise vm.CloudFault(400, _FULL, fault.message) from fault
             if fault.code == _OLD_TOKEN:
-                raise CloudFault(400, fault.code, fault.message) from fault
+                raise vm.CloudFault(400, fault.code, fault.message) from fault
             raise
         return [f"{region}/{told['id']}"]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         """Return the compartment's instances with Cavvy's tag, in the regions that answer."""
         compartment, regions = await self._market.compartment(), await self._market.regions()
 
-        async def read(region: str) -> Sequence[CloudMachine]:
+        async def read(region: str) -> Sequence[vm.CloudMachine]:
             told = await self._api.list(
                 region, "/instances", compartmentId=compartment, limit="500"
             )
@@ -140,7 +133,7 @@ class OciCloud:
 
         return await list_regions(regions, read)
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         region, _, ocid = machine.partition("/")
         return self._read(region, await self._api.get(region, f"/instances/{ocid}"))
 
@@ -154,7 +147,7 @@ class OciCloud:
         path = f"/instances/{ocid}"
         try:
             await self._api.send(region, "DELETE", f"{path}?preserveBootVolume=false")
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status == 404 and await self._is_left(region, ocid):
                 raise Refused(
                     f"[providers.oci]: {region} does not terminate the instance {ocid}: {fault}; "
@@ -162,7 +155,7 @@ class OciCloud:
                 ) from fault
             raise
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == _FULL
 
     async def _is_left(self, region: str, ocid: str) -> bool:
@@ -171,15 +164,15 @@ class OciCloud:
         """
         try:
             found = [await self._api.get(region, f"/instances/{ocid}")]
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status != 404:
                 raise
             compartment = await self._market.compartment()
             found = [*await self._api.list(region, "/instances", compartmentId=compartment)]
         states = [str(each["lifecycleState"]) for each in found if each["id"] == ocid]
-        return any(_STATES.get(each) is not MachineState.ENDED for each in states)
+        return any(_STATES.get(each) is not vm.MachineState.ENDED for each in states)
 
-    async def _make_body(self, request: MachineRequest) -> Mapping[str, Any]:
+    async def _make_body(self, request: vm.MachineRequest) -> Mapping[str, Any]:
         offer, gang = request.offer, request.gang
         subnet = await self._places.subnet(offer)
         shown = bool(self._settings["public_address"]) and not subnet["prohibitPublicIpOnVnic"]
@@ -209,14 +202,14 @@ class OciCloud:
             body["availabilityConfig"] = {"recoveryAction": "STOP_INSTANCE"}
         return body
 
-    def _read(self, region: str, told: Json) -> CloudMachine:
+    def _read(self, region: str, told: Json) -> vm.CloudMachine:
         machine, status = f"{region}/{told['id']}", str(told["lifecycleState"])
-        state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+        state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
         # OCI does not report whether it or a user has terminated an instance
         preemptible = bool(told.get("preemptibleInstanceConfig"))
-        quiet = state in (MachineState.STARTING, MachineState.RUNNING)
+        quiet = state in (vm.MachineState.STARTING, vm.MachineState.RUNNING)
         addresses = self._addresses.known.get(str(told["id"]))
-        return CloudMachine(
+        return vm.CloudMachine(
             id=machine,
             name=str(told["displayName"]),
             state=state,
@@ -225,7 +218,7 @@ class OciCloud:
             tags=dict(told.get("freeformTags") or {}),
             created_at=datetime.fromisoformat(told["timeCreated"]),
             # other users of the compartment should not terminate these instances
-            preempted_or_deleted=preemptible and state is MachineState.ENDED,
+            preempted_or_deleted=preemptible and state is vm.MachineState.ENDED,
             reason="" if quiet else f"OCI reports: {status}",
         )
 
@@ -253,7 +246,7 @@ class InstanceAddresses(NamedTuple):
     """The addresses of an instance's primary interface."""
 
     private: str  # for the other nodes of a gang: security lists mostly allow the subnet only
-    ssh: SshTarget  # the public address, if the instance has one
+    ssh: vm.SshTarget  # the public address, if the instance has one
 
 
 class OciAddresses:
@@ -290,11 +283,11 @@ class OciAddresses:
     async def _read(self, region: str, instance: str, interface: str) -> None:
         try:
             vnic = await self._api.get(region, f"/vnics/{interface}")
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status != 404:  # the instance may have ended since
                 raise
             return
         if vnic.get("isPrimary"):
             private = str(vnic["privateIp"])
-            target = SshTarget(address=str(vnic.get("publicIp") or private))
+            target = vm.SshTarget(address=str(vnic.get("publicIp") or private))
             self.known[instance] = InstanceAddresses(private, target)

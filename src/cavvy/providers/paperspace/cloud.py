@@ -18,24 +18,17 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.paperspace import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.leftover_scripts import LeftoverScripts
 from cavvy.providers.vm.rest import Json
 
 _STATES = {
     # https://docs.digitalocean.com/products/paperspace/machines/reference/states-and-error-codes:
     # only a machine that is off is not billed by the hour
-    "provisioning": MachineState.STARTING,
-    "starting": MachineState.STARTING,
-    "off": MachineState.STOPPED,
+    "provisioning": vm.MachineState.STARTING,
+    "starting": vm.MachineState.STARTING,
+    "off": vm.MachineState.STOPPED,
 }
 _QUIET = ("provisioning", "starting", "ready", "serviceready")
 _REGIONS = {"us-ny2": "ny2"}  # the catalog's name of a region -> the API's name
@@ -55,7 +48,7 @@ class PaperspaceCloud:
 
     # Scripts are for bash and may have 16 KB (https://docs.paperspace.com/core/api-reference/
     # scripts).
-    traits = CloudTraits(user_data_limit=16_000, quota_codes=frozenset({_LIMIT}))
+    traits = vm.CloudTraits(user_data_limit=16_000, quota_codes=frozenset({_LIMIT}))
 
     def __init__(self, context: ProviderContext) -> None:
         settings, now = context.settings, context.now
@@ -89,7 +82,7 @@ class PaperspaceCloud:
             if each.instance_type in self._templates
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         name, kind = request.names[0], request.offer.instance_type
         network = str(self.account.settings.get("network") or "")
         if request.gang.nodes > 1 and not network:
@@ -121,43 +114,43 @@ class PaperspaceCloud:
         made = str((await self._api.send("POST", "/startup-scripts", script))["id"])
         try:
             told = await self._api.send("POST", "/machines", body | {"startupScriptId": made})
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if not fault.uncertain:  # else the machine may exist and needs its script
                 await self._drop_scripts([made])
             raise self.name_limit(fault) from fault
         return [self._note_script(str(told["data"]["id"]), made)]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         found = keep_ours(await self._all("/machines"))
-        with suppress(CloudFault):  # the next sweep tries again
+        with suppress(vm.CloudFault):  # the next sweep tries again
             await self._leftovers.sweep({str(each["name"]) for each in found})
         return [_read(each) for each in found]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read(await self._api.get(f"/machines/{machine}"))
 
     async def delete(self, machine: str) -> None:
         scripts: Sequence[str] = ()
-        with suppress(CloudFault):  # the sweep finds scripts that remain
+        with suppress(vm.CloudFault):  # the sweep finds scripts that remain
             scripts = await self._scripts_of(machine)
         try:
             await self._api.send("DELETE", f"/machines/{machine}")
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             busy = fault.refuses(_BUSY)
             # deleting the machine later will succeed
-            raise (CloudFault(409, fault.code, fault.message) if busy else fault) from fault
+            raise (vm.CloudFault(409, fault.code, fault.message) if busy else fault) from fault
         await self._drop_scripts(scripts)
         self._scripts[machine] = ()
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.refuses(_FULL)
 
-    def name_limit(self, fault: CloudFault) -> CloudFault:
+    def name_limit(self, fault: vm.CloudFault) -> vm.CloudFault:
         """Return the fault, with the code `_LIMIT` if a limit of the team prevents the creation of
         the machine.
         """
         if 400 <= fault.status < 429 and _OVER_LIMIT.search(fault.message):
-            return CloudFault(fault.status, _LIMIT, fault.message)
+            return vm.CloudFault(fault.status, _LIMIT, fault.message)
         return fault
 
     async def _all(self, path: str) -> Sequence[Json]:
@@ -220,7 +213,7 @@ class PaperspaceCloud:
 
     async def _drop_scripts(self, scripts: Collection[str]) -> None:
         for script in scripts:
-            with suppress(CloudFault):
+            with suppress(vm.CloudFault):
                 await self._api.send("DELETE", f"/startup-scripts/{script}")
 
 
@@ -251,16 +244,16 @@ def _title(template: Json) -> str:
     return f"{template['name']} {template['operatingSystemLabel']}"
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status, public = str(told["state"]), told.get("publicIp")
     ended = told.get("dtDeleted")
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
-    return CloudMachine(
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=MachineState.ENDED if ended else state,
+        state=vm.MachineState.ENDED if ended else state,
         address=told.get("privateIp") or public or None,
-        ssh=SshTarget(address=str(public)) if public else None,
+        ssh=vm.SshTarget(address=str(public)) if public else None,
         created_at=datetime.fromisoformat(told["dtCreated"]),
         ended_at=datetime.fromisoformat(ended) if ended else None,
         reason="" if status in _QUIET else f"Paperspace reports: {status}",

@@ -15,25 +15,17 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.primeintellect import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    Reach,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {
-    "PROVISIONING": MachineState.STARTING,
-    "PENDING": MachineState.STARTING,
-    "ACTIVE": MachineState.RUNNING,
-    "STOPPED": MachineState.STOPPED,
-    "ERROR": MachineState.STOPPED,
-    "TERMINATED": MachineState.ENDED,
+    "PROVISIONING": vm.MachineState.STARTING,
+    "PENDING": vm.MachineState.STARTING,
+    "ACTIVE": vm.MachineState.RUNNING,
+    "STOPPED": vm.MachineState.STOPPED,
+    "ERROR": vm.MachineState.STOPPED,
+    "TERMINATED": vm.MachineState.ENDED,
 }
 _QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
 _IN_STOCK = ("Available", "Low", "Medium", "High")
@@ -48,7 +40,7 @@ _CONNECTION = re.compile(r"([\w.-]+)@(\S+?)(?: -p (\d+))?")
 class PrimeIntellectCloud:
     """Implements `Cloud`."""
 
-    traits = CloudTraits(reach=Reach.SSH)
+    traits = vm.CloudTraits(reach=vm.Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error)
@@ -69,15 +61,15 @@ class PrimeIntellectCloud:
             if (known := _identify(each)) and self.account.allows(key[0])
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         offer = request.offer
         key = offer.region, offer.instance_type, offer.accelerator_count
         if key not in self._found:
             await self.offers()
         if (told := self._found.get(key)) is None:
-            raise CloudFault(400, _GONE, offer.instance_type)
+            raise vm.CloudFault(400, _GONE, offer.instance_type)
         if (now := _rate(told)) > offer.rate:  # the plan was made with another price
-            raise CloudFault(400, _GONE, f"{offer.instance_type} costs ${now.usd:f}/h now")
+            raise vm.CloudFault(400, _GONE, f"{offer.instance_type} costs ${now.usd:f}/h now")
         pod = self._describe(told) | {
             "name": request.names[0],
             # the price may rise after the last list of offers
@@ -89,21 +81,21 @@ class PrimeIntellectCloud:
             body["team"] = {"teamId": team}
         try:
             made = await self._api.send("POST", "/pods/", body)
-        except CloudFault:
+        except vm.CloudFault:
             self._keys.clear()  # look the SSH key up again, because it may have been deleted
             raise
         return [str(made["id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         return [_read(each) for each in keep_ours(await self._all("/pods/"))]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read(await self._api.get(f"/pods/{machine}"))
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"/pods/{machine}")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == _GONE or fault.refuses(_FULL)
 
     async def _all(self, path: str) -> Sequence[Json]:
@@ -215,14 +207,14 @@ def _first(value: Json) -> str:
     return str(found) if found and not isinstance(found, list) else ""
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
     way = _CONNECTION.fullmatch(_first(told.get("sshConnection")))
-    target = way and SshTarget(user=way[1], address=way[2], port=int(way[3] or 22))
-    ended = told.get("terminatedAt") if state is MachineState.ENDED else None
+    target = way and vm.SshTarget(user=way[1], address=way[2], port=int(way[3] or 22))
+    ended = told.get("terminatedAt") if state is vm.MachineState.ENDED else None
     why = str(told.get("installationFailure") or "")
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
         state=state,
@@ -232,6 +224,6 @@ def _read(told: Json) -> CloudMachine:
         ended_at=datetime.fromisoformat(ended) if ended else None,
         reason="" if status in _QUIET else f"Prime Intellect reports: {status} {why}".rstrip(),
         waits=f"Prime Intellect reports: {status} {why}".rstrip()
-        if state is MachineState.STARTING
+        if state is vm.MachineState.STARTING
         else "",
     )

@@ -12,25 +12,17 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.runpod import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    Reach,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {  # the API's `PodStatus`
-    "PROVISIONING": MachineState.STARTING,
-    "STARTING": MachineState.STARTING,
-    "RUNNING": MachineState.RUNNING,
-    "EXITED": MachineState.STOPPED,
-    "ERROR": MachineState.STOPPED,
-    "TERMINATED": MachineState.ENDED,
+    "PROVISIONING": vm.MachineState.STARTING,
+    "STARTING": vm.MachineState.STARTING,
+    "RUNNING": vm.MachineState.RUNNING,
+    "EXITED": vm.MachineState.STOPPED,
+    "ERROR": vm.MachineState.STOPPED,
+    "TERMINATED": vm.MachineState.ENDED,
 }
 # The API does not describe its error for missing capacity. These words occur in messages that users
 # reported, such as https://github.com/runpod/runpod-python/issues/21.
@@ -51,7 +43,7 @@ class RunpodCloud:
     Runpod's name for the GPU, with "_" for each space, such as "2x_NVIDIA_A40".
     """
 
-    traits = CloudTraits(reach=Reach.SSH)
+    traits = vm.CloudTraits(reach=vm.Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(
@@ -76,10 +68,10 @@ class RunpodCloud:
         self.account.note_unknown(unknown)
         return found
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         kind = _TYPE.fullmatch(request.offer.instance_type)
         if kind is None:
-            raise CloudFault(400, "unknown instance type", request.offer.instance_type)
+            raise vm.CloudFault(400, "unknown instance type", request.offer.instance_type)
         region, network = request.offer.region, request.gang.nodes > 1
         if network:
             await self._check_network(region)
@@ -107,18 +99,18 @@ class RunpodCloud:
             body["registry"] = self.account.settings["registry"]
         return [str((await self._api.send("POST", "/pods", body))["id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         pages = await self._api.pages(_PODS, _read_next)
         found = [each for page in pages for each in page["pods"]]
         return [_read(each) for each in keep_ours(found)]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read(await self._api.get(f"/pods/{machine}"))
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"/pods/{machine}")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == _NO_NETWORK or fault.refuses(_FULL)
 
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
@@ -136,7 +128,7 @@ class RunpodCloud:
         told = (await self._api.get("/catalog/datacenters"))["dataCenters"]
         if region not in [each["id"] for each in told if each["globalNetwork"]]:
             message = f"pods in {region} cannot connect to each other"
-            raise CloudFault(400, _NO_NETWORK, message)
+            raise vm.CloudFault(400, _NO_NETWORK, message)
 
     def _offer(self, gpu: Json, cloud: str, count: int, region: str) -> Offer:
         known = identify(str(gpu["id"]), int(gpu["memory"]) * 1024)
@@ -180,16 +172,16 @@ def _read_next(page: Json) -> str | None:
     return f"{_PODS}&cursor={quote(str(cursor), safe='')}" if cursor else None
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status, direct = str(told["status"]), told["ssh"]["direct"]
-    target = direct and SshTarget(
+    target = direct and vm.SshTarget(
         address=str(direct["host"]), port=int(direct["port"]), user=str(direct["username"])
     )
     quiet = status in ("PROVISIONING", "STARTING", "RUNNING")
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
         address=told["globalNetworking"].get("ip"),
         ssh=target or None,
         created_at=datetime.fromisoformat(told["createdAt"]),

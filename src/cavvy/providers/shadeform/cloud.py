@@ -14,25 +14,18 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.shadeform import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 
 _STATES = {
-    "creating": MachineState.STARTING,
-    "pending_provider": MachineState.STARTING,
-    "pending": MachineState.STARTING,
-    "active": MachineState.RUNNING,
-    "error": MachineState.STOPPED,
-    "deleting": MachineState.ENDED,  # no longer billed
-    "deleted": MachineState.ENDED,
+    "creating": vm.MachineState.STARTING,
+    "pending_provider": vm.MachineState.STARTING,
+    "pending": vm.MachineState.STARTING,
+    "active": vm.MachineState.RUNNING,
+    "error": vm.MachineState.STOPPED,
+    "deleting": vm.MachineState.ENDED,  # no longer billed
+    "deleted": vm.MachineState.ENDED,
 }
 _QUIET = ("creating", "pending_provider", "pending", "active")
 # The documentation mentions errors for missing capacity and for types without spot instances in a
@@ -49,7 +42,7 @@ class ShadeformCloud:
     """Implements `Cloud`."""
 
     # Shadeform does not document the maximum length of names; 60 is an assumption.
-    traits = CloudTraits(name_limit=60)
+    traits = vm.CloudTraits(name_limit=60)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error, key_header="X-API-KEY")
@@ -71,7 +64,7 @@ class ShadeformCloud:
             for offer in self._list_offers(each, known)
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         cloud, _, kind = request.offer.instance_type.partition(".")
         script = base64.b64encode(request.user_data[0].encode()).decode()
         body = {
@@ -92,16 +85,16 @@ class ShadeformCloud:
             body["os"] = system
         return [str((await self._api.send("POST", "/instances/create", body))["id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         return [_read(each) for each in keep_ours((await self._api.get("/instances"))["instances"])]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read(await self._api.get(f"/instances/{machine}/info"))
 
     async def delete(self, machine: str) -> None:
         await self._api.send("POST", f"/instances/{machine}/delete")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.refuses(_FULL)
 
     def _list_offers(self, kind: Json, known: KnownAccelerator) -> Iterator[Offer]:
@@ -151,13 +144,13 @@ def _rate(kind: Json, place: Json) -> HourlyRate:
     return HourlyRate(int(kind["hourly_price"]) * _MICROS_PER_CENT)
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status, address = str(told["status"]), told.get("ip")
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
     details = str(told.get("status_details") or "")
-    ended = told.get("deleted_at") if state is MachineState.ENDED else None
-    target = SshTarget(address=str(address), port=int(told.get("ssh_port") or 22))
-    return CloudMachine(
+    ended = told.get("deleted_at") if state is vm.MachineState.ENDED else None
+    target = vm.SshTarget(address=str(address), port=int(told.get("ssh_port") or 22))
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
         state=state,
@@ -168,6 +161,6 @@ def _read(told: Json) -> CloudMachine:
         preempted=details == "preempted",
         reason="" if status in _QUIET else f"Shadeform reports: {status} {details}".rstrip(),
         waits=f"Shadeform reports: {status} {details}".rstrip()
-        if state is MachineState.STARTING
+        if state is vm.MachineState.STARTING
         else "",
     )

@@ -24,30 +24,22 @@ from cavvy.providers.hosts.userdata import MetadataService, make_user_data
 from cavvy.providers.tpu.api import FULL, QUOTA, TpuApi, ended_at, last_part, read_operation
 from cavvy.providers.tpu.market import TpuMarket
 from cavvy.providers.tpu.quotas import TpuQuotas
-from cavvy.providers.vm.cloud import (
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SilentRegions,
-)
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.records import INSTALLATION, is_machine_name
 from cavvy.providers.vm.rest import Json
 from cavvy.providers.vm.steps import start_together
 
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#state
 _STATES = {
-    "CREATING": MachineState.STARTING,
-    "STARTING": MachineState.STARTING,
-    "RESTARTING": MachineState.STARTING,
-    "REIMAGING": MachineState.STARTING,
-    "STOPPING": MachineState.STOPPED,
-    "STOPPED": MachineState.STOPPED,
-    "PREEMPTED": MachineState.STOPPED,
-    "TERMINATED": MachineState.STOPPED,
-    "DELETING": MachineState.ENDED,
+    "CREATING": vm.MachineState.STARTING,
+    "STARTING": vm.MachineState.STARTING,
+    "RESTARTING": vm.MachineState.STARTING,
+    "REIMAGING": vm.MachineState.STARTING,
+    "STOPPING": vm.MachineState.STOPPED,
+    "STOPPED": vm.MachineState.STOPPED,
+    "PREEMPTED": vm.MachineState.STOPPED,
+    "TERMINATED": vm.MachineState.STOPPED,
+    "DELETING": vm.MachineState.ENDED,
 }
 # The runtimes for JAX and PyTorch: https://cloud.google.com/tpu/docs/runtimes, read on 2026-11-23
 _RUNTIMES = {
@@ -70,13 +62,13 @@ class TpuCloud:
     # A node's name is unique in its zone, so names serve as tokens. Labels are those of Compute
     # Engine. The limit of names is an assumption, since Google does not document it. Google bills a
     # node in the state READY only: https://cloud.google.com/tpu/pricing
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=61,
         tags=True,
         tokens=True,
         atomic_count=True,
         user_data_limit=256 * 1024,
-        bill_starts=BillStart.RUNNING,
+        bill_starts=vm.BillStart.RUNNING,
         quota_codes=frozenset({QUOTA}),
     )
 
@@ -110,7 +102,7 @@ class TpuCloud:
         """See `HasParts.silent`."""
         return self._market.silent
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         """Request all slices of a gang at the same time. If one request fails permanently, delete
         the other slices.
         """
@@ -131,7 +123,7 @@ class TpuCloud:
         await start_together(starts, self._roll_back)
         return [_make_id(str(zone), name, hosts) for name in request.names]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         """Return the hosts of all slices that have Cavvy's label. If Google reports unreachable
         zones, raise SilentRegions with the hosts of the other zones.
         """
@@ -145,22 +137,22 @@ class TpuCloud:
         ]
         if lost:
             regions = sorted({each.rpartition("-")[0] for each in lost})
-            fault = CloudFault(
+            fault = vm.CloudFault(
                 0,
                 "UNREACHABLE",
                 f"Google reported that it cannot reach its zones {', '.join(lost)}",
             )
-            raise SilentRegions(found, dict.fromkeys(regions, fault))
+            raise vm.SilentRegions(found, dict.fromkeys(regions, fault))
         return found
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         """Return the host. If the host's slice no longer exists, the time when the slice ended is
         read from the zone's operations.
         """
         zone, name, worker = machine.split("/")
         try:
             return _read(await self._api.get(f"locations/{zone}/nodes/{name}"))[int(worker)]
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status != 404:
                 raise
         return await self._read_end(zone, name, int(worker))
@@ -177,7 +169,7 @@ class TpuCloud:
         path = f"locations/{zone}/nodes/{name}"
         try:
             operation = await self._api.send("DELETE", path)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status not in (400, 409):
                 raise
             if (await self._api.get(path))["state"] != "DELETING":
@@ -188,10 +180,10 @@ class TpuCloud:
         self._deleted[place] = now
         self._quotas.forget()
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code == FULL
 
-    async def _start(self, request: MachineRequest, name: str, script: str) -> None:
+    async def _start(self, request: vm.MachineRequest, name: str, script: str) -> None:
         """Request one slice, and return once the slice exists. If the slice could not be created,
         raise the fault of the request.
         """
@@ -199,14 +191,14 @@ class TpuCloud:
         self._deleted.pop(f"{zone}/{name}", None)
         try:
             operation = await self._api.send("POST", f"locations/{zone}/nodes", body, nodeId=name)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.code != _EXISTS:
                 raise
             return  # an earlier request, whose reply was lost, made it
         if (failed := read_operation(operation)) is not None:
             raise failed
 
-    def _make_body(self, request: MachineRequest, script: str) -> Mapping[str, Json]:
+    def _make_body(self, request: vm.MachineRequest, script: str) -> Mapping[str, Json]:
         offer, settings = request.offer, self._settings
         runtime = request.gang.options.get("runtime") or settings.get("runtime")
         network: dict[str, Json] = {
@@ -230,10 +222,10 @@ class TpuCloud:
         return body
 
     async def _roll_back(self, place: str) -> None:
-        with suppress(CloudFault, ProviderError):
+        with suppress(vm.CloudFault, ProviderError):
             await self.delete(f"{place}/0")
 
-    async def _read_end(self, zone: str, name: str, worker: int) -> CloudMachine | None:
+    async def _read_end(self, zone: str, name: str, worker: int) -> vm.CloudMachine | None:
         """Return the state of a host whose slice does not exist, as read from the operations of the
         slice, or None if the slice has no operations.
         """
@@ -241,8 +233,8 @@ class TpuCloud:
         ours = [each for each in told if _target(each) == f"{zone}/{name}"]
         if not ours:
             return None
-        machine = CloudMachine(
-            id=f"{zone}/{name}/{worker}", name=rename(name, worker), state=MachineState.ENDED
+        machine = vm.CloudMachine(
+            id=f"{zone}/{name}/{worker}", name=rename(name, worker), state=vm.MachineState.ENDED
         )
         for each in ours:
             if _verb(each) == "delete" and each.get("done") and not each.get("error"):
@@ -259,18 +251,18 @@ class TpuCloud:
         return None
 
 
-def _read(told: Json) -> Sequence[CloudMachine]:
+def _read(told: Json) -> Sequence[vm.CloudMachine]:
     """Return the hosts of a slice."""
     _, _, _, zone, _, name = str(told["name"]).split("/")
     status = str(told["state"])
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
     kind = find_slice(str(told.get("acceleratorType") or ""))
     ends = told.get("networkEndpoints") or ()
     addresses = [each.get("ipAddress") for each in ends]
     spot = bool((told.get("schedulingConfig") or {}).get("spot"))
-    quiet = state in (MachineState.STARTING, MachineState.RUNNING)
+    quiet = state in (vm.MachineState.STARTING, vm.MachineState.RUNNING)
     return [
-        CloudMachine(
+        vm.CloudMachine(
             id=f"{zone}/{name}/{worker}",
             name=rename(name, worker),
             state=state,

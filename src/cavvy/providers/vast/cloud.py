@@ -15,30 +15,21 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 from cavvy.providers.vast import KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    BillStart,
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    Reach,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json, RestClient
 
 # The values of `actual_status` (https://docs.vast.ai/cli/reference/show-instances). The status is
 # null while the instance is being made. Vast.ai could start a paused instance again, so a paused
 # instance counts as stopped, and the layer `vm` deletes it.
 _STATES = {
-    None: MachineState.STARTING,
-    "created": MachineState.STARTING,
-    "loading": MachineState.STARTING,
-    "running": MachineState.RUNNING,
-    "stopped": MachineState.STOPPED,
-    "frozen": MachineState.STOPPED,
-    "exited": MachineState.STOPPED,
+    None: vm.MachineState.STARTING,
+    "created": vm.MachineState.STARTING,
+    "loading": vm.MachineState.STARTING,
+    "running": vm.MachineState.RUNNING,
+    "stopped": vm.MachineState.STOPPED,
+    "frozen": vm.MachineState.STOPPED,
+    "exited": vm.MachineState.STOPPED,
 }
 _PAUSED = ("stopped", "frozen")
 _TYPES = {Purchase.ON_DEMAND: "ondemand", Purchase.SPOT: "bid"}
@@ -93,12 +84,12 @@ class VastCloud:
     # The limits of the label, of `onstart` and of the rate of requests are those of
     # https://docs.vast.ai/api-reference/instances/create-instance. Instances are not billed while
     # they load (https://docs.vast.ai/guides/instances/manage-instances), apart from their disk.
-    traits = CloudTraits(
+    traits = vm.CloudTraits(
         name_limit=255,
         launch_every=timedelta(seconds=5),
         user_data_limit=4048 - len(_NO_TMUX),
-        bill_starts=BillStart.RUNNING,
-        reach=Reach.SSH,
+        bill_starts=vm.BillStart.RUNNING,
+        reach=vm.Reach.SSH,
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -123,7 +114,7 @@ class VastCloud:
             self._searched_at = now
         return self._offers
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         self._searched_at = None
         ask = await self._choose(request.offer)
         body = {
@@ -140,19 +131,19 @@ class VastCloud:
         told = await self._api.send("PUT", f"/v0/asks/{ask.id}/", body)
         return [str(told["new_contract"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         pages = await self._api.pages(_INSTANCES, _read_next)
         found = [each for page in pages for each in page["instances"]]
         return [_read(each) for each in keep_ours(found, "label")]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         told = (await self._api.get(f"/v0/instances/{machine}/"))["instances"]
         return _read(told) if told else None
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"/v0/instances/{machine}/")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.status in _GONE or fault.code in (_NONE_LEFT, _STALE)
 
     async def _read_offers(self) -> Sequence[Offer]:
@@ -172,7 +163,7 @@ class VastCloud:
         """Return the cheapest computer that fits the offer and costs at most the offer's price."""
         kind = _TYPE.fullmatch(offer.instance_type)
         if kind is None:
-            raise CloudFault(400, "unknown instance type", offer.instance_type)
+            raise vm.CloudFault(400, "unknown instance type", offer.instance_type)
         where = {
             "geolocation": {"in": [offer.region]},
             "gpu_name": {"eq": kind[2].replace("_", " ")},
@@ -188,7 +179,7 @@ class VastCloud:
         ]
         if not fit:
             message = f"no {offer.instance_type} in {offer.region} at this price"
-            raise CloudFault(400, _NONE_LEFT, message)
+            raise vm.CloudFault(400, _NONE_LEFT, message)
         return min(fit, key=lambda ask: (ask.micros, ask.id))
 
     async def _search(
@@ -293,17 +284,17 @@ def _read_next(page: Json) -> str | None:
     return f"{_INSTANCES}&after_token={quote(str(token), safe='')}" if token else None
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = told.get("actual_status")
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
     ports = (told.get("ports") or {}).get("22/tcp") or []
     target = None
     if told.get("public_ipaddr") and ports:
         address = str(told["public_ipaddr"]).strip()
-        target = SshTarget(address=address, port=int(ports[0]["HostPort"]))
+        target = vm.SshTarget(address=address, port=int(ports[0]["HostPort"]))
     started = told.get("start_date")
     quiet = status in (None, "created", "loading", "running")
-    return CloudMachine(
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["label"]),
         state=state,
@@ -311,7 +302,7 @@ def _read(told: Json) -> CloudMachine:
         created_at=datetime.fromtimestamp(float(started), UTC) if started else None,
         preempted=bool(told.get("is_bid")) and status in _PAUSED,
         reason="" if quiet else f"Vast.ai reports: {status}",
-        waits=_tell_wait(told) if state is MachineState.STARTING else "",
+        waits=_tell_wait(told) if state is vm.MachineState.STARTING else "",
     )
 
 

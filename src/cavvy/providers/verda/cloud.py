@@ -16,26 +16,19 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.verda import CLIENT_ID, KEYS
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.leftover_scripts import LeftoverScripts
 from cavvy.providers.vm.rest import Json, RestClient
 
 _STATES = {
-    "ordered": MachineState.STARTING,
-    "provisioning": MachineState.STARTING,
-    "running": MachineState.RUNNING,
-    "offline": MachineState.STOPPED,
-    "error": MachineState.STOPPED,
-    "discontinued": MachineState.ENDED,
-    "deleted": MachineState.ENDED,
+    "ordered": vm.MachineState.STARTING,
+    "provisioning": vm.MachineState.STARTING,
+    "running": vm.MachineState.RUNNING,
+    "offline": vm.MachineState.STOPPED,
+    "error": vm.MachineState.STOPPED,
+    "discontinued": vm.MachineState.ENDED,
+    "deleted": vm.MachineState.ENDED,
 }
 # Verda answers most requests that it cannot serve with `invalid_request`; only the message gives
 # the cause.
@@ -51,7 +44,7 @@ class VerdaCloud:
     """Implements `Cloud`."""
 
     # Verda does not document the maximum length of hostnames; 60 is an assumption.
-    traits = CloudTraits(name_limit=60, quota_codes=frozenset({_NO_FUNDS}))
+    traits = vm.CloudTraits(name_limit=60, quota_codes=frozenset({_NO_FUNDS}))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self._token, self._renew_at = "", _NEVER
@@ -87,7 +80,7 @@ class VerdaCloud:
             if self.account.allows(str(place["location_code"]))
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         name, kind = request.names[0], request.offer.instance_type
         disk: dict[str, object] = {"name": name, "size": int(self.account.settings["disk_gib"])}
         spot = request.offer.purchase is Purchase.SPOT
@@ -107,7 +100,7 @@ class VerdaCloud:
         made = await self._send("POST", "/scripts", script)
         try:
             new = await self._send("POST", "/instances", body | {"startup_script_id": made})
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.uncertain:  # the machine may exist and needs its script
                 self._unsure.setdefault(name, []).append(made)
             else:
@@ -118,20 +111,20 @@ class VerdaCloud:
         await self._drop_scripts(self._unsure.pop(name, ()))
         return [new]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         found = keep_ours(await self._get("/instances"), "hostname")
-        with suppress(CloudFault):  # the next sweep tries again
+        with suppress(vm.CloudFault):  # the next sweep tries again
             await self._leftovers.sweep({str(each["hostname"]) for each in found})
         return [_read(each) for each in found]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read(await self._get(f"/instances/{machine}"))
 
     async def delete(self, machine: str) -> None:
         told: Json = {}
         try:
             told = await self._get(f"/instances/{machine}")
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             if fault.status != 404:  # a new instance may not be listed yet
                 raise
         body: dict[str, object] = {"id": [machine], "action": "delete"}
@@ -141,7 +134,7 @@ class VerdaCloud:
         mine = self._scripts.pop(machine, "")
         await self._drop_scripts([str(told.get("startup_script_id") or mine)])
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.refuses(_FULL)
 
     async def _get(self, path: str) -> Json:
@@ -159,13 +152,13 @@ class VerdaCloud:
             await self._log_in()
             try:
                 return await call()
-            except CloudFault as fault:
+            except vm.CloudFault as fault:
                 if fault.status != 401:
                     raise
             self._renew_at = _NEVER
             await self._log_in()
             return await call()
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             raise _name(fault) from fault
 
     async def _log_in(self) -> None:
@@ -203,7 +196,7 @@ class VerdaCloud:
 
     async def _drop_scripts(self, scripts: Collection[str]) -> None:
         for script in filter(None, scripts):
-            with suppress(CloudFault):
+            with suppress(vm.CloudFault):
                 await self._send("DELETE", f"/scripts/{script}")
 
     def _offer(self, kind: Json, region: str, purchase: Purchase) -> Offer:
@@ -234,12 +227,12 @@ def _read_error(told: Json) -> tuple[str, str]:
     return told["code"], told["message"]
 
 
-def _name(fault: CloudFault) -> CloudFault:
+def _name(fault: vm.CloudFault) -> vm.CloudFault:
     """Return the fault, with the HTTP status that the fault's message implies."""
     if _GONE.search(fault.message):
-        return CloudFault(404, fault.code, fault.message)
+        return vm.CloudFault(404, fault.code, fault.message)
     if _TOO_EARLY.search(fault.message):  # deleting the instance later will succeed
-        return CloudFault(409, fault.code, fault.message)
+        return vm.CloudFault(409, fault.code, fault.message)
     return fault
 
 
@@ -264,18 +257,18 @@ def _image(kind: Json) -> str:
     return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name), default="")
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
-    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
-    return CloudMachine(
+    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["hostname"]),
         state=state,
         address=told.get("ip") or None,
-        ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
+        ssh=vm.SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         created_at=datetime.fromisoformat(told["created_at"]),
         # an instance that Verda took has the same status as one that its user deleted
-        preempted_or_deleted=bool(told.get("is_spot")) and state is MachineState.ENDED,
+        preempted_or_deleted=bool(told.get("is_spot")) and state is vm.MachineState.ENDED,
         reason=""
         if status in ("ordered", "provisioning", "running")
         else f"Verda reports: {status}",

@@ -10,19 +10,7 @@ from typing import TypeVar
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.base import NotFound, ProviderError, Refused
-from cavvy.providers.vm.cloud import (
-    UNREADABLE,
-    BillEnd,
-    BillStart,
-    Cloud,
-    CloudFault,
-    CloudMachine,
-    MachineRequest,
-    MachineState,
-    SilentRegions,
-    read_fault,
-    unreadable,
-)
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.records import MachineBill, MachineName, MachineNames, VmNode, sight
 
 # Callers share a list up to this age, so that polls of many gangs stay below the rate limits of the
@@ -43,7 +31,7 @@ class GangMachines:
     def __init__(
         self,
         names: MachineNames,
-        found: Sequence[tuple[MachineName, CloudMachine]],
+        found: Sequence[tuple[MachineName, vm.CloudMachine]],
         at: datetime,
         silent: Mapping[str, ProviderError],
         *,
@@ -53,22 +41,22 @@ class GangMachines:
         self.found, self.at, self.silent = found, at, silent
         self.by_id = {machine.id: machine for _, machine in found}
 
-    def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
+    def of(self, gang: str) -> Sequence[tuple[MachineName, vm.CloudMachine]]:
         """Return the gang's machines, each with the parts of its name."""
         return [each for each in self.found if self._names.same(each[0].gang, gang)]
 
-    def begun(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
+    def begun(self, gang: str) -> Sequence[tuple[MachineName, vm.CloudMachine]]:
         """Return the gang's machines without those that `create` has never switched on. If all are
         off, return all, since the gang may have run.
         """
         found = self.of(gang)
         if not self._created_off:
             return found
-        return [each for each in found if each[1].state is not MachineState.STOPPED] or found
+        return [each for each in found if each[1].state is not vm.MachineState.STOPPED] or found
 
-    def alive(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
+    def alive(self, gang: str) -> Sequence[tuple[MachineName, vm.CloudMachine]]:
         """Return the gang's machines that have not ended."""
-        return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
+        return [each for each in self.of(gang) if each[1].state is not vm.MachineState.ENDED]
 
     def require(self, region: str) -> None:
         """If the region did not answer, raise the region's error, because the list of machines does
@@ -90,7 +78,7 @@ class GangMachines:
 class VmMachines:
     """Calls the cloud. Methods raise TryAgain and Refused; `create` raises CloudFault."""
 
-    def __init__(self, cloud: Cloud, names: MachineNames, now: Callable[[], datetime]) -> None:
+    def __init__(self, cloud: vm.Cloud, names: MachineNames, now: Callable[[], datetime]) -> None:
         self.cloud, self.traits, self.names, self._now = cloud, cloud.traits, names, now
         # the last request for a list, which may still be running
         self._listing: asyncio.Task[GangMachines] | None = None
@@ -123,26 +111,26 @@ class VmMachines:
 
     async def _list_regions(
         self,
-    ) -> tuple[Sequence[CloudMachine], Mapping[str, ProviderError]]:
+    ) -> tuple[Sequence[vm.CloudMachine], Mapping[str, ProviderError]]:
         """Return the machines of the regions that answer, and the errors of the other regions."""
         try:
             return await self.cloud.list(), {}
-        except SilentRegions as silent:
+        except vm.SilentRegions as silent:
             return silent.machines, {
                 region: self._read(fault, f"the list of machines in {region or 'a region'}")
                 for region, fault in silent.faults.items()
             }
 
-    def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
+    def _read(self, fault: vm.CloudFault | Refused, what: str) -> ProviderError:
         """Convert the fault of a request that names no machine into a provider error; see
         `ask_all`.
         """
         if isinstance(fault, Refused):
             return fault
-        error = read_fault(self.cloud, fault, what)
+        error = vm.read_fault(self.cloud, fault, what)
         return _refuse(error) if isinstance(error, NotFound) else error
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         with suppress(NotFound):
             return await self._ask(self.cloud.get(machine), f"the state of machine {machine}")
         return None
@@ -178,27 +166,27 @@ class VmMachines:
         """Return the time when the cloud accepted the deletion of a machine. Returns None if this
         process did not delete the machine, or if a deletion does not end the bill in this cloud.
         """
-        ends = self.traits.bill_ends is BillEnd.DELETION
+        ends = self.traits.bill_ends is vm.BillEnd.DELETION
         return self._deleted.get(machine) if ends else None
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         """Request machines. Raises CloudFault."""
         try:
             ids = await self.cloud.create(request)
-        except UNREADABLE as error:
-            raise unreadable(error) from error
+        except vm.UNREADABLE as error:
+            raise vm.unreadable(error) from error
         finally:
             self._listing = None
         if len(ids) != len(request.names):
-            raise CloudFault(0, "unreadable reply", f"{len(ids)} ids for {len(request.names)}")
+            raise vm.CloudFault(0, "unreadable reply", f"{len(ids)} ids for {len(request.names)}")
         return ids
 
-    def sight(self, node: VmNode, machine: CloudMachine, now: datetime) -> VmNode:
+    def sight(self, node: VmNode, machine: vm.CloudMachine, now: datetime) -> VmNode:
         """See `records.sight`."""
-        ended = machine.state is MachineState.ENDED
-        off = machine.state is MachineState.STOPPED
-        over = ended or (off and self.traits.bill_ends is BillEnd.SHUTDOWN)
-        boots = machine.state in (MachineState.REQUESTED, MachineState.STARTING)
+        ended = machine.state is vm.MachineState.ENDED
+        off = machine.state is vm.MachineState.STOPPED
+        over = ended or (off and self.traits.bill_ends is vm.BillEnd.SHUTDOWN)
+        boots = machine.state in (vm.MachineState.REQUESTED, vm.MachineState.STARTING)
         bill = MachineBill(
             free=boots and self.boots_free,
             boots_free=self.boots_free,
@@ -210,7 +198,7 @@ class VmMachines:
     @property
     def boots_free(self) -> bool:
         """Whether the cloud starts to bill a machine only after the machine has booted."""
-        return self.traits.bill_starts is BillStart.RUNNING
+        return self.traits.bill_starts is vm.BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
         """Send a request that names no machine. For a request that names no machine, the status 404
@@ -225,10 +213,10 @@ class VmMachines:
     async def _ask(self, call: Awaitable[_T], what: str) -> _T:
         try:
             return await call
-        except CloudFault as fault:
-            raise read_fault(self.cloud, fault, what) from fault
-        except UNREADABLE as error:
-            raise read_fault(self.cloud, unreadable(error), what) from error
+        except vm.CloudFault as fault:
+            raise vm.read_fault(self.cloud, fault, what) from fault
+        except vm.UNREADABLE as error:
+            raise vm.read_fault(self.cloud, vm.unreadable(error), what) from error
 
 
 def _take_error(task: asyncio.Task[GangMachines]) -> None:

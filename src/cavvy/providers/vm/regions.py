@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.vm.cloud import UNREADABLE, CloudFault, CloudMachine, SilentRegions, unreadable
+from cavvy.providers.vm import cloud as vm
 
 _PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plane waits for `offers`
 _T = TypeVar("_T")
@@ -62,39 +62,39 @@ async def ask_regions(
 
 async def list_regions(
     regions: Sequence[str],
-    ask: Callable[[str], Awaitable[Sequence[CloudMachine]]],
+    ask: Callable[[str], Awaitable[Sequence[vm.CloudMachine]]],
     title: Callable[[str], str] = str,
-) -> Sequence[CloudMachine]:
+) -> Sequence[vm.CloudMachine]:
     """Return the machines of all regions together. `title` returns the name that a region has in
     offers. Raises SilentRegions if some regions do not answer, and CloudFault or Refused if no
     region answers.
     """
     found, faults = await _ask_each(regions, ask)
     if faults:
-        raise SilentRegions(found, {title(each): fault for each, fault in faults.items()})
+        raise vm.SilentRegions(found, {title(each): fault for each, fault in faults.items()})
     return found
 
 
 async def _ask_each(
     regions: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
-) -> tuple[list[_T], Mapping[str, CloudFault | Refused]]:
+) -> tuple[list[_T], Mapping[str, vm.CloudFault | Refused]]:
     """Return the answers, and the faults by region. Raises the first fault if no region answers."""
 
-    async def hear(region: str) -> Sequence[_T] | CloudFault | Refused:
+    async def hear(region: str) -> Sequence[_T] | vm.CloudFault | Refused:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 return await ask(region)
         except TimeoutError:
-            return CloudFault(0, f"no answer from {region} within {_PATIENCE_S:.0f} s")
-        except (CloudFault, Refused) as fault:
+            return vm.CloudFault(0, f"no answer from {region} within {_PATIENCE_S:.0f} s")
+        except (vm.CloudFault, Refused) as fault:
             return fault
-        except UNREADABLE as error:
-            return unreadable(error)
+        except vm.UNREADABLE as error:
+            return vm.unreadable(error)
 
     told = dict(zip(regions, await asyncio.gather(*map(hear, regions)), strict=True))
-    found, faults = list[_T](), dict[str, CloudFault | Refused]()
+    found, faults = list[_T](), dict[str, vm.CloudFault | Refused]()
     for region, answer in told.items():
-        if isinstance(answer, CloudFault | Refused):
+        if isinstance(answer, vm.CloudFault | Refused):
             faults[region] = answer
         else:
             found += answer

@@ -10,15 +10,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
+from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import RestAccount, keep_ours
-from cavvy.providers.vm.cloud import (
-    CloudFault,
-    CloudMachine,
-    CloudTraits,
-    MachineRequest,
-    MachineState,
-    SshTarget,
-)
 from cavvy.providers.vm.rest import Json
 from cavvy.providers.vultr import KEYS
 
@@ -34,7 +27,7 @@ _NO_ADDRESS = ("", "0.0.0.0")  # reported until the instance has an address
 class VultrCloud:
     """Implements `Cloud`."""
 
-    traits = CloudTraits(quota_codes=frozenset({_LIMIT}))
+    traits = vm.CloudTraits(quota_codes=frozenset({_LIMIT}))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(
@@ -56,7 +49,7 @@ class VultrCloud:
             if region and self.account.allows(region)
         ]
 
-    async def create(self, request: MachineRequest) -> Sequence[str]:
+    async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         body = {
             "region": request.offer.region,
             "plan": request.offer.instance_type,
@@ -69,28 +62,28 @@ class VultrCloud:
         }
         try:
             told = await self._api.send("POST", "/instances", body)
-        except CloudFault as fault:
+        except vm.CloudFault as fault:
             raise self.name_limit(fault) from fault
         return [str(told["instance"]["id"])]
 
-    async def list(self) -> Sequence[CloudMachine]:
+    async def list(self) -> Sequence[vm.CloudMachine]:
         found = await self._all("/instances", "instances")
         return [_read(each) for each in keep_ours(found, "label")]
 
-    async def get(self, machine: str) -> CloudMachine | None:
+    async def get(self, machine: str) -> vm.CloudMachine | None:
         return _read((await self._api.get(f"/instances/{machine}"))["instance"])
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"/instances/{machine}")
 
-    def is_full(self, fault: CloudFault) -> bool:
+    def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.status == 400 and _FULL.search(fault.message) is not None
 
-    def name_limit(self, fault: CloudFault) -> CloudFault:
+    def name_limit(self, fault: vm.CloudFault) -> vm.CloudFault:
         """Return the fault, with the code `_LIMIT` if the account's limit of instances is
         reached."""
         if _OVER_LIMIT.search(fault.message):
-            return CloudFault(fault.status, _LIMIT, fault.message)
+            return vm.CloudFault(fault.status, _LIMIT, fault.message)
         return fault
 
     async def _all(self, path: str, field: str, query: str = "") -> Sequence[Json]:
@@ -155,18 +148,18 @@ def _gpus(plan: Json) -> int | None:
     return count if count and not rest else None
 
 
-def _read(told: Json) -> CloudMachine:
+def _read(told: Json) -> vm.CloudMachine:
     status, address = str(told["status"]), str(told["main_ip"])
-    state = MachineState.STARTING if status == "pending" else MachineState.RUNNING
+    state = vm.MachineState.STARTING if status == "pending" else vm.MachineState.RUNNING
     if status == "active" and (told["power_status"], told["server_status"]) == ("stopped", "ok"):
-        state = MachineState.STOPPED
-    quiet = status in ("pending", "active") and state is not MachineState.STOPPED
-    return CloudMachine(
+        state = vm.MachineState.STOPPED
+    quiet = status in ("pending", "active") and state is not vm.MachineState.STOPPED
+    return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["label"]),
         state=state,
         address=None if address in _NO_ADDRESS else address,
-        ssh=None if address in _NO_ADDRESS else SshTarget(address=address),
+        ssh=None if address in _NO_ADDRESS else vm.SshTarget(address=address),
         created_at=datetime.fromisoformat(told["date_created"]),
         reason="" if quiet else f"Vultr reports: {status}, {told['power_status']}",
     )
