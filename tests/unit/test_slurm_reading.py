@@ -9,7 +9,6 @@ from cavvy.catalog.fit import match_offers
 from cavvy.domain.host_lists import expand
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
-from cavvy.importers import parse_task
 from cavvy.planner.shared_hosts import object_to_share
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, list_offers
@@ -29,6 +28,7 @@ from cavvy.providers.slurm.system import (
     read_cluster,
     read_row,
 )
+from cavvy.task_files import parse_task
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 FREE = PartPrices(gpu=HourlyRate(0), node=HourlyRate(0))
