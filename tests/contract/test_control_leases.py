@@ -1,5 +1,6 @@
 """A server of several that has lost its leases."""
 
+import asyncio
 from pathlib import Path
 
 from tests.contract.store_suite import store_url
@@ -8,7 +9,7 @@ from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.share import WorkShare
 from cavvy.providers.base import AgentEndpoint
-from cavvy.store.channel import ReplicaChannel
+from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import Store
@@ -46,3 +47,29 @@ async def test_a_server_without_leases_may_launch_nothing(tmp_path: Path) -> Non
     finally:
         await plane.stop()
         await store.close()
+
+
+async def test_a_server_sends_signals_only_if_there_are_others(tmp_path: Path) -> None:
+    url = store_url("postgres", tmp_path)
+    leases, other = (
+        ReplicaLeases(url, Replica(id=name, host="h", pid=1, folder=name, address=f"unix:/{name}"))
+        for name in ("one", "two")
+    )
+    share = WorkShare(leases, ReplicaChannel(url, "one"), AgentContacts(url, "one"))
+    await leases.join()
+    heard: list[ServerSignal] = []
+    channel = ReplicaChannel(url, "two")
+    await share.start()
+    try:
+        share.send(SignalKind.WAKE, "alone")
+        await other.join()
+        channel.start(heard.extend)
+        await leases.turn()
+        while not heard:  # until the other server listens
+            share.send(SignalKind.WAKE, "both")
+            await asyncio.sleep(0.01)
+        assert {each.key for each in heard} == {"both"}
+    finally:
+        await channel.close()
+        await other.leave()
+        await share.close()

@@ -156,3 +156,52 @@ def test_errors_say_what_to_do_next(tmp_path: Path) -> None:
     }
     assert {kind: type(translate(kind("told"), driver)) for kind in wanted} == wanted
     assert isinstance(translate(errors.SyntaxError("a bug"), driver), errors.SyntaxError)
+
+
+def test_repeated_statements_are_prepared_and_answer_as_before(url: str) -> None:
+    with closing(make_driver(url, journal="auto").connect()) as session:
+        session.run("CREATE TEMPORARY TABLE t (a TEXT, b BIGINT, c DOUBLE PRECISION, d BOOLEAN)")
+        rows = [
+            ("ä ' \\ %s $1", 1, 0.1, True),
+            ("", -(2**63), 1e300, False),
+            (None, None, None, None),
+            ("x", 2**63 - 1, 4, True),
+        ]
+        for row in rows * 7:
+            assert session.run("INSERT INTO t VALUES (?, ?, ?, ?)", row).rowcount == 1
+        for row in rows * 7:
+            sql = "SELECT a, b, c, d FROM t WHERE a = ? OR (a IS NULL AND CAST(? AS TEXT) IS NULL)"
+            found = session.run(sql, (row[0], row[0]))
+            assert (found.fetchone(), found.rowcount) == (row, 7)
+            assert found.fetchall() == [row] * 6
+            assert found.fetchone() is None
+        prepared = session.run("SELECT COUNT(*) FROM pg_prepared_statements").fetchone()
+        assert prepared is not None
+        assert prepared[0] >= 4
+        for name, error in (("a\0b", psycopg.DataError), ("\ud800", UnicodeEncodeError)):
+            with pytest.raises(error) as told:
+                session.run(sql, (name, "x"))
+            assert isinstance(translate(told.value, session.driver), HashMismatch)
+
+
+def test_a_prepared_statement_raises_the_errors_of_the_driver(url: str) -> None:
+    with closing(make_driver(url, journal="auto").connect()) as session:
+        session.run("CREATE TEMPORARY TABLE t (a TEXT PRIMARY KEY, b INTEGER)")
+        for number in range(10):
+            session.run("INSERT INTO t VALUES (?, ?)", (f"a{number}", number))
+        for _ in range(10):
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                session.run("INSERT INTO t VALUES (?, ?)", ("a1", 1))
+            with pytest.raises(psycopg.errors.NumericValueOutOfRange):
+                session.run("INSERT INTO t VALUES (?, ?)", ("b", 2**40))
+            with pytest.raises(psycopg.errors.NumericValueOutOfRange):
+                session.run("INSERT INTO t VALUES (?, ?)", ("b", 2**70))
+        with pytest.raises(psycopg.DataError):
+            session.run("INSERT INTO t VALUES (?, ?)", ("a\0b", 1))
+        session.begin()
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            session.run("INSERT INTO t VALUES (?, ?)", ("a1", 1))
+        assert session.in_transaction
+        session.rollback()
+        assert not session.in_transaction
+        assert session.run("SELECT COUNT(*) FROM t").fetchone() == (10,)

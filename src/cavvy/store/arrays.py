@@ -32,7 +32,8 @@ from cavvy.store.documents import (
     to_micros,
     to_time,
 )
-from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
+from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.prepared import Row
 from cavvy.store.rows import (
     EVENTS,
     JOB_COLUMNS,

@@ -58,7 +58,8 @@ class ReplicaChannel:
     def __init__(self, url: str, sender: str) -> None:
         self._driver = make_driver(url, journal="auto")
         self._sender = sender
-        self._workers = StoreWorkers(self._driver, count=1, group=1)
+        # in no transaction: each notification is a single statement
+        self._workers = StoreWorkers(self._driver, count=1)
         self._waiting: dict[ServerSignal, None] = {}  # the waiting signals in order, each only once
         self._sending: asyncio.Task[None] | None = None
         self._ended = Event()

@@ -22,8 +22,8 @@ from cavvy.store.base import (
     StoreFull,
     StoreUnusable,
 )
+from cavvy.store.prepared import PreparedStatements, Row, SqlCursor
 
-Row = tuple[Any, ...]
 _BUSY_S = 10  # seconds that a statement waits for a lock of another process
 
 # Without these limits of libpq, a connection whose packets get lost is noticed after 15 minutes.
@@ -41,13 +41,6 @@ _PATIENCE = {
 _ABANDONED_S = 20
 _T = TypeVar("_T")
 _STREAMED = 2000  # rows that a query with many rows fetches at once
-
-
-class SqlCursor(Protocol):
-    @property
-    def rowcount(self) -> int: ...
-    def fetchone(self) -> Row | None: ...
-    def fetchall(self) -> list[Row]: ...
 
 
 class DatabaseDriver(Struct, frozen=True, kw_only=True):
@@ -88,23 +81,26 @@ class DatabaseDriver(Struct, frozen=True, kw_only=True):
 class DatabaseSession:
     """One thread's connection. Hides the differences between the two drivers' connections."""
 
-    __slots__ = ("_raw", "_readonly", "_texts", "driver")
+    __slots__ = ("_raw", "_readonly", "_statements", "driver")
 
     def __init__(self, driver: DatabaseDriver, *, readonly: bool) -> None:
         self._readonly = readonly
-        self._texts: dict[str, str] = {}
-        self._raw = driver.connect_raw(readonly=readonly)
         self.driver = driver
+        self._connect()
+
+    def _connect(self) -> None:
+        self._raw = self.driver.connect_raw(readonly=self._readonly)
+        self._statements = None if self.driver.is_sqlite else PreparedStatements(self._raw)
 
     def reopen(self) -> "DatabaseSession":
         """Reconnect after the database was unreachable."""
         self._raw.close()
-        self._raw = self.driver.connect_raw(readonly=self._readonly)
+        self._connect()
         return self
 
     def run(self, sql: str, values: Sequence[object] = ()) -> SqlCursor:
-        if not self.driver.is_sqlite:
-            sql = self._texts.get(sql) or self._texts.setdefault(sql, sql.replace("?", "%s"))
+        if self._statements is not None:
+            return self._statements.run(sql, values)
         cursor: SqlCursor = self._raw.execute(sql, values)
         return cursor
 
@@ -141,7 +137,17 @@ class DatabaseSession:
     def begin(self) -> None:
         # Use IMMEDIATE, because otherwise another process could write between the reads and the
         # writes of a transaction.
-        self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
+        if self._statements is None:
+            self._raw.execute("BEGIN IMMEDIATE")
+        else:
+            self._statements.run_text("BEGIN")
+
+    def begin_with(self, sql: str, values: Sequence[object]) -> SqlCursor:
+        """Begin a transaction with a statement, for PostgreSQL in one message."""
+        if self._statements is None:
+            self.begin()
+            return self.run(sql, values)
+        return self._statements.run_after("BEGIN", sql, values)
 
     def allow_pauses(self) -> None:
         """Let the open transaction stay idle for as long as needed, while work outside the database
@@ -151,7 +157,10 @@ class DatabaseSession:
             self._raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def commit(self) -> None:
-        self._raw.execute("COMMIT")
+        if self._statements is None:
+            self._raw.execute("COMMIT")
+        else:
+            self._statements.run_text("COMMIT")
 
     def rollback(self) -> None:
         """Roll back the open transaction, unless the database has already done so."""

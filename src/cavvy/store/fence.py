@@ -1,15 +1,13 @@
 """The check that lets only the holder of a lease write the rows that belong to the lease; see
 `leases.py`."""
 
-from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TypeVar
 
 from cavvy.domain.values import Struct
 from cavvy.store.base import LeaseLost
 from cavvy.store.drivers import DatabaseSession
+from cavvy.store.prepared import SqlCursor
 
-_T = TypeVar("_T")
 _CHECK = "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ? FOR SHARE"
 
 
@@ -27,23 +25,25 @@ class Fence(Struct, frozen=True, kw_only=True):
 FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
 
 
-def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[DatabaseSession], _T]:
-    """Return a function that checks the fence and then runs `work` in the same transaction. The
-    returned function raises LeaseLost if the fence is outdated. The fence's row stays locked until
-    the transaction ends, so a new holder of the lease waits for this transaction.
+def begin_fenced(session: DatabaseSession, fence: Fence) -> None:
+    """Begin a transaction whose first statement checks the fence. Raises LeaseLost if the fence is
+    outdated. The fence's row stays locked until the transaction ends, so a new holder of the lease
+    waits for this transaction.
     """
-
-    def checked(session: DatabaseSession) -> _T:
-        check_fence(session, fence)
-        return work(session)
-
-    return checked
+    _refuse_outdated(session.begin_with(_CHECK, _list_values(fence)), fence)
 
 
 def check_fence(session: DatabaseSession, fence: Fence) -> None:
     """Check the fence in the open transaction, and lock the fence's row. Raises LeaseLost."""
-    values = (fence.name, fence.holder, fence.number)
-    if session.run(_CHECK, values).fetchone() is None:
+    _refuse_outdated(session.run(_CHECK, _list_values(fence)), fence)
+
+
+def _list_values(fence: Fence) -> tuple[str, str, int]:
+    return fence.name, fence.holder, fence.number
+
+
+def _refuse_outdated(found: SqlCursor, fence: Fence) -> None:
+    if found.fetchone() is None:
         raise LeaseLost(
             f"another server has taken over the lease {fence.name}, so nothing was written"
         )

@@ -13,7 +13,8 @@ from cavvy.domain.allocations import Allocation
 from cavvy.domain.shares import HeldShare
 from cavvy.domain.values import Struct
 from cavvy.store.base import AtomicWrite
-from cavvy.store.drivers import DatabaseSession, Row
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.prepared import Row
 from cavvy.store.rows import ALLOCATIONS
 
 # The marks of the open attempts and of the allocations. The database has a number for each row: in

@@ -33,7 +33,8 @@ from cavvy.domain.values import replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.base import LedgerFilter, RowNotFound
 from cavvy.store.documents import decode_attempt, decode_tags, decode_task, to_micros, to_time
-from cavvy.store.drivers import DatabaseSession, Row
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.prepared import Row
 from cavvy.store.rows import RowCodec
 
 SUBJECTS = RowCodec(
@@ -69,6 +70,7 @@ _AMOUNTS = (  # amount, discount, and the time that the entries other than disco
 )
 TOTAL = "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM ledger WHERE project = ?"
 _LAST = "SELECT COALESCE(MAX(sequence), 0) FROM ledger WHERE subject = ? AND rank = ?"
+_KNOWN = f"SELECT ({_LAST}), (SELECT 1 FROM ledger_subjects WHERE id = ?)"
 _CORRECTED = (
     "SELECT MAX(sequence) FROM ledger WHERE subject = ? AND rank = ? AND line = ? "
     "AND line_since = ?"
@@ -91,8 +93,12 @@ def post_bill(session: DatabaseSession, before: Iterable[Charge], after: Sequenc
     postings = post(before, after)
     if postings:
         charge = after[0]
-        _ensure_attempt(session, charge.attempt_id)
-        append_entries(session, charge.attempt_id, charge.project, charge.rank, postings)
+        subject = charge.attempt_id
+        row = session.run(_KNOWN, (subject, charge.rank, subject)).fetchone()
+        assert row is not None
+        if row[1] is None:
+            _insert_attempt(session, subject)
+        append_entries(session, subject, charge.project, charge.rank, postings, last=int(row[0]))
 
 
 def append_entries(
@@ -101,12 +107,16 @@ def append_entries(
     project: str,
     rank: int,
     postings: Iterable[LedgerPosting],
+    *,
+    last: int | None = None,
 ) -> None:
-    """Append entries to the ledger, in the open transaction."""
-    last = session.run(_LAST, (subject, rank)).fetchone()
-    sequence = 0 if last is None else int(last[0])
-    for posting in postings:
-        sequence += 1
+    """Append entries to the ledger, in the open transaction. `last` is the sequence number of the
+    subject's last entry of this rank, if the caller has read it.
+    """
+    if last is None:
+        row = session.run(_LAST, (subject, rank)).fetchone()
+        last = 0 if row is None else int(row[0])
+    for sequence, posting in enumerate(postings, last + 1):
         entry = LedgerEntry(
             **{name: getattr(posting, name) for name in LedgerPosting.__struct_fields__},
             subject=subject,
@@ -173,10 +183,7 @@ def _find_corrected(
     return None if row is None else row[0]
 
 
-def _ensure_attempt(session: DatabaseSession, attempt_id: str) -> None:
-    known = "SELECT 1 FROM ledger_subjects WHERE id = ?"
-    if session.run(known, (attempt_id,)).fetchone():
-        return
+def _insert_attempt(session: DatabaseSession, attempt_id: str) -> None:
     row = session.run(_ATTEMPT, (attempt_id,)).fetchone()
     if row is None:
         raise RowNotFound(f"no attempt {attempt_id}")

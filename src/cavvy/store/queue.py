@@ -17,8 +17,9 @@ from cavvy.domain.shares import (
 )
 from cavvy.domain.values import Struct
 from cavvy.store.documents import to_micros, to_time
-from cavvy.store.drivers import DatabaseSession, Row, RunTransaction
+from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.held import HeldReader
+from cavvy.store.prepared import Row
 
 # While a job waits, it gains one point of priority each hour, so that no job waits for ever behind
 # later jobs of higher priority. As all waiting jobs gain the same, the order of two jobs never

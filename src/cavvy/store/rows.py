@@ -38,7 +38,8 @@ from cavvy.store.documents import (
     to_micros,
     to_time,
 )
-from cavvy.store.drivers import DatabaseSession, Row
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.prepared import Row
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]

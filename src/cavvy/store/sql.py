@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
@@ -48,12 +49,13 @@ from cavvy.store.budgets import SqlBudgets
 from cavvy.store.credentials import SqlCredentials
 from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
-from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translating
-from cavvy.store.fence import FENCE, fenced
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
+from cavvy.store.fence import FENCE, begin_fenced
 from cavvy.store.held import HeldReader
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
 from cavvy.store.node_pools import SqlNodePools
+from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
 from cavvy.store.retention import SqlRetention
@@ -93,6 +95,16 @@ _ON_MACHINES, _IN_POOLS = (
     for line in ("machine", "pool")
 )
 _BY_NUMBER = "WHERE job_id = ? ORDER BY number"
+# attempts, each with rank -1 and before its nodes, in one statement
+_NODES_OF = "SELECT {}n.rank, n.document FROM attempts a JOIN nodes n ON n.attempt_id = a.id WHERE"
+_OF_JOB = (
+    "SELECT number, -1, document FROM attempts WHERE job_id = ? UNION ALL "
+    f"{_NODES_OF.format('a.number, ')} a.job_id = ? AND a.phase <> 'ended' ORDER BY 1, 2"
+)
+_OF_GANG = (
+    "SELECT -1, document FROM attempts WHERE gang = ? UNION ALL "
+    f"{_NODES_OF.format('')} a.gang = ? AND {{}} ORDER BY 1"
+)
 # not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE})",
@@ -187,7 +199,9 @@ class Store:
         if self._writers is None:
             raise StoreUnusable("the store is not open")
         fence = FENCE.get()
-        return await self._writers.do(work if fence is None else fenced(work, fence))
+        if fence is None:
+            return await self._writers.do(work)
+        return await self._writers.do(work, partial(begin_fenced, fence=fence))
 
     async def bind(self, key: str, value: str) -> str:
         """Store a value under this key if the key has none, and return the stored value."""
@@ -280,13 +294,15 @@ class Store:
 
         def read(session: DatabaseSession) -> JobReading:
             job = _first(session, self._documents.jobs, f"no job {job_id}", "AND j.id = ?", job_id)
-            found = session.run(f"{ATTEMPTS.select} {_BY_NUMBER}", (job_id,)).fetchall()
-            attempts = [ATTEMPTS.make(row) for row in found]
-            nodes = {
-                each.id: _read_nodes(session, each.id)
-                for each in attempts
-                if each.phase is not AttemptPhase.ENDED
-            }
+            attempts: list[Attempt] = []
+            nodes: dict[str, list[Node]] = {}
+            for _, rank, document in session.run(_OF_JOB, (job_id, job_id)).fetchall():
+                if rank >= 0:
+                    nodes[attempts[-1].id].append(NODES.make((document,)))
+                    continue
+                attempts.append(ATTEMPTS.make((document,)))
+                if attempts[-1].phase is not AttemptPhase.ENDED:
+                    nodes[attempts[-1].id] = []
             return JobReading(job=job, attempts=attempts, nodes=nodes)
 
         return await self._read(read)
@@ -297,11 +313,15 @@ class Store:
         """
 
         def read(session: DatabaseSession) -> JobReading:
-            missing = f"no attempt has the gang {gang}"
-            attempt = _first(session, ATTEMPTS, missing, "WHERE gang = ?", gang)
-            job_id, nodes = attempt.job_id, _read_nodes(session, attempt.id, rank)
+            where, values = _if_given("n.rank", rank)
+            found = session.run(_OF_GANG.format(where), (gang, gang, *values)).fetchall()
+            if not found:
+                raise RowNotFound(f"no attempt has the gang {gang}")
+            attempt = ATTEMPTS.make(found[0][1:])
+            nodes = [NODES.make(row[1:]) for row in found[1:]]
             if rank is not None and not nodes:
                 raise RowNotFound(f"attempt {attempt.id} has no rank {rank}")
+            job_id = attempt.job_id
             job = _first(session, self._documents.jobs, f"no job {job_id}", "AND j.id = ?", job_id)
             return JobReading(job=job, attempts=[attempt], nodes={attempt.id: nodes})
 

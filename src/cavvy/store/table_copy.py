@@ -12,8 +12,9 @@ from pathlib import Path
 
 from cavvy.domain.values import Struct
 from cavvy.store.base import HashMismatch, StoreUnusable
-from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession
 from cavvy.store.migrate import HEAD, SCHEMA, VERSION_TABLE, run_script
+from cavvy.store.prepared import Row
 
 _MEMORY = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journal="delete")
 _META = "meta"

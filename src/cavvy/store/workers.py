@@ -5,6 +5,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -14,11 +15,13 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
+Begin = Callable[[DatabaseSession], object]  # begins a transaction, or raises an error
 _TRIES = 4  # tries of a transaction that conflicts with another one
 
 
 class _Task(Struct, frozen=True):
     work: Callable[[DatabaseSession], Any]
+    begin: Begin
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
@@ -46,14 +49,17 @@ class StoreWorkers:
         for thread in self._threads:
             thread.start()
 
-    async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
+    async def do(
+        self, work: Callable[[DatabaseSession], _T], begin: Begin = DatabaseSession.begin
+    ) -> _T:
         """Run `work` in a thread and return its result. Work that has started is finished even if
-        the caller is cancelled.
+        the caller is cancelled. `begin` begins the transaction of a write; writes that share
+        transactions have no such function of their own.
         """
         if self._closed:
             raise StoreUnusable("the store is closed")
         loop = asyncio.get_running_loop()
-        task = _Task(work, loop.create_future(), loop)
+        task = _Task(work, begin, loop.create_future(), loop)
         self._queue.put(task)
         result: _T = await task.future
         return result
@@ -98,7 +104,7 @@ class StoreWorkers:
         if self._group == 0:
             return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
-            return [self._alone(session, tasks[0], write)]
+            return [self._alone(session, tasks[0], partial(write, begin=tasks[0].begin))]
         # Begin outside the try, so that a failed wait for the lock is not repeated for each item.
         session.begin()
         try:
@@ -151,14 +157,18 @@ def read(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
         return work(session.reopen())
 
 
-def write(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
+def write(
+    session: DatabaseSession,
+    work: Callable[[DatabaseSession], _T],
+    begin: Begin = DatabaseSession.begin,
+) -> _T:
     try:
-        session.begin()
-    except Exception:
-        if not session.broken:
-            raise
-        session.reopen().begin()
-    try:
+        try:
+            begin(session)
+        except Exception:
+            if not session.broken:
+                raise
+            begin(session.reopen())
         result = work(session)
         session.commit()
     except BaseException:

@@ -3,7 +3,8 @@ functions in an open transaction.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 
 from cavvy.domain.allocations import Allocation, Host
@@ -69,6 +70,12 @@ _NEXT_NUMBER = (
 _CHARGED = f"{CHARGES.select} WHERE attempt_id = ? AND rank = ?"
 _DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
 _INSERT_RUNG = f"{RUNGS.insert} ON CONFLICT DO NOTHING"
+# The lock is taken before the row gets its ID, because the row is made from the lock's.
+_INSERT_LOCKED_EVENT = (
+    "WITH locked AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(?, 0))) "
+    f"INSERT INTO events ({', '.join(EVENTS.columns)}) "
+    f"SELECT {', '.join('?' * len(EVENTS.columns))} FROM locked"
+)
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
 _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -101,7 +108,7 @@ def write_changes(
     for machine in changes.machines:
         _write_machine(session, machine)
     if changes.charges:
-        _write_charges(session, changes.charges)
+        _write_charges(session, changes.charges, {job.id for job in jobs})
     if changes.events:
         _write_events(session, changes.events)
     for seen in changes.observations:
@@ -266,15 +273,18 @@ def _write_document(
         raise StaleVersion(f"the row of {table} ({row}) is not at version {version}")
 
 
-def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
+def _write_charges(
+    session: DatabaseSession, charges: Iterable[Charge], locked: Collection[str]
+) -> None:
+    """Write charges and their entries of the ledger. The transaction has `locked` these jobs."""
     by_rank: defaultdict[tuple[str, str, int], list[Charge]] = defaultdict(list)
     for charge in charges:
         by_rank[charge.job_id, charge.attempt_id, charge.rank].append(charge)
-    locked = None
+    last = None
     for (job_id, *rank), rows in sorted(by_rank.items()):  # all writers lock in the same order
-        if job_id != locked and not session.driver.is_sqlite:
+        if job_id != last and job_id not in locked and not session.driver.is_sqlite:
             session.run("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (job_id,))
-            locked = job_id
+        last = job_id
         before = [CHARGES.make(row) for row in session.run(_CHARGED, rank).fetchall()]
         after = {(charge.kind, charge.since): charge for charge in rows}
         for charge in after.values():
@@ -290,14 +300,16 @@ def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
 
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
-    if not session.driver.is_sqlite:
-        # IDs are assigned when rows are inserted, but readers see them only after the commit. A
-        # reader that continues after the newest ID would miss an event with a lower ID that is
-        # committed later. So writers of the same job's events wait for each other.
-        for job_id in sorted({event.job_id for event in events}):
-            session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
-    for event in events:
-        session.run(EVENTS.insert, EVENTS.values(storable_event(event)))
+    if session.driver.is_sqlite:
+        for event in events:
+            session.run(EVENTS.insert, EVENTS.values(storable_event(event)))
+        return
+    # IDs are assigned when rows are inserted, but readers see them only after the commit. A reader
+    # that continues after the newest ID would miss an event with a lower ID that is committed
+    # later. So writers of the same job's events wait for each other, all in the same order.
+    for event in sorted(events, key=attrgetter("job_id")):
+        values = (event.job_id, *EVENTS.values(storable_event(event)))
+        session.run(_INSERT_LOCKED_EVENT, values)
 
 
 def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocation]) -> None:

@@ -142,7 +142,7 @@ class KeyRows:
         """Find the rows of the table `meta` whose key begins with `prefix`. Return these keys
         without the prefix.
         """
-        sql = 'SELECT "key" FROM meta WHERE substr("key", 1, ?) = ? ORDER BY 1'
+        sql = 'SELECT "key" FROM meta WHERE substr("key", 1, CAST(? AS INTEGER)) = ? ORDER BY 1'
         rows = self._do(lambda session: session.run(sql, (len(prefix), prefix)).fetchall())
         return [str(key)[len(prefix) :] for (key,) in rows]
 
