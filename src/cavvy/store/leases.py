@@ -19,6 +19,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import lru_cache
 from hashlib import sha256
 
 from cavvy.domain.values import Struct
@@ -29,6 +30,7 @@ from cavvy.store.migrate import HEAD, is_next, refuse_newer
 from cavvy.store.workers import StoreWorkers
 
 SHARDS = 64  # parts into which jobs are divided; never changes, since two versions must agree
+_RECENT = 4096  # jobs whose lease is remembered
 
 
 class LeaseChanges(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,7 @@ class LeaseChanges(Struct, frozen=True, kw_only=True):
     give: Sequence[str]
 
 
+@lru_cache(_RECENT)
 def shard_of(job_id: str) -> str:
     """Return the lease of a job."""
     number = int.from_bytes(sha256(job_id.encode()).digest()[:4], "big") % SHARDS

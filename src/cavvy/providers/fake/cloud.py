@@ -157,8 +157,10 @@ class FakeCloud:
 
     def _current(self, offer: Offer) -> Offer:
         self._alive = [gang for gang in self._alive if gang.alive]
-        used = sum(gang.nodes_in_use() for gang in self._alive if gang.spec.offer.key == offer.key)
-        capacity = None if offer.capacity is None else max(0, offer.capacity - used)
+        capacity = offer.capacity
+        if capacity is not None:
+            alive = [gang for gang in self._alive if gang.spec.offer.key == offer.key]
+            capacity = max(0, capacity - sum(gang.nodes_in_use() for gang in alive))
         now = self._now()
         rate = [rate for since, rate in self._rates(offer.key) if since <= now][-1]
         return replace(offer, capacity=capacity, rate=rate)
