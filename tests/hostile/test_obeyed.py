@@ -4,10 +4,13 @@ server's machine, on an SSH host and on a joined machine. Nothing may succeed. W
 much does.
 """
 
+import contextlib
 import json
 import os
 import socket
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +36,7 @@ mkdir -p {folder}/homes/worker/.ssh
 mount --bind {folder}/homes /home
 chown -R 4242:4242 /home/worker
 """
-MARK = f"obeyed-{os.getpid()}"
+MARK, STARTED = f"obeyed-{os.getpid()}", time.time()
 ATTACKS = Path(__file__).with_name("obeyed_task.py")
 LIMITS = "[providers.local]\ncpus = 4\n"
 
@@ -69,15 +72,20 @@ def list_files(top: Path) -> Iterator[Path]:
 
 
 def find_planted(tops: list[Path]) -> list[str]:
-    """Files outside of Cavvy's folder that the job has written."""
+    """Files outside of Cavvy's folder that the job has written: those that changed since the tests
+    were read, whose last 64 KiB have the mark. A job can set every other time of a file.
+    """
     found = []
     for top in tops:
         for path in [top] if top.is_file() else list_files(top):
-            try:
-                if path.is_file() and MARK.encode() in path.read_bytes()[-(1 << 16) :]:
-                    found.append(str(path))
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                known = path.stat()
+                if not stat.S_ISREG(known.st_mode) or known.st_ctime < STARTED - 1:
+                    continue
+                with path.open("rb") as file:
+                    file.seek(max(0, known.st_size - (1 << 16)))
+                    if MARK.encode() in file.read():
+                        found.append(str(path))
     return found
 
 
