@@ -21,9 +21,10 @@ Answer = Callable[[socket.socket, int], None]  # gets the connection and the num
 class RawReplica:
     """Answers the requests of a connection one by one, with whatever bytes a test chooses."""
 
-    name = "raw"
+    numbers = itertools.count()
 
     def __init__(self) -> None:
+        self.name = f"raw-{next(self.numbers)}"
         self.answer: Answer = lambda connection, number: connection.sendall(OK)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -59,8 +60,8 @@ def replica() -> Iterator[RawReplica]:
     replica.stop()
 
 
-@pytest.fixture(params=["embedded", "haproxy"])
-def plane(request: pytest.FixtureRequest, replica: RawReplica) -> Iterator[GatewayProcess]:
+@pytest.fixture(scope="module", params=["embedded", "haproxy"])
+def shared_plane(request: pytest.FixtureRequest) -> Iterator[GatewayProcess]:
     odd = {"name": "svc", "hosts": ["svc.example"]}
     silent = {"name": "silent", "hosts": ["silent.example"], "response_s": 0.5, "silence_s": 0.5}
     paused = {"name": "paused", "hosts": ["paused.example"], "response_s": 0.5, "silence_s": 9}
@@ -72,10 +73,18 @@ def plane(request: pytest.FixtureRequest, replica: RawReplica) -> Iterator[Gatew
         if request.param == "embedded"
         else HaproxyPlaneProcess(need_haproxy(), services=services)
     )
-    here: Any = [replica]
-    plane.set_replicas("svc", here)
     yield plane
     plane.remove()
+
+
+@pytest.fixture
+def plane(shared_plane: GatewayProcess, replica: RawReplica) -> GatewayProcess:
+    """The same plane for all tests, and a replica of the test's own."""
+    here: Any = [replica]
+    for name in ("silent", "paused", "below", "whole"):
+        shared_plane.set_replicas(name, [])
+    shared_plane.set_replicas("svc", here)
+    return shared_plane
 
 
 def skip_lacking(plane: GatewayProcess, what: str) -> None:
