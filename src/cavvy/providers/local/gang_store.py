@@ -431,6 +431,8 @@ class LocalGangStore(Struct):
         delivering process, or None if no delivery is running.
         """
         folder = self._folder(gang) / str(number)
+        if (sweeper := self._sweep(gang, number)) is not None:
+            return sweeper
         last = read(folder / "deliver.json", LastDelivery)
         if last is not None and processes.lives(last.process):
             if overdue:
@@ -449,6 +451,22 @@ class LocalGangStore(Struct):
         courier = self._spawn(gang, number, ("--deliver",))
         note(folder / "deliver.json", LastDelivery(process=courier, tries=tries + 1))
         return courier
+
+    def _sweep(self, gang: str, number: int) -> LocalProcess | None:
+        """Let an agent remove the MIG instance that a killed agent left. Return its process, or
+        None if none runs."""
+        folder = self._folder(gang) / str(number)
+        config = read(folder / "config.json", AgentConfigFile)
+        if config is None or not config.instance:
+            return None
+        sweeper = read(folder / "sweeper.json", LocalProcess)
+        if sweeper is None:
+            sweeper = self._spawn(gang, number, ("--sweep",))
+            note(folder / "sweeper.json", sweeper)
+        if processes.lives(sweeper):
+            return sweeper
+        self._reap(sweeper)
+        return None
 
     def _process(self, folder: Path) -> LocalProcess | None:
         """Return the recorded process of the agent. If the server was killed before it recorded a
