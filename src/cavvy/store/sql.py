@@ -46,7 +46,6 @@ from cavvy.store.base import (
     make_page,
 )
 from cavvy.store.budgets import SqlBudgets
-from cavvy.store.credentials import SqlCredentials
 from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
@@ -75,6 +74,7 @@ from cavvy.store.rows import (
     RowCodec,
     RowReader,
 )
+from cavvy.store.secrets import SqlCredentials
 from cavvy.store.services import SqlNodePools, SqlServices
 from cavvy.store.sign_in import SqlSignIns
 from cavvy.store.submissions import SubmissionGroup

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.agent.documents import AgentConfigFile
+from cavvy.agent.work.trees import make_removable
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
@@ -33,7 +34,21 @@ from cavvy.providers.local.records import (
     RankDeath,
 )
 from cavvy.providers.local.takeover import EARLIER, take_over
-from cavvy.providers.local.trash import delete_folder
+
+
+def delete_folder(path: Path) -> None:
+    """Delete as much of a folder as possible. Folders that the work has made read-only, as Go does
+    with its module cache, are deleted too.
+    """
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        with suppress(OSError):
+            make_removable(str(path))
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
 
 REMEMBERED = timedelta(
     hours=2
