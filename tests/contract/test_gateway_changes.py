@@ -10,7 +10,7 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 
 STICKY = {
     **{"name": "sticky", "hosts": ["sticky.example"], "concurrency": 1},
-    "affinity": {"by": "prefix"},
+    "routing": {"by": "cache"},
 }
 
 
@@ -31,7 +31,7 @@ def replica() -> Iterator[ReplicaStandIn]:
 def test_a_request_that_waits_after_a_change_of_its_service_delays_nobody(
     plane: GatewayProcess, replica: ReplicaStandIn
 ) -> None:
-    """The affinity by prefix needs the body before a replica can be chosen."""
+    """Routing by cache needs the body before a replica can be chosen."""
     plane.set_replicas("sticky", [replica])
     host: Any = {"host": "sticky.example", "prefer": "wait=10"}
     request = write_request("POST", "/echo", b"x" * 100, **host)

@@ -32,12 +32,8 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 
 from cavvy.gateway.client_keys import SERVICE_KEY
 
-STICKY = {"name": "sticky", "hosts": ["sticky.example"], "affinity": {"by": "header"}}
-BY_PREFIX = {
-    "name": "by-prefix",
-    "hosts": ["prefix.example"],
-    "affinity": {"by": "prefix", "prefix_bytes": 8},
-}
+STICKY = {"name": "sticky", "hosts": ["sticky.example"], "routing": {"by": "header"}}
+BY_CACHE = {"name": "by-cache", "hosts": ["cache.example"], "routing": {"by": "cache"}}
 BELOW = {"name": "below", "prefix": "/models/below"}
 QUIET = {"name": "quiet", "hosts": ["quiet.example"], "silence_s": 0.5}
 TIMED = {
@@ -57,7 +53,7 @@ SERVICES = (
     NEW_KEYS,
     SMALL,
     STICKY,
-    BY_PREFIX,
+    BY_CACHE,
     BELOW,
     ESTIMATED,
     QUIET,
@@ -256,21 +252,31 @@ def test_a_session_stays_with_its_replica(plane: Embedded, replicas: list[Replic
     assert len(set.union(*found.values())) == 3
 
 
-def test_bodies_with_one_beginning_go_to_one_replica(
+def test_turns_of_a_conversation_go_to_the_replica_that_holds_the_turns_before(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:
-    plane.set_replicas("by-prefix", replicas)
-    found = {}
+    plane.set_replicas("by-cache", replicas)
+    found: dict[int, set[str]] = {}
     for number in range(40):
         with Talk(plane.port) as talk:  # the body comes after the head
-            body = b"prefix%02d and the rest %d" % (number % 10, number)
-            data = write_request("POST", "/echo", body, host="prefix.example")
+            said = b"conversation %d " % (number % 10) * (20 + number)
+            body = b'{"messages": [{"role": "user", "content": "%b"}]}' % said
+            data = write_request("POST", "/echo", body, host="cache.example")
             talk.send(data[: -len(body)])
             talk.send(body[:4])
             talk.send(body[4:])
-            found.setdefault(body[:8], set()).add(talk.read().json["replica"])
+            found.setdefault(number % 10, set()).add(talk.read().json["replica"])
     assert {len(names) for names in found.values()} == {1}
-    assert len(set.union(*found.values())) > 1
+    assert len(set.union(*found.values())) == 3
+
+
+@pytest.mark.parametrize("body", [b"x", b"{", b"[" * 5000, b'{"messages": {"a": 1}}', b"{}"])
+def test_a_body_without_a_prompt_is_passed_on(
+    plane: Embedded, replicas: list[ReplicaStandIn], body: bytes
+) -> None:
+    plane.set_replicas("by-cache", replicas)
+    reply = ask(plane.port, "POST", "/echo", body, host="cache.example")
+    assert (reply.status, reply.json["size"]) == (200, len(body))
 
 
 def test_a_path_prefix_chooses_the_service(plane: Embedded, replicas: list[ReplicaStandIn]) -> None:

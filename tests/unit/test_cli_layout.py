@@ -48,6 +48,7 @@ from cavvy.client import (
     policy_wire,
     pool_wire,
     queue_wire,
+    service_key_wire,
     service_wire,
     sign_in_wire,
     wire,
@@ -402,14 +403,14 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])
     monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
     monkeypatch.setattr(service_wire, "list_services", lambda *_: [make_service()])
-    monkeypatch.setattr(service_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
+    monkeypatch.setattr(service_key_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
     queue = queue_wire.CallQueueView(calls=[QUEUED], counts={"waiting": 1})
     monkeypatch.setattr(queue_wire, "list_calls", lambda *_, **asked: queue)
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
 
-SERVICE_KEY = service_wire.ServiceKeyView(
+SERVICE_KEY = service_key_wire.ServiceKeyView(
     id="0123456789abcdef",
     label=REASON,
     user=USER,

@@ -37,7 +37,7 @@ SERVICES: list[dict[str, Any]] = [
         "keys": [{"id": "k1", "sha256": sha256(KEY).hexdigest()}],
         "rates": [{"per_s": 9, "burst": 9}],
     },
-    {"name": "sticky", "hosts": ["sticky.example"], "affinity": {"by": "prefix"}},
+    {"name": "sticky", "hosts": ["sticky.example"], "routing": {"by": "header"}},
 ]
 REQUESTS = {
     "plain": (b"GET /x HTTP/1.1\r\nHost: plain.example\r\n\r\n", TO_THE_REPLICA),

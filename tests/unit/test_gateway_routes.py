@@ -11,11 +11,11 @@ from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
-    Affinity,
     BatchTerms,
     GatewayConfigError,
     GatewayLimits,
     ReplicaAddress,
+    RoutingTerms,
     ServiceRoute,
     check_routes,
 )
@@ -103,7 +103,7 @@ def test_haproxy_sets_no_limit_to_the_wait_for_a_first_replica() -> None:
     assert "timeout tunnel 86400000ms" in hold
 
 
-def test_joined_requests_cannot_be_separated_by_affinity() -> None:
-    route = ServiceRoute(name="both", batch=BatchTerms(), affinity=Affinity(by="header"))
-    with pytest.raises(GatewayConfigError, match="`batch` and `affinity` exclude each other"):
+def test_joined_requests_cannot_be_separated_by_routing() -> None:
+    route = ServiceRoute(name="both", batch=BatchTerms(), routing=RoutingTerms(by="header"))
+    with pytest.raises(GatewayConfigError, match="`batch` and `routing` exclude each other"):
         check_routes((route,))

@@ -6,7 +6,7 @@ from enum import StrEnum
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
-from cavvy.domain.values import Struct, combine
+from cavvy.domain.values import Struct
 
 # The number of successive timed requests of a revision in a group
 GROUP = 10
@@ -33,10 +33,28 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
     mean_squares: float = 0.0
 
     def __add__(self, other: "RevisionSums") -> "RevisionSums":
-        return combine(self, other)
+        return RevisionSums(
+            requests=self.requests + other.requests,
+            errors=self.errors + other.errors,
+            timed=self.timed + other.timed,
+            logs=self.logs + other.logs,
+            squares=self.squares + other.squares,
+            groups=self.groups + other.groups,
+            means=self.means + other.means,
+            mean_squares=self.mean_squares + other.mean_squares,
+        )
 
     def __sub__(self, other: "RevisionSums") -> "RevisionSums":
-        return combine(self, other, -1)
+        return RevisionSums(
+            requests=self.requests - other.requests,
+            errors=self.errors - other.errors,
+            timed=self.timed - other.timed,
+            logs=self.logs - other.logs,
+            squares=self.squares - other.squares,
+            groups=self.groups - other.groups,
+            means=self.means - other.means,
+            mean_squares=self.mean_squares - other.mean_squares,
+        )
 
     @property
     def deviation(self) -> float:

@@ -111,6 +111,26 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     waiting: int = 10_000
 
 
+class RoutingKind(StrEnum):
+    """What decides which replica gets a request."""
+
+    CACHE = "cache"  # what the replica's cache holds of the prompt, and its load
+    LOAD = "load"
+    SESSION = "session"  # the header X-Session-Id, or the client's key
+    HEADER = "header"
+
+
+class RoutingRule(Struct, frozen=True, kw_only=True):
+    """The rule by which the gateway chooses the replica for a request. `header` is the name of the
+    header for HEADER. `cache_tokens` is the number of tokens of prompts that the cache of a replica
+    holds; None: not known.
+    """
+
+    by: RoutingKind = RoutingKind.CACHE
+    header: str | None = None
+    cache_tokens: int | None = None
+
+
 class BatchRule(Struct, frozen=True, kw_only=True):
     """The rule by which the gateway joins requests into batches. A batch has at most `most`
     instances. While a replica is free, a batch waits at most the time `wait` for further requests.
@@ -226,9 +246,10 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     `keys`, requests need one of the service's keys. Pages of `origins` may call the service; if it
     is empty, the service's own pages may call it or, with `keys`, all pages. A replica that is
     being stopped has the time `drain` to finish its requests. With `batch`, the gateway joins
-    waiting requests into batches. Replicas run in `regions`, and requests and replicas must not
-    leave the area `residency`; () and None permit every place. `budget` limits the price of all
-    replicas together. With `price_header`, responses state the cost of their requests.
+    waiting requests into batches. `routing` chooses the replica of each request. Replicas run
+    in `regions`, and requests and replicas must not leave the area `residency`; () and None
+    permit every place. `budget` limits the price of all replicas together. With `price_header`,
+    responses state the cost of their requests.
     Without `strip_prefix`, the paths of requests begin with the path of the service.
     """
 
@@ -248,6 +269,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     rates: tuple[RequestRate, ...] = ()
     limits: RequestLimits = RequestLimits()
     batch: BatchRule | None = None
+    routing: RoutingRule | None = None  # None: by load
     slo: ServiceLevel = ServiceLevel()
     regions: tuple[str, ...] = ()
     residency: str | None = None

@@ -47,14 +47,22 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     places: tuple[str, ...] = ()  # the replica's region, country and area, as far as they are known
 
 
-class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests with the same key go to the same replica while it has room."""
+class RoutingTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decides which replica gets a request, if it is not the load alone. By cache: what the
+    replica's cache holds of the prompt; see `cache_routing.py`. By header or session: requests with
+    the same value go to the same replica while it has room.
+    """
 
-    by: Literal["header", "prefix"]
-    header: HeaderName = "x-session-id"  # by header: its value is the key
-    prefix_bytes: Count = 1024  # by prefix: this many first bytes of the body are the key
+    by: Literal["cache", "header", "session"]
+    # by header: its value is the key. By session, requests without it are told apart by their key
+    header: HeaderName = "x-session-id"
     # maximum load, as a multiple of the mean load of the replicas
     load_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.25
+    cache_tokens: Count = 1_000_000  # by cache: the tokens that a replica's cache holds
+
+    @property
+    def reads_body(self) -> bool:
+        return self.by == "cache"
 
 
 class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +131,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     silence_s: Seconds | None = None
     # an estimate that is used until the gateway has measured a cold start
     cold_start_s: Seconds | None = None
-    affinity: Affinity | None = None
+    routing: RoutingTerms | None = None  # None: by load
     batch: BatchTerms | None = None
     canary: CanaryShare | None = None
     project: Name = USUAL_PROJECT  # the names of models are unique only within a project
@@ -220,16 +228,16 @@ def read_config(path: Path) -> GatewayConfig:
 
 def check_routes(services: tuple[ServiceRoute, ...]) -> None:
     """Raise GatewayConfigError if two services have a name or a route in common, or if a service
-    has both batches and affinity."""
+    has both batches and routing by another rule than load."""
     seen: dict[tuple[str, str], str] = {}
     names = set()
     for service in services:
         if service.name in names:
             raise GatewayConfigError(f"service {service.name}: two services have this name")
         names.add(service.name)
-        if service.batch is not None and service.affinity is not None:
+        if service.batch is not None and service.routing is not None:
             raise GatewayConfigError(
-                f"service {service.name}: `batch` and `affinity` exclude each other; remove one"
+                f"service {service.name}: `batch` and `routing` exclude each other; remove one"
             )
         for host in service.hosts or ("",):
             other = seen.setdefault((host.lower(), service.prefix), service.name)

@@ -25,10 +25,12 @@ from enum import Enum, auto
 from cavvy.domain.values import Struct
 from cavvy.gateway.balancing import hash_key
 from cavvy.gateway.bodies import LAST_CHUNK, as_chunk
-from cavvy.gateway.config import Affinity, ServiceRoute
+from cavvy.gateway.cache_routing import Visit
+from cavvy.gateway.config import RoutingTerms, ServiceRoute
 from cavvy.gateway.heads import NO_LENGTH, RequestHead
 from cavvy.gateway.joined_bodies import BatchPart
 from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
+from cavvy.gateway.prompts import Prompt, read_prompt
 from cavvy.gateway.seams import ResponseSink
 
 
@@ -48,6 +50,7 @@ class QueueEntry(Struct, frozen=True):
 
     route: ServiceRoute
     replay_bytes: int
+    read_bytes: int  # the beginning of a body that may be read before a replica is chosen
     enter: "Callable[[Exchange], None]"  # also called with each part of the body until it is queued
     leave: "Callable[[Exchange], None]"  # because the client has disconnected
 
@@ -65,7 +68,9 @@ class Exchange:
     failed = False  # the replica answers with a status of 500 or more
     gone = False  # the client has left
     timer: TimerHandle | None = None
-    affinity_key: int | None = None
+    routing_key: int | None = None
+    prompt: Prompt | None = None  # by which the replica is chosen
+    visit: Visit | None = None  # of the prompt, at the replica that has it
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
     work_mark = 0.0  # when the replica got the request, in the replica's divided time
@@ -79,8 +84,8 @@ class Exchange:
     spoiled = False  # the response of the batch could not be divided
     may_halve = False  # the replica refused the batch, perhaps because of one member
     _begun = False
-    _prefix = b""
     _size = 0
+    _read: "tuple[bytes, ...]" = ()  # the body, if the replica depends on it
 
     def __init__(
         self,
@@ -115,8 +120,8 @@ class Exchange:
         if self._size > route.body_max:
             return OVERSIZED
         self.body_done = done
-        if route.affinity is not None and len(self._prefix) < route.affinity.prefix_bytes:
-            self._prefix = (self._prefix + payload)[: route.affinity.prefix_bytes]
+        if route.routing is not None and route.routing.reads_body and not self.admitted:
+            self._read = (*self._read, payload)
         if self.head.length == NO_LENGTH:
             payload = as_chunk(payload) if payload else b""
             if done:
@@ -133,17 +138,25 @@ class Exchange:
             self.entry.enter(self)
         return None
 
-    def find_key(self, affinity: Affinity) -> bool:
-        """Set the affinity key. Return False if the key depends on a part of the body that has not
-        arrived yet.
+    def find_key(self, routing: RoutingTerms) -> bool:
+        """Find out by what the replica is chosen. Return False if this depends on a part of the
+        body that has not arrived yet.
         """
-        if affinity.by == "header":
-            key = self.head.get_header(affinity.header.encode())
-        elif self.body_done or len(self._prefix) >= affinity.prefix_bytes:
-            key = self._prefix or self.head.target
-        else:
-            return False
-        self.affinity_key = hash_key(key) if key else None
+        if routing.reads_body:
+            return self._find_prompt()
+        key = self.head.get_header(routing.header.encode())
+        if not key and routing.by == "session":
+            key = self.key_id.encode()
+        self.routing_key = hash_key(key) if key else None
+        return True
+
+    def _find_prompt(self) -> bool:
+        if self.prompt is None and self.head.length and not self.head.upgrade:
+            if not self.body_done and self._size < self.entry.read_bytes:
+                self.sink.want_body()  # of a client that waits for "100 Continue"
+                return False
+            self.prompt = read_prompt(b"".join(self._read), max(self._size, self.head.length))
+            self._read = ()
         return True
 
     def take_bytes(self) -> bytes:

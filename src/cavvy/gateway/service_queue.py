@@ -22,12 +22,14 @@ from cavvy.gateway.balancing import (
     make_ring,
 )
 from cavvy.gateway.batches import ServiceBatches, separate
+from cavvy.gateway.cache_routing import CacheRouter
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
 from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
+from cavvy.gateway.prompts import READ_BYTES
 from cavvy.gateway.rates import ServiceRates
 from cavvy.gateway.statistics import (
     BatchFacts,
@@ -68,7 +70,9 @@ class ServiceQueue:
         self._late_s = inf if route.late_s is None else route.late_s
         self.slow_s = inf if route.slow_s is None else route.slow_s
         self.memo = memo
-        self.entry = QueueEntry(route, memo.limits.replay_bytes, self.enter, self.leave)
+        limits, routing = memo.limits, route.routing
+        read_bytes = min(READ_BYTES, limits.hold_bytes)
+        self.entry = QueueEntry(route, limits.replay_bytes, read_bytes, self.enter, self.leave)
         self._owner = PoolOwner(route, memo, self.settle, self.update)
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
@@ -83,18 +87,22 @@ class ServiceQueue:
             self.batches = ServiceBatches(
                 route.batch, route, memo.limits.hold_bytes, self._dispatch
             )
+        self._caches: CacheRouter | None = None
+        if routing is not None and routing.by == "cache":
+            self._caches = CacheRouter(routing.cache_tokens)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []
         self._draining: set[ReplicaPool] = set()
-        # by position, the load of each replica and, without affinity, its tier; FULL: the replica
-        # takes no more requests
+        # by position, the load of each replica and, unless a key decides, its tier; FULL: the
+        # replica takes no more requests
         self._loads: list[int] = []
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._unbound = 0  # the number of waiting requests that any replica may get
         self._turn = 0
         self._kept = KeptCounts() if kept is None else kept
+        self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
 
     # what exchanges call
@@ -117,8 +125,8 @@ class ServiceQueue:
             return
         if self.batches is not None and not self.batches.is_read(exchange):
             return
-        affinity = self.route.affinity
-        if affinity is not None and not exchange.find_key(affinity):
+        routing = self.route.routing
+        if routing is not None and not exchange.find_key(routing):
             return
         exchange.admitted = True
         if self._removed:
@@ -219,6 +227,9 @@ class ServiceQueue:
     def _free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """Free a slot of the replica, and give the slot to the first waiting request."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
+        if exchange.visit is not None:
+            exchange.visit.end()
+            exchange.visit = None
         if not exchange.members:
             pool.work.end(exchange.key_id, now, exchange.weight)
         for each in exchange.members:
@@ -303,7 +314,7 @@ class ServiceQueue:
                 pool = ReplicaPool(each, self._owner, self._find_work(each.id))
             pool.address = each
             # a key's replica is chosen wherever it is
-            pool.tier = 0 if self.route.affinity is not None else _farness(pool)
+            pool.tier = 0 if self._by_key else _farness(pool)
             pools.append(pool)
         for pool in kept.values():
             pool.drain()
@@ -311,7 +322,9 @@ class ServiceQueue:
                 self._draining.add(pool)
         self._replicas = pools
         self._loads = [FULL] * len(pools)
-        self._ring = make_ring([pool.address.id for pool in pools])
+        self._ring = make_ring([pool.address.id for pool in pools] if self._by_key else ())
+        if self._caches is not None:
+            self._caches.set_replicas([pool.address.id for pool in pools])
         self._turn = 0
         if self.canary is not None:
             self.canary.set_replicas([pool.address.canary for pool in pools])
@@ -341,6 +354,8 @@ class ServiceQueue:
                 self.batches.adopt(old.batches)
         if old.canary is not None and self.route.canary == old.route.canary:
             self.canary = old.canary
+        if self._caches is not None and self.route.routing == old.route.routing:
+            self._caches = old._caches
         self._cold_starts = old._cold_starts
         self._bound = old._bound
         self._work = old._work
@@ -469,15 +484,17 @@ class ServiceQueue:
             loads = [load if pool.permits(exchange) else FULL for load, pool in pairs]
         if self.canary is not None:
             loads = self.canary.narrow(loads)
-        if exchange.affinity_key is not None and self.route.affinity is not None:
+        if exchange.prompt is not None and self._caches is not None:
+            return self._caches.choose(exchange.prompt, loads, monotonic())
+        if exchange.routing_key is not None and self.route.routing is not None and self._by_key:
             return choose_by_key(
                 self._ring,
-                exchange.affinity_key,
+                exchange.routing_key,
                 loads,
                 self.counters.in_flight,
-                self.route.affinity.load_factor,
+                self.route.routing.load_factor,
             )
-        if self.route.affinity is not None:  # this request has no key, so it goes to a near replica
+        if self._by_key:  # this request has no key, so it goes to a near replica
             pairs = zip(loads, self._replicas, strict=True)
             loads = [load if load >= FULL else load + _farness(pool) for load, pool in pairs]
         self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
@@ -498,6 +515,8 @@ class ServiceQueue:
         self.counters.change_in_flight(1, now, now)
         pool.in_flight += 1
         self._set_load(pool)
+        if exchange.prompt is not None and self._caches is not None:
+            exchange.visit = self._caches.begin(pool.position, exchange.prompt, now)
         pool.start(exchange)
 
     def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:

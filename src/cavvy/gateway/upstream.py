@@ -137,6 +137,8 @@ class UpstreamConnection(asyncio.Protocol):
         if body is not None:
             payload = body.feed(data)
             if payload or body.done:
+                if exchange.visit is not None:
+                    self._begin_body(exchange, body)
                 exchange.sink.send(payload, body.done)
             if body.done and not exchange.gone:  # the sink may have aborted it
                 self._finish(exchange, reusable=not (self._ends or body.rest))
@@ -188,10 +190,16 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._ends = head.close
         exchange.sink.respond(head, rest, body.done, price)
-        if isinstance(body, ChunkedBody) and exchange.sink.passes_chunks:
-            self._chunks = body
+        if rest or exchange.visit is None:  # engines send the head before they compute the prompt
+            self._begin_body(exchange, body)
         if body.done and not exchange.gone:
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
+
+    def _begin_body(self, exchange: Exchange, body: Body) -> None:
+        if exchange.visit is not None:
+            exchange.visit.answer(monotonic())
+        if isinstance(body, ChunkedBody) and exchange.sink.passes_chunks:
+            self._chunks = body
 
     def _finish(self, exchange: Exchange, reusable: bool) -> None:
         """Complete the response. If the replica responded before the request was complete, the

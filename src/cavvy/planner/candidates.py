@@ -23,7 +23,9 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.objections import (
     explain_misplaced,
-    explain_unsuitable,
+    explain_missing_option,
+    explain_quota,
+    explain_software,
 )
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.policies import explain_policy
@@ -34,6 +36,7 @@ from cavvy.planner.shared_hosts import (
     object_to_topology,
     smallest_shares,
 )
+from cavvy.planner.slices import explain_slice
 from cavvy.scheduler.packing import HostIndex
 
 _OMISSIONS = 2  # the maximum number of omitted accelerators that a reason names
@@ -238,7 +241,13 @@ def _able(
 
 
 def _refuse(task: TaskSpec, offer: Offer, policies: Sequence[BoundPolicy]) -> Objection | None:
-    return explain_policy(policies, task, offer) or explain_unsuitable(task, offer)
+    return (
+        explain_policy(policies, task, offer)
+        or explain_slice(task, offer)
+        or explain_missing_option(task, offer)
+        or explain_software(task, offer)
+        or explain_quota(task, offer)
+    )
 
 
 def _shape_of(host: Host) -> Host:

@@ -1,6 +1,7 @@
 """Describes the service of a task in plain words."""
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from cavvy.domain.services import (
     BatchRule,
@@ -11,6 +12,8 @@ from cavvy.domain.services import (
     ReplicaCount,
     RequestLimits,
     RequestRate,
+    RoutingKind,
+    RoutingRule,
     ServiceSpec,
     ServiceUpdate,
     TargetKind,
@@ -42,6 +45,7 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "rate", "; ".join(_rate(each) for each in service.rates)
     yield "largest body", _body(service.limits)
     yield "batches", "" if service.batch is None else _batch(service.batch)
+    yield "routing", "" if service.routing is None else _routing(service.routing)
     promises = []
     if service.slo.p95 is not None:
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
@@ -144,6 +148,19 @@ def _batch(batch: BatchRule) -> str:
         f"requests with the array {batch.input} are joined to batches of at most {batch.most} "
         f"instances, and wait up to {batch.wait.total_seconds() * 1000:g}ms for each other"
     )
+
+
+def _routing(rule: RoutingRule) -> str:
+    match rule.by:
+        case RoutingKind.CACHE:
+            return "by what the caches of replicas hold of a prompt, and by their load"
+        case RoutingKind.SESSION:
+            return "requests of a session go to the same replica while it has room"
+        case RoutingKind.HEADER:
+            return f"requests with the same {rule.header} go to the same replica while it has room"
+        case RoutingKind.LOAD:
+            return ""
+    assert_never(rule.by)
 
 
 def _count(number: float, noun: str) -> str:

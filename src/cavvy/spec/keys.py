@@ -324,6 +324,14 @@ class ServiceBatch(TypedDict, total=False):
     output: str
 
 
+class ServiceRouting(TypedDict, total=False):
+    """What decides which replica of a service gets a request."""
+
+    by: Literal["cache", "load", "session", "header"]
+    header: str
+    cache_tokens: Whole
+
+
 class ServiceSlo(TypedDict, total=False):
     """The service level that a service must reach."""
 
@@ -383,6 +391,7 @@ class Service(TypedDict):
     rate: NotRequired[Number | ServiceRate | Sequence[ServiceRate]]
     limits: NotRequired[ServiceLimits]
     batch: NotRequired[Whole | ServiceBatch]
+    routing: NotRequired[Literal["cache", "load", "session", "header"] | ServiceRouting]
     slo: NotRequired[ServiceSlo]
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]

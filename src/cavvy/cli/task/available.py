@@ -20,7 +20,9 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import Rejection
 from cavvy.planner.objections import (
     explain_misplaced,
-    explain_unsuitable,
+    explain_missing_option,
+    explain_quota,
+    explain_software,
 )
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.shared_hosts import (
@@ -29,6 +31,7 @@ from cavvy.planner.shared_hosts import (
     object_to_topology,
     smallest_shares,
 )
+from cavvy.planner.slices import explain_slice
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
@@ -211,7 +214,10 @@ def _add_fitting(
         for offer in offers
         if (
             objection := explain_misplaced(task, offer, answer.volumes, blind)
-            or explain_unsuitable(task, offer)
+            or explain_slice(task, offer)
+            or explain_missing_option(task, offer)
+            or explain_software(task, offer)
+            or explain_quota(task, offer)
         )
     }
     live.fitting += [offer for offer in offers if offer.key not in rejected]

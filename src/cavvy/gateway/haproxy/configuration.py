@@ -3,7 +3,7 @@ are added and removed over the runtime API.
 
 Each service is a backend whose only fixed server is the gateway, as a backup: HAProxy uses the
 gateway while no replica is available. Requests of services with keys, rates, path prefixes, a
-canary or affinity by body are always passed to the gateway, because HAProxy cannot handle these
+canary or routing by cache are always passed to the gateway, because HAProxy cannot handle these
 features. Requests that must stay in a place are always passed to the gateway.
 """
 
@@ -78,7 +78,7 @@ def name_backend(service: str) -> str:
 def is_direct(service: ServiceRoute) -> bool:
     """Return whether HAProxy can pass the requests of the service to replicas without the
     gateway."""
-    by_body = service.affinity is not None and service.affinity.by == "prefix"
+    by_body = service.routing is not None and service.routing.reads_body
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
     return bool(service.hosts) and not (service.prefix or by_gateway or service.batch)
@@ -282,10 +282,10 @@ def _write_response_rules() -> list[str]:
 
 def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
     balance = "balance leastconn"
-    if service.affinity is not None:
-        factor = round(service.affinity.load_factor * 100)
+    if service.routing is not None:
+        factor = round(service.routing.load_factor * 100)
         balance = (
-            f"balance hdr({service.affinity.header})\n    hash-type consistent\n"
+            f"balance hdr({service.routing.header})\n    hash-type consistent\n"
             f"    hash-balance-factor {factor}"
         )
     responses = "\n    ".join(_write_response_rules())

@@ -1,7 +1,8 @@
 """A service as the gateway sees it: its path, its clients and its limits."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -9,14 +10,26 @@ from cavvy.control.decide.bound_requests import list_possible_places
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
-from cavvy.domain.services import BatchRule, RequestRate
+from cavvy.domain.services import BatchRule, RequestRate, RoutingKind, RoutingRule
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.values import replace
-from cavvy.gateway.config import BatchTerms, CanaryShare, ClientKey, RateLimit, ServiceRoute
+from cavvy.gateway.config import (
+    BatchTerms,
+    CanaryShare,
+    ClientKey,
+    RateLimit,
+    RoutingTerms,
+    ServiceRoute,
+)
 
 _MIB = 1 << 20
 _CLOSED = "the budget of this service is spent for this month"
 QUEUE_KEY = "queue"  # the ID of the key of queued calls
+_ROUTING: Mapping[RoutingKind, Literal["cache", "header", "session"]] = {
+    RoutingKind.CACHE: "cache",
+    RoutingKind.HEADER: "header",
+    RoutingKind.SESSION: "session",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +93,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         batch=None if spec.batch is None else _make_batch(spec.batch),
+        routing=_make_routing(spec.routing),
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
@@ -95,6 +109,15 @@ def _make_batch(rule: BatchRule) -> BatchTerms:
     return BatchTerms(
         max=rule.most, wait_s=rule.wait.total_seconds(), input=rule.input, output=rule.output
     )
+
+
+def _make_routing(rule: RoutingRule | None) -> RoutingTerms | None:
+    if rule is None or rule.by is RoutingKind.LOAD:
+        return None
+    terms = RoutingTerms(by=_ROUTING[rule.by])
+    if rule.header is not None:
+        return replace(terms, header=rule.header.lower())
+    return terms if rule.cache_tokens is None else replace(terms, cache_tokens=rule.cache_tokens)
 
 
 def _make_key(key: ServiceKey) -> ClientKey:

@@ -19,6 +19,8 @@ from cavvy.domain.services import (
     ReplicaTarget,
     RequestLimits,
     RequestRate,
+    RoutingKind,
+    RoutingRule,
     ServiceLevel,
     ServiceSpec,
     ServiceTimeouts,
@@ -30,6 +32,7 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.units import parse_rate, read_number
 from cavvy.domain.values import replace
+from cavvy.spec.engines import ENGINES
 from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.http_requests import (
     check_header_name,
@@ -322,6 +325,18 @@ _BATCH = either(
         output=_ARRAY,
     ),
 )
+_BY = choice(RoutingKind)
+_ROUTING = either(
+    _BY,
+    lambda kind: RoutingRule(by=kind),
+    section(
+        "service.routing",
+        lambda table: _build_routing(table),
+        by=_BY,
+        header=text_kind("the name of a header", _read_header),
+        cache_tokens=whole(1, 1_000_000_000),
+    ),
+)
 _QUEUE = section(
     "service.queue",
     lambda table: table.make(QueueTerms),
@@ -451,15 +466,52 @@ def _build(table: SectionReader) -> ServiceSpec | None:
             "the probe's timeout exceeds the time between probes",
             suggestion="lower `timeout` or raise `every`",
         )
-    if spec is not None and spec.batch is not None:
+    if spec.batch is not None:
         _check_batch(table)
+    engine = ENGINES.get(str(table.get("engine")))
+    if spec.routing is None and engine is not None and engine.chats:
+        spec = replace(spec, routing=RoutingRule())
+    elif spec.routing is not None and spec.routing.by is RoutingKind.LOAD:
+        spec = replace(spec, routing=None)
     return spec
+
+
+def _build_routing(table: SectionReader) -> RoutingRule | None:
+    rule = table.make(RoutingRule)
+    if rule is None:
+        return None
+    if rule.header is not None and rule.by is not RoutingKind.HEADER:
+        table.wrong(
+            "header",
+            f"with `by: {rule.by}`, no header is read",
+            suggestion="write `by: header` or delete `header`",
+        )
+    if rule.header is None and rule.by is RoutingKind.HEADER:
+        table.wrong(
+            "by",
+            "the header is not named",
+            suggestion="add its name, such as `header: X-Tenant`",
+        )
+    if rule.cache_tokens is not None and rule.by is not RoutingKind.CACHE:
+        table.wrong(
+            "cache_tokens",
+            f"with `by: {rule.by}`, the cache does not matter",
+            suggestion="write `by: cache` or delete `cache_tokens`",
+        )
+    return rule
 
 
 def _check_batch(table: SectionReader) -> None:
     """Refuse batches for programs whose responses the gateway cannot divide."""
     engine = table.get("engine")
     batch = table.get("batch")
+    routing = table.get("routing")
+    if isinstance(routing, RoutingRule) and routing.by is not RoutingKind.LOAD:
+        table.wrong(
+            "routing",
+            "joined requests cannot be sent to different replicas",
+            suggestion="delete `batch` or `routing`",
+        )
     if engine == "onnxruntime" and isinstance(batch, BatchRule):
         if (batch.input, batch.output) != (BatchRule().input, BatchRule().output):
             table.wrong(
@@ -526,6 +578,7 @@ SERVICE = section(
     rate=FieldSpec(ListKind(_RATE, single=True), to=("rates",)),
     limits=_LIMITS,
     batch=_BATCH,
+    routing=_ROUTING,
     slo=_SLO,
     regions=ListKind(
         text_kind("a region's name, or an area such as eu, us or asia", filled), single=True

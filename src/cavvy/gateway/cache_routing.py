@@ -1,0 +1,162 @@
+"""Chooses the replica for a prompt: what it still has to compute, weighed against what waits there.
+
+The cost of a replica is a number of prompt tokens:
+
+    tokens of the prompt that the replica does not hold
+    + tokens that it holds less of than the best replica, because a second copy takes the place of
+      another prompt
+    + tokens of other prompts that wait there and are not computed yet
+    + a charge for each running request, whose tokens are generated in the same passes
+    + a small charge for more work than others recently had, which decides between equal replicas
+
+The least cost wins; if costs are equal, the conversation's place on a circle of hashes decides, so
+several gateways agree. Dynamo's router adds the first, third and fourth term, with other weights;
+llm-d's scorers rank replicas by similar terms and add the ranks; Preble also counts what a copy
+evicts; SGLang's router uses the cache only while loads are nearly equal. The weights were chosen
+with `benchmarks/cache_routing.py`, which replays traces through an engine's timing.
+"""
+
+from collections.abc import Sequence
+
+from cavvy.gateway.balancing import FARTHER, FULL, hash_key
+from cavvy.gateway.prefix_cache import PrefixCaches
+from cavvy.gateway.prompts import Prompt
+
+CACHE_TOKENS = 1_000_000  # of a replica, if the service's file does not state them
+_COPY = 0.6  # of each token that another replica holds already
+_RUNNING = 200.0  # tokens for each running request
+_BUSY = 0.03  # of each uncached token, if the replica also generates tokens for other requests
+_WORK = 0.002  # of each token of work above the least worked replica
+_REQUEST_TOKENS = 12_000  # how much work a request is besides its prompt
+_MEMORY = 0.9  # of the measured speed remains when a further prompt is measured
+
+
+class Visit:
+    """A prompt at a replica, until its response has ended."""
+
+    __slots__ = ("_replica", "_sent_at", "_speed", "_tokens", "_waits")
+
+    def __init__(self, replica: "_Replica", speed: "_Speed", tokens: int, now: float) -> None:
+        self._replica, self._speed = replica, speed
+        self._tokens = tokens  # that the replica computes
+        self._sent_at = now
+        self._waits = True  # for the first bytes of its response
+        replica.running += 1
+        replica.unanswered += tokens
+        replica.backlog = replica.waits(now, speed.per_s) + tokens
+
+    def answer(self, now: float) -> None:
+        """Record that the response has begun, so the prompt is computed."""
+        if self._waits:
+            since, self._replica.since = self._replica.since, now
+            self._speed.add(self._tokens, now - max(self._sent_at, since))
+            self._forget_prompt()
+
+    def end(self) -> None:
+        """Record that the exchange has ended, with or without a response."""
+        self._replica.running -= 1
+        if self._waits:
+            self._forget_prompt()
+
+    def _forget_prompt(self) -> None:
+        self._waits = False
+        self._replica.unanswered -= self._tokens
+        self._replica.backlog = min(self._replica.backlog, self._replica.unanswered)
+
+
+class _Speed:
+    """The measured number of computed tokens a second; 0: not measured yet."""
+
+    def __init__(self) -> None:
+        self.per_s = self._tokens = self._s = 0.0
+
+    def add(self, tokens: int, taken_s: float) -> None:
+        self._tokens = _MEMORY * self._tokens + tokens
+        self._s = _MEMORY * self._s + max(taken_s, 1e-4)
+        self.per_s = self._tokens / self._s
+
+
+class _Replica:
+    __slots__ = ("at", "backlog", "place", "running", "seed", "since", "unanswered", "work")
+
+    def __init__(self, name: str, place: int) -> None:
+        self.seed = hash_key(name.encode())
+        self.place = place
+        self.running = 0
+        self.unanswered = 0  # tokens of prompts whose responses have not begun
+        self.backlog = 0.0  # the part of them that was not computed yet at the time `at`
+        self.at = self.since = 0.0  # `since`: the last response that began
+        self.work = 0.0
+
+    def waits(self, now: float, speed: float) -> float:
+        """Return the tokens that are not computed yet, at this many computed tokens a second."""
+        self.backlog = max(0.0, self.backlog - speed * (now - self.at))
+        self.at = now
+        return self.backlog
+
+
+class CacheRouter:
+    """The replicas of one service. Times are in seconds."""
+
+    def __init__(self, cache_tokens: int = CACHE_TOKENS) -> None:
+        self._caches = PrefixCaches(cache_tokens)
+        self._cache_tokens = cache_tokens
+        self._known: dict[str, _Replica] = {}
+        self._replicas: list[_Replica] = []
+        self._speed = _Speed()
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        """Replace the replicas; the ones that stay keep what they hold."""
+        gone = self._known.keys() - set(names)
+        for name in gone:
+            self._caches.remove(self._known.pop(name).place)
+        used = {each.place for each in self._known.values()}
+        free = iter(sorted(set(range(len(names))) - used))
+        for name in names:
+            if name not in self._known:
+                self._known[name] = _Replica(name, next(free))
+                self._caches.add(self._known[name].place)
+        self._replicas = [self._known[name] for name in names]
+
+    def choose(self, prompt: Prompt, loads: Sequence[int], now: float) -> int:
+        """Return the position of the replica with the least cost among the nearest with room, or -1
+        if none has room. `loads` are those of `balancing`."""
+        nearest = min(loads, default=FULL) // FARTHER
+        if nearest >= FULL // FARTHER:
+            return -1
+        held = self._caches.find(prompt)
+        most = max(held.values(), default=0)
+        least_work = min(each.work for each in self._replicas)
+        speed = self._speed.per_s
+        best, found = (0.0, 0), -1
+        for position, replica in enumerate(self._replicas):
+            if loads[position] // FARTHER != nearest:
+                continue
+            here = held.get(replica.place, 0)
+            cost = prompt.tokens - here + _COPY * (most - here)
+            cost += replica.waits(now, speed) + _RUNNING * replica.running
+            cost += _WORK * (replica.work - least_work)
+            if replica.running:
+                cost += _BUSY * (prompt.tokens - here)
+            rank = (cost, _mix(prompt.opening, replica.seed))
+            if found < 0 or rank < best:
+                best, found = rank, position
+        return found
+
+    def begin(self, position: int, prompt: Prompt, now: float) -> Visit:
+        """Record that the prompt is sent to the replica."""
+        replica = self._replicas[position]
+        held = self._caches.find(prompt).get(replica.place, 0)
+        visit = Visit(replica, self._speed, max(1, prompt.tokens - held), now)
+        self._caches.hold(replica.place, prompt)
+        replica.work += prompt.tokens + _REQUEST_TOKENS
+        if replica.work > 2 * self._cache_tokens:  # recent work: as much as the caches remember
+            for each in self._replicas:
+                each.work /= 2
+        return visit
+
+
+def _mix(key: int, seed: int) -> int:
+    """Return the rank of a replica for a key (rendezvous hashing)."""
+    mixed = (key ^ seed) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,233 @@
+"""Routing by the caches of language models' replicas: prompts, what caches hold, and the choice."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from cavvy.domain.services import RoutingKind, RoutingRule
+from cavvy.gateway.balancing import FARTHER, FULL
+from cavvy.gateway.cache_routing import CacheRouter
+from cavvy.gateway.prefix_cache import ENTRIES_MAX, PrefixCaches
+from cavvy.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
+from cavvy.task_files import ReadOptions, parse_task
+
+
+def read(body: Any) -> Prompt:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = read_prompt(data, len(data))
+    assert found is not None
+    return found
+
+
+def count_common(first: Prompt, second: Prompt) -> int:
+    pairs = zip(first.blocks, second.blocks, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), len(first.blocks))
+
+
+SYSTEM = {"role": "system", "content": "You answer briefly and name your sources. " * 10}
+FIRST = {"role": "user", "content": "What is a token? " * 40}
+ANSWER = {"role": "assistant", "content": "A piece of a word. " * 40}
+TOOLS = [{"type": "function", "function": {"name": "find", "description": "x" * 300}}]
+
+
+def test_each_turn_begins_with_the_turns_before() -> None:
+    one = read({"model": "m", "messages": [SYSTEM, FIRST]})
+    two = read({"model": "m", "messages": [SYSTEM, FIRST, ANSWER, FIRST]})
+    assert count_common(one, two) == len(one.blocks) > 3
+    assert one.opening == two.opening
+
+
+def test_the_order_and_the_spaces_of_json_do_not_matter() -> None:
+    one = read({"model": "m", "messages": [SYSTEM, FIRST], "tools": TOOLS, "seed": 1})
+    text = {
+        "stream": True,
+        "tools": [{"function": dict(reversed(TOOLS[0]["function"].items())), "type": "function"}],  # type: ignore[attr-defined]
+        "messages": [dict(reversed(each.items())) for each in (SYSTEM, FIRST)],
+        "model": "m",
+    }
+    assert read(json.dumps(text, indent=2).encode()) == one
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "adapter", "messages": [SYSTEM, FIRST]},
+        {"model": "m", "messages": [SYSTEM, FIRST], "cache_salt": "a"},
+        {"model": "m", "messages": [SYSTEM, FIRST], "tools": TOOLS},
+        {"model": "m", "messages": [{**SYSTEM, "role": "user"}, FIRST]},
+    ],
+)
+def test_another_model_salt_tool_or_role_is_another_prompt(other: object) -> None:
+    assert count_common(read({"model": "m", "messages": [SYSTEM, FIRST]}), read(other)) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "a" * 600},
+        {"prompt": list(range(600))},
+        {"prompt": ["a" * 300, "b" * 300]},
+        {"input": "a" * 600, "instructions": "briefly"},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a" * 600}]}]},
+        {"system": [{"type": "text", "text": "a" * 600}], "messages": [FIRST]},
+        {"inputs": "a" * 600},
+        {"text": "a" * 600},
+        {"input_ids": list(range(600))},
+    ],
+)
+def test_all_kinds_of_prompts_are_read(body: dict[str, object]) -> None:
+    assert len(read(body).blocks) > 3
+
+
+def test_the_beginning_of_a_long_body_is_enough() -> None:
+    messages = [SYSTEM, {"role": "user", "content": 'é "quoted" \\ ' * (READ_BYTES // 10)}]
+    for ascii_only in (True, False):
+        whole = json.dumps({"model": "m", "messages": messages}, ensure_ascii=ascii_only).encode()
+        for cut in range(READ_BYTES - 40, READ_BYTES):
+            found = read_prompt(whole[:cut], len(whole))
+            assert found is not None
+            assert found.tokens >= len(whole) // 4
+            assert count_common(found, read(whole)) >= len(found.blocks) - 1 > 50
+
+
+NO_PROMPTS = [b"", b"x", b"{", b"{}", b"[1]", b"null", b'{"messages": "', b'{"prompt": "\xff"}']
+NO_PROMPTS += [b"[" * 100_000, b'{"messages": ' + b"[" * 100_000, b'{"a": ' * 50_000]
+NO_PROMPTS += [b'"' * 1_000_000, b"{}" * 500_000, b"\\" * 1_000_000, b'{"a":"' + b"\\" * 500_000]
+
+
+@pytest.mark.parametrize("body", NO_PROMPTS, ids=range(len(NO_PROMPTS)))
+def test_a_body_without_a_prompt_has_no_hashes(body: bytes) -> None:
+    for length in (len(body), 10 * len(body) + 1):
+        found = read_prompt(body, length)
+        assert found is None or not found.blocks or b"messages" in body
+
+
+def test_any_bytes_and_any_json_can_be_read() -> None:
+    random = Random(1)
+    seed = json.dumps(
+        {"model": "m", "messages": [SYSTEM, {"role": 1, "content": None, "x": [1.5]}, 3, FIRST]}
+    ).encode()
+    for _ in range(3000):
+        body = bytearray(seed)
+        for _ in range(random.randrange(1, 6)):
+            at = random.randrange(len(body))
+            body[at : at + random.randrange(3)] = random.randbytes(random.randrange(3))
+        read_prompt(bytes(body), len(body) + random.choice((0, 0, 1000)))
+
+
+def make_prompt(*blocks: int, size: int = 100) -> Prompt:
+    ends = [size * (at + 1) for at in range(len(blocks))]
+    return Prompt(blocks, ends, size * len(blocks) + 10)
+
+
+def test_a_cache_forgets_ends_before_beginnings_and_old_prompts_before_new_ones() -> None:
+    caches = PrefixCaches(500)
+    caches.add(0)
+    caches.add(1)
+    caches.hold(0, make_prompt(1, 2, 3))
+    caches.hold(1, make_prompt(1, 9))
+    assert caches.find(make_prompt(1, 2, 3, 4)) == {0: 300, 1: 100}
+    caches.hold(0, make_prompt(5, 6, 7))
+    assert caches.find(make_prompt(1, 2, 3)) == {0: 200, 1: 100}
+    caches.hold(0, make_prompt(1, 2))
+    caches.hold(0, make_prompt(8))
+    assert caches.find(make_prompt(5, 6, 7)) == {0: 200}
+    caches.remove(0)
+    assert caches.find(make_prompt(1, 2)) == {1: 100}
+    assert caches.find(make_prompt(5)) == {}
+
+
+def test_the_memory_of_short_prompts_is_bounded() -> None:
+    caches = PrefixCaches(1 << 60)
+    caches.add(0)
+    for number in range(ENTRIES_MAX + 50):
+        caches.hold(0, make_prompt(number))
+    assert len(caches._holders) == ENTRIES_MAX
+    assert caches.find(make_prompt(49)) == {}
+
+
+def test_a_long_prompt_has_few_blocks() -> None:
+    assert len(BLOCK_ENDS) < 300
+    assert BLOCK_ENDS[-1] * 4 >= READ_BYTES
+
+
+def make_router(count: int = 3) -> CacheRouter:
+    router = CacheRouter(100_000)
+    router.set_replicas([f"r{number}" for number in range(count)])
+    return router
+
+
+def test_a_prompt_goes_to_the_replica_that_holds_it_until_too_much_waits_there() -> None:
+    router, prompt = make_router(), make_prompt(*range(100))
+    first = router.choose(prompt, [0, 0, 0], 0.0)
+    router.begin(first, prompt, 0.0).end()
+    assert router.choose(prompt, [0, 0, 0], 1.0) == first
+    router.begin(first, make_prompt(*range(1000, 1200)), 1.0)
+    assert router.choose(prompt, [0, 0, 0], 1.0) != first
+
+
+def test_what_waits_is_computed_with_time_and_forgotten_at_the_first_token() -> None:
+    router, prompt, other = make_router(2), make_prompt(*range(100)), make_prompt(*range(500, 700))
+    at = router.choose(other, [0, 0], 0.0)
+    visit = router.begin(at, other, 0.0)
+    visit.answer(2.0)  # about 10,000 tokens a second
+    visit.end()
+    router.begin(at, prompt, 10.0)
+    later = make_prompt(*range(500, 700), *range(900, 990))
+    assert router.choose(later, [0, 0], 10.0) == at  # 10,000 tokens wait, 20,000 are held
+    router.begin(at, make_prompt(*range(2000, 2300)), 10.0)
+    assert router.choose(later, [0, 0], 10.0) != at
+    assert router.choose(later, [0, 0], 14.0) == at
+
+
+def test_only_the_nearest_replicas_with_room_are_chosen() -> None:
+    router, prompt = make_router(), make_prompt(*range(100))
+    router.begin(0, prompt, 0.0).end()
+    assert router.choose(prompt, [FARTHER, 3, FARTHER], 1.0) == 1
+    assert router.choose(prompt, [FULL, FULL, FARTHER], 1.0) == 2
+    assert router.choose(prompt, [FULL, FULL, FULL], 1.0) == -1
+
+
+def test_replicas_that_stay_keep_what_they_hold() -> None:
+    router, prompt = make_router(), make_prompt(*range(100))
+    visit = router.begin(1, prompt, 0.0)
+    router.set_replicas(["new", "r1"])
+    visit.answer(1.0)
+    visit.end()
+    assert router.choose(prompt, [0, 0], 2.0) == 1
+
+
+def test_gateways_agree_about_a_conversation_that_is_new() -> None:
+    for number in range(20):
+        prompt = Prompt((), (), 10, opening=number * 7919)
+        assert len({make_router(5).choose(prompt, [0] * 5, 0.0) for _ in range(2)}) == 1
+    chosen = {make_router(5).choose(Prompt((), (), 10, n * 7919), [0] * 5, 0.0) for n in range(60)}
+    assert chosen == set(range(5))
+
+
+TASK = "resources: {gpu: H100}\nservice:\n"
+ENGINE = TASK + "  engine: vllm\n  model: meta-llama/Llama-3.1-8B-Instruct\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (ENGINE, RoutingRule()),
+        (ENGINE + "  routing: load\n", None),
+        (ENGINE + "  routing: {cache_tokens: 400000}\n", RoutingRule(cache_tokens=400_000)),
+        (
+            ENGINE + "  routing: {by: header, header: X-Tenant}\n",
+            RoutingRule(by=RoutingKind.HEADER, header="X-Tenant"),
+        ),
+        ("run: serve\n" + TASK + "  port: 80\n", None),
+        ("run: serve\n" + TASK + "  routing: cache\n", RoutingRule()),
+    ],
+)
+def test_engines_of_language_models_are_routed_by_cache(
+    text: str, found: RoutingRule | None
+) -> None:
+    service = parse_task(text, options=ReadOptions(serves=True)).service
+    assert service is not None
+    assert service.routing == found
