@@ -207,7 +207,7 @@ class LongLine(SqlQueue):
     """A queue whose rows are given, and which counts how often they are read."""
 
     def __init__(self, waiting: list[QueueRow]) -> None:
-        self.waiting, self.reads = waiting, 0
+        self.waiting, self.reads, self.read_rows = waiting, 0, 0
 
     async def rows(self, now: datetime) -> Sequence[QueueRow]:
         self.reads += 1
@@ -307,7 +307,9 @@ class PlacedLine(LongLine):
             *(lambda row, name=name: not row.array and row.project == name for name in projects),
             *(lambda row, of=of: not row.array and (row.project, row.user) == of for of in users),
         ]
-        return [each for mine in lines for each in self._first(mine, limit)]
+        found = [each for mine in lines for each in self._first(mine, limit)]
+        self.read_rows += len(found)
+        return found
 
     async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
         counts = Counter[object]()
@@ -332,7 +334,7 @@ A_ROW = st.tuples(
     TREES,
     st.dictionaries(st.sampled_from(["", *"abcdef"]), RULES),
     st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([0.0, 1.0, 9.0])),
-    st.integers(1, 5),
+    st.integers(1, 12),
 )
 def test_the_next_turns_need_only_the_first_jobs_of_each_line(
     waiting: list[tuple[str, str, int, str]],
@@ -359,6 +361,17 @@ def test_the_next_turns_need_only_the_first_jobs_of_each_line(
     turns = asyncio.run(FairQueue(store, HOUR)._read_turns(book, limit, now))
     everything = asyncio.run(line.heads(now, limit))
     assert turns == take_turns(everything, book, limit)[0]
+
+
+def test_a_pass_reads_few_jobs_of_many_projects() -> None:
+    store = MemoryStore()
+    store.queue = line = PlacedLine(
+        [QueueRow(f"{place:04}", f"p{place % 40:02}", "", 1) for place in range(4000)]
+    )
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    turns = asyncio.run(FairQueue(store, HOUR)._read_turns(ShareBook(), 64, now))
+    assert len(turns) == 64
+    assert line.read_rows == 40 + 40 * 4
 
 
 def test_others_have_turns_while_the_first_jobs_of_a_project_wait_for_a_limit_of_their_user() -> (

@@ -604,19 +604,22 @@ class ControlPlane:
 
     async def _look_at(self, gang: str) -> None:
         """Poll a gang whose provider signals a change."""
-        try:
-            attempt = await self._store.attempt_of_gang(gang)
-        except RowNotFound:
-            # No job polls an unknown gang, but its provider may make progress only when it is
-            # polled.
-            self.hint(SWEEP)
-            return
-        if attempt.phase is AttemptPhase.ENDED:
-            return
+        job_id = self._operator.find_job(gang)
+        if job_id is None:
+            try:
+                attempt = await self._store.attempt_of_gang(gang)
+            except RowNotFound:
+                # No job polls an unknown gang, but its provider may make progress only when it is
+                # polled.
+                self.hint(SWEEP)
+                return
+            if attempt.phase is AttemptPhase.ENDED:
+                return
+            job_id = attempt.job_id
         self._operator.look_now(gang)
-        if self._share is not None and not self._share.owns(attempt.job_id):
+        if self._share is not None and not self._share.owns(job_id):
             self._share.send(SignalKind.LOOK, gang)
-        self.hint(attempt.job_id)
+        self.hint(job_id)
 
     async def _settle(self) -> None:
         """Write the changes that were delayed by a full disk, as soon as the disk has space."""

@@ -42,6 +42,7 @@ FRESH = timedelta(milliseconds=50)
 _MOST_KNOWN = 100_000  # waiting jobs whose accelerators are kept
 _AT_ONCE = 1000  # jobs that are read at once
 _FEW = 64  # jobs that a pass may start which reads only the first jobs of each project
+_LEAST = 4  # jobs of a project or an array that are read at once
 _CLOCKS = timedelta(minutes=1)  # by which the clocks of several servers may differ
 
 
@@ -125,43 +126,64 @@ def take_turns(
 _LineKey = tuple[str | None, str]
 
 
+class _ShortLines(Struct, frozen=True, kw_only=True):
+    """Arrays and projects of which to read at most `limit` jobs, and projects of which to read so
+    many of each user."""
+
+    limit: int
+    arrays: Sequence[str]
+    projects: Sequence[str]
+    users_of: Sequence[str]
+
+
 class _QueueLines:
     """The first waiting jobs of each line. The next jobs of a line are needed only if all of its
     jobs that are known have their turns.
 
-    Of a project, first its next jobs are read, and then those of each user, because all next jobs
-    may wait for a limit of one user.
+    Of a line, first a few of its next jobs are read, because most of many lines have few turns in
+    a pass, and then as many as may start. Of a project, those of each user come last, because all
+    next jobs may wait for a limit of one user.
     """
 
-    def __init__(self, firsts: Sequence[PlacedRow]) -> None:
+    def __init__(self, firsts: Sequence[PlacedRow], limit: int) -> None:
         self._lines = {_key_of(row): [(place, row)] for place, row in firsts}
-        self._reads = dict.fromkeys(self._lines, 1)  # of each line that may have more jobs
+        few = max(_LEAST, 2 * limit // max(1, len(self._lines)))
+        # How many jobs each read asks for; the last one asks for so many of each user.
+        self._sizes = (few, limit, limit) if few < limit else (limit, limit)
+        self._reads = dict.fromkeys(self._lines, 0)  # of each line that may have more jobs
         self._short: Sequence[_LineKey] = ()
 
     def sort(self) -> Sequence[QueueRow]:
         return sort_rows(chain.from_iterable(self._lines.values()))
 
-    def find_short(self, taken: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """Return the lines of which more jobs are needed if these have their turns: arrays,
-        projects, and the projects whose users are to be read."""
+    def find_short(self, taken: Sequence[str]) -> "_ShortLines | None":
+        """Return the lines of which to read more jobs next if these have their turns, or None if no
+        more jobs are needed."""
         had = set(taken)
-        self._short = [key for key in self._reads if self._lines[key][-1][1].id in had]
-        arrays = [array for array, _ in self._short if array is not None]
-        projects, users_of = (
-            [key[1] for key in self._short if key[0] is None and self._reads[key] == reads]
-            for reads in (1, 2)
+        short = [key for key in self._reads if self._lines[key][-1][1].id in had]
+        if not short:
+            return None
+        reads = min(self._reads[key] for key in short)
+        self._short = [key for key in short if self._reads[key] == reads]
+        projects = [key[1] for key in self._short if key[0] is None]
+        by_user = reads == len(self._sizes) - 1
+        return _ShortLines(
+            limit=self._sizes[reads],
+            arrays=[array for array, _ in self._short if array is not None],
+            projects=[] if by_user else projects,
+            users_of=projects if by_user else [],
         )
-        return arrays, projects, users_of
 
-    def extend(self, more: Sequence[PlacedRow], limit: int) -> None:
+    def extend(self, more: Sequence[PlacedRow]) -> None:
         """Replace the lines that `find_short` has returned by the jobs that were read of them."""
         read: defaultdict[_LineKey, list[PlacedRow]] = defaultdict(list)
         for place, row in more:
             read[_key_of(row)].append((place, row))
         for key in self._short:
             self._lines[key] = sorted(read[key], key=lambda each: each[0]) or self._lines[key]
-            if key[0] is None and self._reads[key] == 1 and len(read[key]) == limit:
-                self._reads[key] = 2
+            reads, last = self._reads[key], len(self._sizes) - (1 if key[0] is None else 2)
+            if reads < last and len(read[key]) == self._sizes[reads]:
+                self._reads[key] = reads + 1
             else:
                 del self._reads[key]  # it has no more jobs, or no more that count
 
@@ -200,17 +222,21 @@ class FairQueue:
         if limit > _FEW:
             rows = await self._store.queue.heads(now, limit)
             return take_turns(await self._name_accelerators(rows, book), book, limit)[0]
-        lines = _QueueLines(await self._store.queue.firsts(now))
+        lines = _QueueLines(await self._store.queue.firsts(now), limit)
         while True:
             rows = await self._name_accelerators(lines.sort(), book)
             turns, taken = take_turns(rows, book, limit)
-            arrays, projects, users_of = lines.find_short(taken)
-            if not (arrays or projects or users_of):
+            short = lines.find_short(taken)
+            if short is None:
                 return turns
             more = await self._store.queue.more(
-                now, limit, arrays=arrays, projects=projects, users_of=users_of
+                now,
+                short.limit,
+                arrays=short.arrays,
+                projects=short.projects,
+                users_of=short.users_of,
             )
-            lines.extend(more, limit)
+            lines.extend(more)
 
     async def find_places(
         self, job_ids: Collection[str], now: datetime

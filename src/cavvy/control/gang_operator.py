@@ -55,6 +55,7 @@ class GangOperator:
         self._out = dependencies
         self._started_at = clock.now()
         self._looks: dict[str, GangLook] = {}  # by gang
+        self._jobs: dict[str, str] = {}  # the IDs of the jobs of the polled gangs, by gang
 
     @property
     def looks(self) -> Mapping[str, GangLook]:
@@ -68,6 +69,7 @@ class GangOperator:
         """
         self._started_at = self._clock.now()
         self._looks.clear()
+        self._jobs.clear()
 
     def afford(self, attempt: Attempt, pays: timedelta | None) -> None:
         """Record how long the rest of the job's budget lasts at the current price, or None if
@@ -75,6 +77,12 @@ class GangOperator:
         """
         if self._look(attempt).pays != pays:
             self._change(attempt, pays=pays)
+
+    def find_job(self, gang: str) -> str | None:
+        """Return the ID of the gang's job, or None if this server has not polled the gang, or has
+        seen the gang's attempt end.
+        """
+        return self._jobs.get(gang)
 
     def look_now(self, gang: str) -> None:
         """Poll the gang before its next decision, because the gang's provider has signalled a
@@ -88,6 +96,7 @@ class GangOperator:
         """
         if attempt.phase is AttemptPhase.ENDED:
             self._looks.pop(attempt.gang, None)
+            self._jobs.pop(attempt.gang, None)
             self._out.agents.forget(attempt)
 
     def is_look_due(self, attempt: Attempt) -> bool:
@@ -101,6 +110,7 @@ class GangOperator:
         look, at = self._look(attempt), self._clock.now()
         # Set these before the poll, so that a signal during the poll leads to another poll.
         self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
+        self._jobs[attempt.gang] = attempt.job_id
         seen: Seen = GangAbsence.UNKNOWN
         trouble = ""
         try:

@@ -35,8 +35,16 @@ _OR_NOTHING = "ON CONFLICT DO NOTHING"
 # the project and those above it; UNION ends at a project that was found before
 _ABOVE = (
     f"WITH RECURSIVE line AS ({PROJECTS.select} WHERE name = ? UNION SELECT {{}} FROM projects p "
-    "JOIN line l ON p.name = l.parent) SELECT * FROM line"
+    "JOIN line l ON p.name = l.parent)"
 ).format(", ".join(f"p.{each}" for each in PROJECTS.columns))
+_LINE = ", ".join(PROJECTS.columns)
+# the same projects, and then the policies of the installation, of them, and of the project
+_POLICIES_ABOVE = (
+    f"{_ABOVE} SELECT {_LINE}, NULL AS document FROM line UNION ALL "
+    f"SELECT project, {'NULL, ' * (len(PROJECTS.columns) - 1)}document FROM project_policies "
+    "WHERE project IN (?, ?) OR project IN (SELECT name FROM line) "
+    "OR project IN (SELECT parent FROM line)"
+)
 _DECODED = 4096  # rows
 _make_project = lru_cache(_DECODED)(PROJECTS.make)
 _make_policy = lru_cache(_DECODED)(POLICIES.make)
@@ -84,12 +92,10 @@ def read_policies(session: DatabaseSession) -> PolicyBook:
 
 def read_policies_of(session: DatabaseSession, project: str) -> Sequence[BoundPolicy]:
     """Return what `PolicyBook.find` finds in the book of all policies."""
-    rows = session.run(_ABOVE, (project,)).fetchall()
-    above = [*map(_make_project, rows)]
-    names = [project, *(each.name for each in above), *(each.parent for each in above)]
-    where, values = in_projects("project", {INSTALLATION, *filter(None, names)})
-    found = session.run(f"{POLICIES.select} WHERE {where}", values).fetchall()
-    return PolicyBook(map(_make_policy, found), above).find(project)
+    rows = session.run(_POLICIES_ABOVE, (project, INSTALLATION, project)).fetchall()
+    above = [_make_project(row[:-1]) for row in rows if row[-1] is None]
+    found = [_make_policy((row[0], row[-1])) for row in rows if row[-1] is not None]
+    return PolicyBook(found, above).find(project)
 
 
 def list_used_projects(session: DatabaseSession) -> Sequence[Project]:
