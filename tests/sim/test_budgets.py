@@ -53,7 +53,7 @@ def run_with(
         )
         for each in at_s
     )
-    longest = timedelta(hours=12)
+    longest = timedelta(hours=6)  # a little more than a job runs
     return play(
         SimScenario(
             submissions=submissions,

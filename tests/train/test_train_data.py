@@ -204,8 +204,10 @@ def test_a_batch_that_cannot_be_split_is_refused(values: Any) -> None:
         batch.pieces(2)
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"workers": 2, "threads": 2}])
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [({"threads": 0}, 1), ({"threads": 0}, 3), ({"workers": 2, "threads": 2}, 2)],
+)
 def test_global_random_numbers_depend_only_on_the_position(
     options: dict[str, int], ranks: int
 ) -> None:
