@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from tests.unit.test_kubernetes_reading import make_node
@@ -38,6 +39,7 @@ NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
 Answer = tuple[int, Object | bytes]
 PODS = "/api/v1/namespaces/default/pods"
+MISSING: Answer = 404, {"reason": "NotFound", "message": "no such"}
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -77,12 +79,11 @@ class Server:
                 method, path, _ = head.split(" ", 2)
                 lower = head.lower()
                 self.asked.append((method, path.partition("?")[0]))
+                sent = b""
                 if "content-length: " in lower:
                     length = int(lower.partition("content-length: ")[2].split("\r\n")[0])
-                    self.sent[self.asked[-1][1]] = await reader.readexactly(length)
-                status, body = self.answers.get(
-                    self.asked[-1], (404, {"reason": "NotFound", "message": "no such"})
-                )
+                    self.sent[self.asked[-1][1]] = sent = await reader.readexactly(length)
+                status, body = self.answer(method, path, sent)
                 if self.asked[-1][1] == REVIEW and self._unsupported(json.loads(self.sent[REVIEW])):
                     body = {"status": {"allowed": False}}
                 if self.token and f"Authorization: Bearer {self.token}\r\n" not in (
@@ -98,6 +99,9 @@ class Server:
             pass
         finally:
             writer.close()
+
+    def answer(self, method: str, path: str, sent: bytes) -> Answer:
+        return self.answers.get((method, path.partition("?")[0]), MISSING)
 
     def _unsupported(self, review: Object) -> bool:
         asked = review["spec"]["resourceAttributes"]
@@ -667,3 +671,281 @@ async def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_end
 def test_the_policy_has_the_rights_of_a_queue_where_there_is_one() -> None:
     assert "workloads" in make_policy("ml", "gold")
     assert "kueue" not in make_policy("ml")
+
+
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+NAMESPACE = "/api/v1/namespaces/default"
+PRIORITIES = {"": 0, "low": 10, "high": 100}
+
+
+class KueueCluster(Server):
+    """An API server that keeps objects, with one node, and the strictest stand-in of Kueue that its
+    documentation allows, for groups of plain pods and one queue with a quota of GPUs.
+
+    Its webhook refuses a pod whose group is not described, and closes the others by a gate and a
+    finalizer. A complete group becomes a workload, which waits with Kueue's own words, is admitted
+    as a whole with the labels of its flavor, by priority and then by age, and is evicted for a
+    workload of higher priority: its pods get the condition of an end and are deleted, and the quota
+    is free once none of them runs. The pods of a workload that was not admitted go only with it.
+    """
+
+    def __init__(self, quota: int) -> None:
+        super().__init__()
+        self.answers = make_server().answers
+        del self.answers["POST", PODS]
+        node = make_node("n", {"nvidia.com/gpu": "8"})
+        node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+        self.answers["GET", "/api/v1/nodes/n"] = 200, node
+        show_queue(self, (200, make_queue("True", "Ready", "it takes work")))
+        self.objects: dict[str, Object] = {}
+        self.quota = quota
+        self.made = 0
+
+    def answer(self, method: str, path: str, sent: bytes) -> Answer:
+        path, _, query = path.partition("?")
+        if (method, path) in self.answers:
+            return self.answers[method, path]
+        body = json.loads(sent) if sent else {}
+        if method == "POST":
+            answer = self._make(f"{path}/{body['metadata']['name']}", body)
+        elif path in (PODS, f"{NAMESPACE}/configmaps"):
+            wanted = parse_qs(query).get("labelSelector", [""])[0].split(",")
+            found = [each for each in self._list(path) if set(wanted) <= _list_labels(each)]
+            return 200, {"items": found}
+        elif path not in self.objects:
+            return MISSING
+        elif method == "PATCH":
+            self.objects[path].setdefault("data", {}).update(body["data"])
+            answer = 200, self.objects[path]
+        elif method == "DELETE":
+            answer = self._delete(path)
+        else:
+            return 200, self.objects[path]
+        self.control()
+        return answer
+
+    def _make(self, path: str, body: Object) -> Answer:
+        if path in self.objects:
+            return 409, {"reason": "AlreadyExists", "message": "it exists"}
+        self.made += 1
+        body["metadata"] |= {"uid": f"u{self.made}", "resourceVersion": str(self.made)}
+        if path.startswith(PODS):
+            if refused := self._close(body):
+                return 403, {"reason": "Forbidden", "message": refused}
+            body["status"] = {"phase": "Pending", "conditions": [_CLOSED]}
+        self.objects[path] = body
+        return 201, body
+
+    def _close(self, pod: Object) -> str:
+        labels, notes = pod["metadata"]["labels"], pod["metadata"].get("annotations", {})
+        group, total = (
+            labels.get(f"{_KUEUE}pod-group-name"),
+            notes.get(f"{_KUEUE}pod-group-total-count"),
+        )
+        if labels.get(f"{_KUEUE}queue-name") != "gold" or not group or not str(total).isdigit():
+            return "admission webhook mpod.kb.io denied the request: the group is not described"
+        if len(self._list_group(group)) >= int(total):
+            return f"the group {group} has all of its pods"
+        pod["spec"]["schedulingGates"] = [{"name": f"{_KUEUE}admission"}]
+        pod["metadata"]["finalizers"] = [f"{_KUEUE}managed"]
+        return ""
+
+    def _delete(self, path: str) -> Answer:
+        each = self.objects[path]
+        if path.startswith(WORKLOADS):
+            self._let_go(each["metadata"]["name"])
+            del self.objects[path]
+        elif path.startswith(PODS):
+            each["metadata"].setdefault("deletionTimestamp", NOW.isoformat())
+        else:
+            del self.objects[path]
+        return 200, {}
+
+    def control(self) -> None:
+        """Do what Kueue's controller does after a change."""
+        for group in {
+            each["metadata"]["labels"][f"{_KUEUE}pod-group-name"] for each in self._list(PODS)
+        }:
+            pods, path = self._list_group(group), f"{WORKLOADS}/{group}"
+            total = int(pods[0]["metadata"]["annotations"][f"{_KUEUE}pod-group-total-count"])
+            if path in self.objects:
+                if all(each["status"]["phase"] in ("Succeeded", "Failed") for each in pods):
+                    self.objects[path]["status"]["conditions"] = [_say("Finished", "True", "done")]
+                    self._let_go(group)
+            elif len(pods) == total and not any(
+                "deletionTimestamp" in each["metadata"] for each in pods
+            ):
+                self.made += 1
+                self.objects[path] = {
+                    "metadata": {"name": group, "order": self.made},
+                    "priority": PRIORITIES[pods[0]["spec"].get("priorityClassName", "")],
+                    "gpus": sum(_count_gpus(each) for each in pods),
+                    "status": {"conditions": [_say("QuotaReserved", "False", "Pending")]},
+                }
+        self._admit_all()
+
+    def _admit_all(self) -> None:
+        waiting = [each for each in self._list(WORKLOADS) if _says(each, "QuotaReserved", "False")]
+        for each in sorted(waiting, key=lambda one: (-one["priority"], one["metadata"]["order"])):
+            holders = [one for one in self._list(WORKLOADS) if _says(one, "QuotaReserved", "True")]
+            lacks = sum(one["gpus"] for one in holders) + each["gpus"] - self.quota
+            if lacks <= 0:
+                each["status"]["conditions"] = [
+                    _say("QuotaReserved", "True", "reserved"),
+                    _say("Admitted", "True", "The workload is admitted"),
+                ]
+                for pod in self._list_group(each["metadata"]["name"]):
+                    self._start(pod)
+                continue
+            each["status"]["conditions"] = [
+                _say(
+                    "QuotaReserved",
+                    "False",
+                    "couldn't assign flavors to pod set main: insufficient unused quota for "
+                    f"nvidia.com/gpu in flavor h100, {lacks} more needed",
+                )
+            ]
+            lower = [one for one in holders if one["priority"] < each["priority"]]
+            if sum(one["gpus"] for one in lower) >= lacks:
+                self._evict(lower[-1]["metadata"]["name"])
+                return
+
+    def _evict(self, group: str) -> None:
+        told = "Preempted to accommodate a workload due to prioritization in the ClusterQueue"
+        self.objects[f"{WORKLOADS}/{group}"]["status"]["conditions"].append(
+            _say("Evicted", "True", told)
+        )
+        for pod in self._list_group(group):
+            pod["status"]["conditions"] = [_say("TerminationTarget", "True", told)]
+            self._delete(f"{PODS}/{pod['metadata']['name']}")
+
+    def stop_deleted(self) -> None:
+        """End the programs of the deleted pods, as kubelets do after the grace period."""
+        for pod in self._list(PODS):
+            if "deletionTimestamp" in pod["metadata"] and pod["status"]["phase"] == "Running":
+                self.end(pod["metadata"]["name"], 143)
+
+    def _start(self, pod: Object) -> None:
+        pod["spec"] |= {"schedulingGates": [], "nodeName": "n"}
+        pod["spec"]["nodeSelector"] = {**pod["spec"].get("nodeSelector", {}), "flavor": "h100"}
+        pod["status"] = {"phase": "Running", **_containers({"running": {}})}
+
+    def end(self, name: str, code: int) -> None:
+        """End the program of a pod."""
+        pod = self.objects[f"{PODS}/{name}"]
+        pod["status"] |= {"phase": "Failed" if code else "Succeeded"}
+        pod["status"] |= _containers(
+            {"terminated": {"exitCode": code, "finishedAt": NOW.isoformat()}}
+        )
+        self.control()
+
+    def _let_go(self, group: str) -> None:
+        for pod in self._list_group(group):
+            pod["metadata"]["finalizers"] = []
+            if "deletionTimestamp" in pod["metadata"]:
+                del self.objects[f"{PODS}/{pod['metadata']['name']}"]
+
+    def _list(self, path: str) -> list[Object]:
+        return [each for known, each in self.objects.items() if known.startswith(f"{path}/")]
+
+    def _list_group(self, group: str) -> list[Object]:
+        wanted = (f"{_KUEUE}pod-group-name", group)
+        return [each for each in self._list(PODS) if wanted in each["metadata"]["labels"].items()]
+
+
+_KUEUE = "kueue.x-k8s.io/"
+_CLOSED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates",
+}
+
+
+def _say(kind: str, status: str, message: str) -> Object:
+    return {"type": kind, "status": status, "reason": message.split()[0], "message": message}
+
+
+def _says(workload: Object, kind: str, status: str) -> bool:
+    found = workload["status"]["conditions"]
+    return any((each["type"], each["status"]) == (kind, status) for each in found)
+
+
+def _containers(state: Object) -> Object:
+    (told,) = state.values()
+    told["startedAt"] = NOW.isoformat()
+    return {"containerStatuses": [{"name": "work", "state": state}]}
+
+
+def _list_labels(each: Object) -> set[str]:
+    return {"", *(f"{name}={value}" for name, value in each["metadata"]["labels"].items())}
+
+
+def _count_gpus(pod: Object) -> int:
+    return int(pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
+
+
+async def test_a_gang_waits_for_kueue_runs_is_evicted_and_leaves_nothing(tmp_path: Path) -> None:
+    cluster = KueueCluster(quota=8)
+    async with cluster.serving():
+        low, high = (
+            make_provider(tmp_path, cluster.port, queue="gold", priority_class=name)
+            for name in ("low", "high")
+        )
+        offers = {each.accelerator_count: each for each in await low.offers()}
+
+        async def launch(
+            provider: KubernetesProvider, name: str, gpus: int, nodes: int = 1
+        ) -> None:
+            await provider.launch(
+                GangSpec(
+                    name=name,
+                    installation="i",
+                    offer=offers[gpus],
+                    nodes=nodes,
+                    agent_endpoint=AgentEndpoint(address="http://127.0.0.1:9", token="t"),
+                    lease=timedelta(hours=1),
+                )
+            )
+
+        async def look(provider: KubernetesProvider, name: str) -> tuple[GangState, bool, str]:
+            (seen,) = await provider.gangs(name)
+            return seen.state, seen.preempted, seen.reason
+
+        await launch(low, "first", 4)
+        assert await look(low, "first") == (GangState.RUNNING, False, "")
+        assert cluster.objects[f"{PODS}/first-0"]["spec"]["nodeSelector"]["flavor"] == "h100"
+        await launch(low, "pair", 4, nodes=2)  # both of its pods start, or none
+        waits = (
+            "waits in Kueue's queue gold: couldn't assign flavors to pod set main: insufficient "
+            "unused quota for nvidia.com/gpu in flavor h100, 4 more needed"
+        )
+        assert await look(low, "pair") == (GangState.QUEUED, False, waits)
+        assert cluster.objects[f"{PODS}/pair-0"]["spec"]["schedulingGates"]
+
+        await launch(high, "urgent", 8)
+        evicted = (
+            "Kueue: Preempted to accommodate a workload due to prioritization in the ClusterQueue"
+        )
+        assert await look(low, "first") == (GangState.RUNNING, False, evicted)
+        assert (await look(high, "urgent"))[0] is GangState.QUEUED  # until the quota is free
+        cluster.stop_deleted()
+        assert await look(low, "first") == (GangState.ENDED, True, evicted)
+        assert await look(high, "urgent") == (GangState.RUNNING, False, "")
+        await launch(low, "again", 4)  # as the engine does for the preempted job
+        assert (await look(low, "again"))[:2] == (GangState.QUEUED, False)
+
+        cluster.end("urgent-0", 0)
+        assert await look(high, "urgent") == (GangState.ENDED, False, "the agents exited")
+        assert (await look(low, "pair"))[0] is GangState.RUNNING  # it waited for longer
+        assert (await look(low, "again"))[0] is GangState.QUEUED
+        await low.remove("again")  # while it waits
+        assert await look(low, "again") == (GangState.ENDED, False, "removed")
+        await low.remove("pair")  # while it runs
+        cluster.stop_deleted()
+        assert await look(low, "pair") == (GangState.ENDED, False, "removed")
+        left = {path for path in cluster.objects if path.startswith((PODS, f"{NAMESPACE}/secrets"))}
+        assert left == set()
+        assert not [each for each in cluster._list(WORKLOADS) if _says(each, "Admitted", "True")]
+        await low.close()
+        await high.close()

@@ -37,7 +37,7 @@ from cavvy.providers.kubernetes.cluster import (
     read_quantity,
 )
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
-from cavvy.providers.kubernetes.kueue import find_kueue, probe_queue
+from cavvy.providers.kubernetes.kueue import explain_wait, find_kueue, is_gated, probe_queue
 from cavvy.providers.kubernetes.node_pools import (
     LISTS,
     FindInstance,
@@ -450,7 +450,13 @@ class ClusterContext:
         return look.seen
 
     async def _explain(self, seen: GangSeen, found: Mapping[str, Object]) -> GangSeen:
-        """Add the reason of a starting gang if the status of its pods does not contain it."""
+        """Add the reason of a starting gang if the status of its pods does not contain it, and the
+        reason of a gang that Kueue has not admitted.
+        """
+        queue = self._terms.options.queue
+        if queue and seen.state is GangState.QUEUED and any(map(is_gated, found.values())):
+            why = await explain_wait(self.api, seen.name)
+            return replace(seen, reason=f"waits in Kueue's queue {queue}: {why}") if why else seen
         if seen.state is not GangState.STARTING or seen.reason:
             return seen
         waiting = list(found.values())

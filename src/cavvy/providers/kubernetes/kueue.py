@@ -1,8 +1,12 @@
 """Finds Kueue's API in the cluster, and checks whether a local queue admits pods."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
 
+_GATE = "kueue.x-k8s.io/admission"
 _SETTING = "the setting `queue` of [providers.kubernetes]"
 
 
@@ -12,6 +16,28 @@ async def find_kueue(api: KubernetesApi) -> str:
     """
     told = await api.get("/apis/kueue.x-k8s.io")
     return f"/apis/{told['preferredVersion']['groupVersion']}"
+
+
+def is_gated(pod: Mapping[str, Any]) -> bool:
+    """Return whether the pod waits for Kueue's admission."""
+    gates = pod["spec"].get("schedulingGates") or ()
+    return any(each.get("name") == _GATE for each in gates)
+
+
+async def explain_wait(api: KubernetesApi, group: str) -> str:
+    """Return why Kueue has not admitted the pods of this group yet, or "" if Kueue or the user's
+    rights do not tell.
+    """
+    try:
+        version = await find_kueue(api)
+        path = f"{version}/namespaces/{api.context.namespace}/workloads/{group}"
+        found = await api.find(path) or {}
+    except ApiServerRefused:
+        return ""
+    conditions = (found.get("status") or {}).get("conditions") or []
+    waits = {each["type"]: each for each in conditions if each.get("status") == "False"}
+    told = waits.get("QuotaReserved") or waits.get("Admitted") or {}
+    return str(told.get("message") or told.get("reason") or "")
 
 
 async def probe_queue(api: KubernetesApi, queue: str) -> None:

@@ -23,7 +23,7 @@ _NAMESPACED: tuple[Right, ...] = (
 # additional rights for gangs submitted to a Kueue queue
 _QUEUE: tuple[Right, ...] = (
     ("kueue.x-k8s.io", "localqueues", ("get",)),
-    ("kueue.x-k8s.io", "workloads", ("delete",)),
+    ("kueue.x-k8s.io", "workloads", ("delete", "get")),
 )
 CLUSTER: tuple[Right, ...] = (
     ("", "nodes", ("get", "list")),
