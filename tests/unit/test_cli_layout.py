@@ -43,7 +43,6 @@ from cavvy.client import (
     audit_wire,
     budget_wire,
     credential_wire,
-    key_wire,
     maintenance_wire,
     policy_wire,
     pool_wire,
@@ -250,7 +249,7 @@ HOST = maintenance_wire.HostView(
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON
 )
-KEY = key_wire.SecretKeyRow(
+KEY = credential_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
 )
 COMMITTED = Offer(
@@ -388,7 +387,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
-    monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
+    monkeypatch.setattr(credential_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cavvy.spec.ignore import list_files
-from cavvy.spec.origin import capture
+from cavvy.spec.repository import capture
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile, combine, freeze
 
 
