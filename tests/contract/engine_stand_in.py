@@ -53,6 +53,10 @@ class EngineStandIn(ReplicaStandIn):
             choice = {"index": 0, "finish_reason": "stop", part: said}
             answer = {**base, "object": kind, "choices": [choice]}
             return self._answer(writer, {**answer, "usage": self._usage(prompt, made)})
+        if self.speaks == "strict" and "stream_options" in asked:
+            self.tokens.subtract(prompt=prompt, cached=min(prompt, _CACHED), completion=made)
+            error = {"message": "stream_options: extra inputs are not permitted"}
+            return self._answer(writer, {"error": error}, b"400 Bad Request")
         wants = (asked.get("stream_options") or {}).get("include_usage")
         nothing = {"usage": None} if wants and self.speaks == "openai-null" else {}
         events = []

@@ -1,6 +1,6 @@
 """The bills of replicas, and their division among the requests of their services."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from cavvy.domain.ledger import EntryKind
@@ -8,13 +8,32 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field
 
 
+class TokenUse(Struct, frozen=True, kw_only=True):
+    """Tokens of language models. `cached` is the part of `prompt` that the engine held in its
+    cache; `estimated` is the part of all tokens that the gateway estimated, because the engine did
+    not state them.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    estimated: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.prompt or self.completion)
+
+
+_NO_TOKENS = TokenUse()
+
+
 class KeyWork(Struct, frozen=True, kw_only=True):
-    """The number of started requests of a client's key ("" for requests without a key), and their
-    share of a replica's time.
+    """The number of started requests of a client's key ("" for requests without a key), their share
+    of a replica's time, and their tokens by model.
     """
 
     requests: int
     work_us: int
+    tokens: dict[str, TokenUse] = field(default_factory=dict)
 
 
 # The counts of each gateway for a replica: keyed by the epoch, then by the client's key. The counts
@@ -50,9 +69,27 @@ def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> di
             count = KeyWork(
                 requests=max(known.requests, count.requests),
                 work_us=max(known.work_us, count.work_us),
+                tokens=combine_tokens(max, known.tokens, count.tokens),
             )
         found[key] = count
     return found
+
+
+def combine_tokens(
+    of: Callable[[int, int], int], one: Mapping[str, TokenUse], other: Mapping[str, TokenUse]
+) -> dict[str, TokenUse]:
+    """Combine the counts of each model by a function such as `max`."""
+    pairs = {model: (one.get(model, _NO_TOKENS), other.get(model, _NO_TOKENS)) for model in one}
+    pairs |= {model: (_NO_TOKENS, use) for model, use in other.items() if model not in one}
+    return {
+        model: TokenUse(
+            prompt=of(mine.prompt, others.prompt),
+            cached=of(mine.cached, others.cached),
+            completion=of(mine.completion, others.completion),
+            estimated=of(mine.estimated, others.estimated),
+        )
+        for model, (mine, others) in pairs.items()
+    }
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.token_meter import meter_tokens
 
 
 class Preferences(Struct, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class Admission:
             about,
         )
         exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
+        meter_tokens(exchange, service.engine, request.below, request.model)
         if key_id:
             exchange.key_id = key_id
             exchange.places = places

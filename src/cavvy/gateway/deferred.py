@@ -21,6 +21,7 @@ from cavvy.gateway.heads import ResponseHead, parse_request
 from cavvy.gateway.own_answers import OVERSIZED, SILENT, AnswerCode, OwnAnswer, write_answer
 from cavvy.gateway.seams import ClientRequest
 from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.token_meter import meter_tokens
 
 T = TypeVar("T")
 _STALLED = "the replica sent nothing for too long"
@@ -267,6 +268,7 @@ class DeferredCalls:
         exchange.wait_s = service.route.deferred_ttl_s
         exchange.tells = True
         exchange.key_id = call.key_id
+        meter_tokens(exchange, service.engine, head.target)
         sink.exchange = exchange
         self.sinks.add(sink)
         exchange.feed(call.body, True)

@@ -31,7 +31,7 @@ from cavvy.gateway.heads import NO_LENGTH, RequestHead
 from cavvy.gateway.joined_bodies import BatchPart
 from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
 from cavvy.gateway.prompts import Prompt, read_prompt
-from cavvy.gateway.seams import ResponseSink
+from cavvy.gateway.seams import ResponseMeter, ResponseSink
 
 
 class Outcome(Enum):
@@ -73,6 +73,7 @@ class Exchange:
     visit: Visit | None = None  # of the prompt, at the replica that has it
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
+    meter: ResponseMeter | None = None  # counts the tokens of the answer of a language model
     work_mark = 0.0  # when the replica got the request, in the replica's divided time
     admitted = False
     joins: bool | None = None  # whether it may be joined to a batch; None: not decided yet

@@ -11,6 +11,12 @@ a gateway uses the file, the machine's boot ID. Each slot after the header conta
 bytes, the length of a name, and the name. In a slot, the first number counts requests, and the
 second number is the part of the replica's time, in microseconds, that these requests used. The name
 consists of the service, the replica and the client's key. A length of 0 marks a free slot.
+
+A name with a model as its fourth part marks a slot of tokens: the two numbers are the prompts and
+the completions, and four numbers at the end of the slot are the cached part of the prompts, the
+part that the gateway estimated, and the prompts and completions of answers that have begun. The
+gateway counts the tokens of an answer before it passes on the bytes that state them. If the process
+is killed, the next gateway counts the answers that had begun by their estimates.
 """
 
 import fcntl
@@ -21,14 +27,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import cast
 
-from cavvy.domain.request_bills import KeyWork, RequestWork
+from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
+from cavvy.domain.values import replace
 
 _SLOT = 256
 _CHUNK = 65_536  # a multiple of every page size
 _CHUNKS_MAX = 256
 _NAME_AT, _NAME_MAX = 18, _SLOT - 18
+_TOKENS_AT = _SLOT - 32
+_TOKEN_NAME_MAX = _TOKENS_AT - _NAME_AT
 _FORMAT = b"cavvy-counts-1\n\0"
 _EPOCH_AT, _BOOT_AT, _BOOT_BYTES = 16, 32, 64
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -36,6 +44,38 @@ _LOCK_S, _PAUSE_S = 5.0, 0.05  # until a former gateway has ended
 _NO_BOOT = bytes(_BOOT_BYTES)
 
 Count = memoryview  # of two integers: requests, microseconds
+_Name = tuple[str, ...]  # replica and key, and the model if the slot counts tokens
+
+
+class TokenCount:
+    """The tokens of a client's key and a model at a replica."""
+
+    __slots__ = ("_more", "_sums")
+
+    def __init__(self, slot: memoryview) -> None:
+        self._sums = slot[:16].cast("Q")  # prompt, completion
+        self._more = slot[_TOKENS_AT:].cast("Q")  # cached, estimated; begun: prompt, completion
+
+    def describe(self) -> TokenUse:
+        (prompt, completion), (cached, estimated, *_) = self._sums, self._more
+        return TokenUse(prompt=prompt, cached=cached, completion=completion, estimated=estimated)
+
+    def add(self, use: TokenUse) -> None:
+        self._sums[0] += use.prompt
+        self._sums[1] += use.completion
+        self._more[0] += use.cached
+        self._more[1] += use.estimated
+
+    def begin(self, prompt: int, completion: int) -> None:
+        """Change the estimated tokens of answers that have begun."""
+        self._more[2] = max(0, self._more[2] + prompt)
+        self._more[3] = max(0, self._more[3] + completion)
+
+    def resume(self) -> None:
+        """Count the answers that had begun when the former process was killed."""
+        prompt, completion = self._more[2], self._more[3]
+        self._more[2] = self._more[3] = 0
+        self.add(TokenUse(prompt=prompt, completion=completion, estimated=prompt + completion))
 
 
 class KeptCounts:
@@ -47,7 +87,7 @@ class KeptCounts:
         self._chunks: list[mmap.mmap] = []
         self._free: list[Count] = []
         # by service, then by replica and key
-        self._used: dict[str, dict[tuple[str, str], Count]] = {}
+        self._used: dict[str, dict[_Name, Count]] = {}
         self._file = -1
         if path is not None:
             self._open(path)
@@ -65,11 +105,32 @@ class KeptCounts:
             known = own[replica, key] = self._take((service, replica, key))
         return known[:16].cast("Q")
 
+    def find_tokens(self, service: str, replica: str, key: str, model: str) -> TokenCount:
+        """Return the tokens of a model; a name that is too long loses its end."""
+        room = _TOKEN_NAME_MAX - len(f"{service}\n{replica}\n{key}\n".encode())
+        model = model.encode()[: max(room, 0)].decode(errors="ignore").replace("\n", " ")
+        own = self._used.setdefault(service, {})
+        known = own.get((replica, key, model))
+        if known is None:
+            known = own[replica, key, model] = self._take((service, replica, key, model))
+        return TokenCount(known)
+
     def resume(self, service: str) -> Mapping[str, Mapping[str, Count]]:
         """Return the service's counts from the previous gateway, by replica and key."""
         found: dict[str, dict[str, Count]] = {}
-        for (replica, key), slot in self._used.get(service, {}).items():
-            found.setdefault(replica, {})[key] = slot[:16].cast("Q")
+        for (replica, key, *model), slot in self._used.get(service, {}).items():
+            if not model:
+                found.setdefault(replica, {})[key] = slot[:16].cast("Q")
+        return found
+
+    def resume_tokens(self, service: str) -> Mapping[str, Mapping[tuple[str, str], TokenCount]]:
+        """Return the service's tokens from the previous gateway, by replica, then by key and
+        model.
+        """
+        found: dict[str, dict[tuple[str, str], TokenCount]] = {}
+        for (replica, key, *model), slot in self._used.get(service, {}).items():
+            if model:
+                found.setdefault(replica, {})[key, model[0]] = TokenCount(slot)
         return found
 
     def forget(self, service: str, replica: str) -> None:
@@ -128,13 +189,15 @@ class KeptCounts:
                 self._free.append(slot)
             else:
                 self._used.setdefault(name[0], {})[name[1:]] = slot
+                if len(name) == 4:
+                    TokenCount(slot).resume()
 
     def _mark(self, boot: bytes) -> None:
         """Mark the file as in use: write the ID of the machine's current boot into it."""
         self._chunks[0][_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = boot
         self._chunks[0].flush()
 
-    def _take(self, name: tuple[str, str, str]) -> Count:
+    def _take(self, name: _Name) -> Count:
         """Return a slot with this name, or memory of this process if no slot is available."""
         text = "\n".join(name).encode()
         if self._file < 0 or len(text) > _NAME_MAX:
@@ -146,7 +209,7 @@ class KeptCounts:
                 return memoryview(bytearray(_SLOT))
             self._free += self._list_slots(len(self._chunks) - 1, len(self._chunks))
         slot = self._free.pop()
-        slot[:_NAME_AT] = bytes(_NAME_AT)
+        slot[:] = bytes(_SLOT)
         slot[_NAME_AT : _NAME_AT + len(text)] = text
         slot[16:18] = len(text).to_bytes(2, "little")
         return slot
@@ -189,13 +252,21 @@ def read_work(path: Path) -> Mapping[str, RequestWork]:
     if not _is_usable(data[:_SLOT], _read_boot()):
         return {}
     found: dict[str, dict[str, dict[str, KeyWork]]] = {}
+    tokens: dict[_Name, dict[str, TokenUse]] = {}
     for at in range(_SLOT, len(data) - _SLOT + 1, _SLOT):
         slot = memoryview(data)[at : at + _SLOT]
-        if (name := _read_name(slot)) is not None:
-            service, replica, key = name
-            found.setdefault(service, {}).setdefault(replica, {})[key] = describe(
-                slot[:16].cast("Q")
-            )
+        if (name := _read_name(slot)) is None:
+            continue
+        service, replica, key, *model = name
+        if model:
+            tokens.setdefault(name[:3], {})[model[0]] = TokenCount(slot).describe()
+        else:
+            counts = found.setdefault(service, {}).setdefault(replica, {})
+            counts[key] = describe(slot[:16].cast("Q"))
+    for (service, replica, key), uses in tokens.items():
+        counts = found.setdefault(service, {}).setdefault(replica, {})
+        known = counts.get(key, KeyWork(requests=0, work_us=0))
+        counts[key] = replace(known, tokens=uses)
     epoch = _read_epoch(data)
     return {service: {epoch: work} for service, work in found.items()}
 
@@ -228,10 +299,10 @@ def _read_epoch(header: bytes | mmap.mmap) -> str:
     return header[_EPOCH_AT:_BOOT_AT].decode(errors="replace")
 
 
-def _read_name(slot: memoryview) -> tuple[str, str, str] | None:
+def _read_name(slot: memoryview) -> _Name | None:
     length = int.from_bytes(slot[16:18], "little")
     parts = bytes(slot[_NAME_AT : _NAME_AT + length]).decode(errors="replace").split("\n")
-    return cast(tuple[str, str, str], tuple(parts)) if len(parts) == 3 else None
+    return tuple(parts) if len(parts) in (3, 4) else None
 
 
 def _read_boot() -> bytes:

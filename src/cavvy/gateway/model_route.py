@@ -283,6 +283,7 @@ class ModelRequest:
             why = f"several services of the project have the model {name!r}; use a service's URL"
             return OwnAnswer(404, AnswerCode.NO_MODEL, why)
         self._release()
+        request.model = name
         request.target = request.below = request.head.target[len(self._at.root) :]
         opened = self._routes.admit(request, found[0])
         if isinstance(opened, ANSWERS):

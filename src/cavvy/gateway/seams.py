@@ -8,6 +8,7 @@ from typing import Protocol
 
 from cavvy.gateway.heads import RequestHead, ResponseHead
 from cavvy.gateway.own_answers import Answer, OwnAnswer
+from cavvy.gateway.work import ReplicaWork
 
 
 class ResponseSink(Protocol):
@@ -51,6 +52,24 @@ class ResponseSink(Protocol):
     def resume_body(self) -> None: ...
 
 
+class ResponseMeter(Protocol):
+    """Counts what a response delivers. It stands between the replica and the receiver."""
+
+    def is_read(self) -> bool:
+        """Return whether the queue may take the request, or False if more of the body must arrive
+        first.
+        """
+
+    def begin(self, work: ReplicaWork) -> None:
+        """Prepare for the response of a replica, which is about to get the request."""
+
+    def withdraw(self) -> None:
+        """Restore the request as the client sent it, because the replica has refused it."""
+
+    def close(self) -> None:
+        """Count what was delivered of a response that ended early."""
+
+
 class OpenRequest(Protocol):
     """A request that reads its body, and that ends with a response to its sink."""
 
@@ -75,6 +94,7 @@ class ClientRequest:
 
     id = b""
     key_id = ""  # of the client's key
+    model = ""  # that the body names, if it has selected the service
     shares = False  # pages of other origins may read the response
 
     def __init__(

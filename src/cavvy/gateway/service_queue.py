@@ -41,6 +41,7 @@ from cavvy.gateway.statistics import (
     estimate_retry_s,
     find_quantile,
 )
+from cavvy.gateway.token_meter import EngineTerms
 from cavvy.gateway.upstream import PoolOwner, ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
@@ -81,6 +82,7 @@ class ServiceQueue:
         removed = route.removed_prefix.encode()
         self.prefix_field = b"X-Forwarded-Prefix: %b\r\n" % removed if removed else b""
         self.counters = ServiceCounters(now)
+        self.engine = EngineTerms(route.models, memo.limits.hold_bytes)
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
         if route.batch is not None:
@@ -125,6 +127,8 @@ class ServiceQueue:
             return
         if self.batches is not None and not self.batches.is_read(exchange):
             return
+        if exchange.meter is not None and not exchange.meter.is_read():
+            return
         routing = self.route.routing
         if routing is not None and not exchange.find_key(routing):
             return
@@ -154,6 +158,8 @@ class ServiceQueue:
         """
         queue = self.current
         queue.counters.aborted += 1
+        if exchange.meter is not None:
+            exchange.meter.close()
         queue._forget(exchange)
         carrier = exchange.carrier or exchange
         if carrier.members:
@@ -189,7 +195,10 @@ class ServiceQueue:
             failed = exchange.failed or outcome is not Outcome.ABORTED
             self.canary.record(pool.address.canary, failed, now - exchange.started_at)
         self._free(pool, exchange, now)
-        if outcome is Outcome.ANSWERED:
+        if outcome is Outcome.ANSWERED and exchange.meter is not None:
+            exchange.meter.withdraw()
+            self._requeue(exchange, now)
+        elif outcome is Outcome.ANSWERED:
             self._requeue_spoiled(exchange)
         elif outcome is Outcome.LOST:
             self._repeat(exchange, pool, now)
@@ -374,9 +383,11 @@ class ServiceQueue:
 
     def resume_work(self) -> None:
         """Load the counts that the previous gateway process stored."""
+        name, kept = self.route.name, self._kept
+        tokens = kept.resume_tokens(name)
         self._work = {
-            replica: ReplicaWork(self._kept, self.route.name, replica, counts)
-            for replica, counts in self._kept.resume(self.route.name).items()
+            replica: ReplicaWork(kept, name, replica, counts, tokens.get(replica))
+            for replica, counts in kept.resume(name).items()
         }
 
     def keep_work(self) -> None:

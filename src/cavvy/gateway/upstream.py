@@ -70,6 +70,8 @@ class UpstreamConnection(asyncio.Protocol):
         # counted first: if this process is killed here, no request of the replica is missing
         if not exchange.members:
             self.pool.work.count(exchange.key_id)
+            if exchange.meter is not None:
+                exchange.meter.begin(self.pool.work)
         else:
             for each in exchange.members:
                 self.pool.work.count(each.key_id)

@@ -9,8 +9,8 @@ batch, a request with k instances counts as k requests.
 
 from collections.abc import Mapping
 
-from cavvy.domain.request_bills import KeyWork
-from cavvy.gateway.kept_counts import Count, KeptCounts
+from cavvy.domain.request_bills import KeyWork, TokenUse
+from cavvy.gateway.kept_counts import Count, KeptCounts, TokenCount
 
 
 class ReplicaWork:
@@ -27,6 +27,7 @@ class ReplicaWork:
         "_kept",
         "_kept_at",
         "_name",
+        "_tokens",
         "_virtual",
     )
 
@@ -36,11 +37,13 @@ class ReplicaWork:
         service: str = "",
         replica: str = "",
         former: Mapping[str, Count] | None = None,
+        tokens: Mapping[tuple[str, str], TokenCount] | None = None,
     ) -> None:
         self._kept, self._name = kept, (service, replica)
         self._at = self._virtual = self._kept_at = 0.0
         self._in_flight = 0  # the sum of the weights
         self._counts = dict(former or {})  # by key
+        self._tokens = dict(tokens or {})  # by key and model
         # by key: the weights of those in flight, and the shares of those that ended, less the
         # values of `_virtual` at the starts of those in flight
         self._by_key: dict[str, list[float]] = {
@@ -85,10 +88,21 @@ class ReplicaWork:
         """
         return weight * (self._pass(now) - mark)
 
+    def find_tokens(self, key: str, model: str) -> TokenCount:
+        """Return the tokens of a client's key and a model; the caller increases them."""
+        known = self._tokens.get((key, model))
+        if known is None:
+            known = self._tokens[key, model] = self._kept.find_tokens(*self._name, key, model)
+        return known
+
     def describe(self, now: float) -> Mapping[str, KeyWork]:
         self.keep(now)
+        tokens: dict[str, dict[str, TokenUse]] = {}
+        for (key, model), count in self._tokens.items():
+            tokens.setdefault(key, {})[model] = count.describe()
         return {
-            key: KeyWork(requests=count[0], work_us=count[1]) for key, count in self._counts.items()
+            key: KeyWork(requests=count[0], work_us=count[1], tokens=tokens.get(key, {}))
+            for key, count in self._counts.items()
         }
 
     def keep(self, now: float) -> None:
@@ -105,7 +119,7 @@ class ReplicaWork:
         """Free the slots of the replica, which no longer exists. The requests that were in flight
         on the replica are not counted."""
         self._kept.forget(*self._name)
-        self._kept, self._counts = KeptCounts(), {}
+        self._kept, self._counts, self._tokens = KeptCounts(), {}, {}
 
     def _pass(self, now: float) -> float:
         if now > self._at:  # the clock readings of two callers may arrive in another order

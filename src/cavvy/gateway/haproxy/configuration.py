@@ -81,7 +81,8 @@ def is_direct(service: ServiceRoute) -> bool:
     by_body = service.routing is not None and service.routing.reads_body
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
-    return bool(service.hosts) and not (service.prefix or by_gateway or service.batch)
+    counted = service.batch or service.models  # in batches, or by tokens
+    return bool(service.hosts) and not (service.prefix or by_gateway or counted)
 
 
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:

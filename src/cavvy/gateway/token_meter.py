@@ -1,0 +1,373 @@
+"""Counts the tokens of a request to a language model while its answer passes.
+
+The meter stands between the replica and the receiver of the response. It counts tokens as soon as
+the engine states them, before it passes on the bytes that state them, so a killed gateway has
+counted each answer that it had forwarded. If a client asks for a stream without its usage, the
+meter asks the engine for it and removes the event that states it. If the engine refuses this
+question, the meter sends the request again as it was. Answers without usage, and the delivered part
+of answers that end early, count by an estimate: an event is a token, and four bytes of the request
+are a token.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from cavvy.domain.request_bills import TokenUse
+from cavvy.domain.values import Struct
+from cavvy.gateway.bodies import LAST_CHUNK, ChunkedBody, as_chunk
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import NO_LENGTH, HeadError, ResponseHead
+from cavvy.gateway.kept_counts import TokenCount
+from cavvy.gateway.own_answers import OwnAnswer
+from cavvy.gateway.seams import ResponseSink
+from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
+from cavvy.gateway.work import ReplicaWork
+
+TOKEN_BYTES = 4  # of a prompt's text, roughly; OpenAI's rule of thumb for English
+_OPTIONS = b'"stream_options":{"include_usage":true},'
+_LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)\d+")
+_ENCODINGS = re.compile(rb"(?i)\r\naccept-encoding:[^\r]*")
+_CODED = re.compile(rb"(?i)\r\ncontent-encoding:[ \t]*(?!identity)")
+_MEDIA = re.compile(rb"(?i)\r\ncontent-type:[ \t]*(?:(text/event-stream)|application/[^;\r]*json)")
+_NO_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\]')
+_EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
+_ENDS = (b"\n\n", b"\r\n\r\n")  # of events
+_EVENT_MAX = 65_536  # bytes of an event that are held until it is complete
+_REFUSALS = (400, 422)  # of a question that the engine does not know
+
+
+class TokenRoute(Struct, frozen=True, kw_only=True):
+    """A route of engines. `token` marks each event of a stream that delivers a part of the text."""
+
+    name: bytes = USAGE  # the key that states tokens
+    token: bytes = b'"delta"'
+    asks: bool = False  # whether streams state their usage only if the request asks for it
+
+
+_USAGE_ONLY = TokenRoute()
+_CHAT = TokenRoute(asks=True)
+_TEXT = TokenRoute(token=b'"text"', asks=True)
+_LLAMA = TokenRoute(name=LLAMA, token=b'"content"')
+_TGI = TokenRoute(name=TGI, token=b'"token"')
+_ROUTES = {
+    b"/chat/completions": _CHAT,
+    b"/completions": _TEXT,
+    b"/responses": TokenRoute(token=b'.delta"'),
+    b"/messages": TokenRoute(token=b'"content_block_delta"'),
+    b"/completion": _LLAMA,
+    b"/infill": _LLAMA,
+    b"/generate": _TGI,
+    b"/generate_stream": _TGI,
+    **dict.fromkeys(
+        (
+            *(b"/embeddings", b"/rerank", b"/score", b"/audio/transcriptions", b"/pooling"),
+            *(b"/audio/translations", b"/images/generations", b"/images/edits", b"/embed"),
+        ),
+        _USAGE_ONLY,
+    ),
+}
+ROUTES = {
+    version + path: route for version in (b"", b"/v1", b"/v2") for path, route in _ROUTES.items()
+}
+
+
+class _Asked(Struct, frozen=True):
+    """What the meter reads in a request's body."""
+
+    model: Any = None
+    stream: Any = None
+    stream_options: Any = msgspec.UNSET
+
+
+_decode = msgspec.json.Decoder(_Asked).decode
+
+
+class EngineTerms:
+    """What meters know of the engine of a service."""
+
+    def __init__(self, models: tuple[str, ...], hold_bytes: int) -> None:
+        self.models = models
+        self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
+        self.asks_usage = True  # of streams, because the engine has not refused to state it
+
+
+def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: str = "") -> None:
+    """Count the tokens of a request if its target is a route of engines."""
+    if exchange.head.method != b"POST":
+        return
+    route = ROUTES.get(target.partition(b"?")[0])
+    if route is not None and exchange.entry.route.batch is None:
+        TokenMeter(exchange, engine, route, model)
+
+
+class TokenMeter:
+    """The receiver of a response between the replica and the actual receiver `sink`."""
+
+    def __init__(
+        self, exchange: Exchange, engine: EngineTerms, route: TokenRoute, model: str
+    ) -> None:
+        self._exchange = exchange
+        self._sink: ResponseSink = exchange.sink
+        self._engine = engine
+        self._route = route
+        self._model = self._name_model(model)
+        self._prompt = 0  # estimated
+        self._ready = self._wanted = False
+        self._former: tuple[bytes, list[bytes]] | None = None  # head and body without the question
+        self._withdrawn = False
+        self._again = False  # the response is dropped, and the request is sent again
+        self._events: _UsageEvents | None = None  # removes the answer to the question
+        self._begin_try()
+        exchange.sink = exchange.meter = self
+        # compressed answers cannot be searched
+        exchange.out_head = _ENCODINGS.sub(b"\r\nAccept-Encoding: identity", exchange.out_head)
+
+    def _begin_try(self) -> None:
+        self._count: TokenCount | None = None
+        self._reader = UsageReader(self._route.name)
+        self._counted = TokenUse()
+        self._reads = self._streams = False
+        self._delivered = 0  # tokens since the last statement of the engine
+        self._open = (0, 0)  # what is counted as begun
+
+    # what the queue and the pool call
+
+    def is_read(self) -> bool:
+        """Return whether the queue may take the request. The meter reads bodies in JSON that the
+        gateway can hold.
+        """
+        exchange = self._exchange
+        if self._ready:
+            return True
+        if not exchange.body_done and _holds_json(exchange):
+            if not self._wanted:
+                self._wanted = True
+                self._sink.want_body()  # of a client that waits for "100 Continue"
+            if exchange.held_bytes <= self._engine.hold_bytes:
+                return False
+        self._ready = True
+        if exchange.body_done and exchange.held:
+            self._read_body(exchange)
+        return True
+
+    def begin(self, work: ReplicaWork) -> None:
+        """Prepare for the response of a replica, which is about to get the request."""
+        self._begin_try()
+        self._count = work.find_tokens(self._exchange.key_id, self._model)
+
+    def withdraw(self) -> None:
+        """Restore the request as the client sent it, because the engine may refuse the question for
+        its usage."""
+        exchange = self._exchange
+        if self._former is not None:
+            exchange.out_head, exchange.held = self._former
+            exchange.held_bytes = sum(map(len, exchange.held))
+        self._former = self._events = None
+        self._withdrawn = True
+        exchange.spoiled = exchange.responding = False
+
+    def close(self) -> None:
+        """Count what was delivered of an answer that ended early."""
+        prompt, completion = self._open
+        if prompt or completion:
+            more = TokenUse(prompt=prompt, completion=completion, estimated=prompt + completion)
+            self._set_open(0, 0)
+            self._add(more)
+        self._reads = False
+
+    # what the replica's connection calls
+
+    @property
+    def passes_chunks(self) -> bool:
+        return self._events is None and not self._again and self._sink.passes_chunks
+
+    def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
+        if self._former is not None and head.status in _REFUSALS:
+            self._again = self._exchange.spoiled = True
+            return
+        if self._withdrawn and head.status < 300:
+            self._engine.asks_usage = False
+        self._begin_answer(head)
+        if payload:
+            payload = self._see(payload)
+        if done:
+            payload += self._finish()
+        self._sink.respond(head, payload, done, more)
+
+    def send(self, payload: bytes, done: bool) -> None:
+        if self._again:
+            return
+        if payload:
+            payload = self._see(payload)
+        if done:
+            payload += self._finish()
+        if payload or done:
+            self._sink.send(payload, done)
+
+    def pass_chunk(self, data: bytes) -> None:
+        if self._reads:
+            self._see(data[data.index(b"\n") + 1 : -2])
+        self._sink.pass_chunk(data)
+
+    def send_interim(self, head: ResponseHead) -> None:
+        self._sink.send_interim(head)
+
+    def switch(self, head: ResponseHead, payload: bytes) -> None:
+        self._sink.switch(head, payload)
+
+    def answer(self, answer: OwnAnswer) -> None:
+        self._sink.answer(answer)
+
+    def cut(self) -> None:
+        self.close()
+        self._sink.cut()
+
+    def end(self) -> None:
+        if self._again:
+            self._again = False
+            return
+        self.close()
+        self._sink.end()
+
+    def want_body(self) -> None:
+        self._sink.want_body()
+
+    def pause_body(self) -> None:
+        self._sink.pause_body()
+
+    def resume_body(self) -> None:
+        self._sink.resume_body()
+
+    # the request
+
+    def _name_model(self, model: object) -> str:
+        """Return the model by which tokens are counted. Clients cannot add names."""
+        models = self._engine.models
+        if model in models:
+            return str(model)
+        return models[0] if len(models) == 1 else ""
+
+    def _read_body(self, exchange: Exchange) -> None:
+        try:
+            body = b"".join(exchange.held)
+            if exchange.head.length == NO_LENGTH:
+                body = ChunkedBody().feed(body)
+            self._prompt = len(body) // TOKEN_BYTES
+            asked = _decode(body)
+        except (HeadError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return  # the engine says what is wrong
+        self._model = self._name_model(asked.model)
+        if asked.stream is not True or asked.stream_options is not msgspec.UNSET:
+            return
+        if self._route.asks and self._engine.asks_usage:
+            self._ask(exchange, body)
+
+    def _ask(self, exchange: Exchange, body: bytes) -> None:
+        self._former = (exchange.out_head, exchange.held)
+        at = body.index(b"{") + 1
+        body = b"".join((body[:at], _OPTIONS, body[at:]))
+        if exchange.head.length == NO_LENGTH:
+            body = as_chunk(body) + LAST_CHUNK
+        else:
+            length = b"\\g<1>%d" % len(body)
+            exchange.out_head = _LENGTH.sub(length, exchange.out_head, count=1)
+        exchange.held, exchange.held_bytes = [body], len(body)
+        self._events = _UsageEvents()
+
+    # the answer
+
+    def _begin_answer(self, head: ResponseHead) -> None:
+        media = _MEDIA.search(head.fields) if 200 <= head.status < 300 else None
+        if media is None or _CODED.search(head.fields):
+            self._events = None
+            return
+        self._reads, self._streams = True, bool(media[1])
+        if not self._streams or head.length >= 0:
+            self._events = None
+        if self._streams:
+            self._set_open(self._prompt, 0)
+        if self._reader.read_head(head.fields):
+            self._count_stated()
+
+    def _see(self, data: bytes) -> bytes:
+        """Count what the next bytes state; return those that are passed on."""
+        if not self._reads:
+            return data
+        if self._reader.feed(data):
+            self._count_stated()
+        elif self._streams and (tokens := data.count(self._route.token)):
+            self._delivered += tokens
+            self._set_open(self._open[0], self._delivered)
+        return data if self._events is None else self._events.feed(data)
+
+    def _finish(self) -> bytes:
+        """Count the tokens of an answer that is complete; return bytes that were held back."""
+        if self._reader.use is not None:
+            self._set_open(0, 0)  # what the engine has stated is all
+        self.close()
+        return b"" if self._events is None else self._events.flush()
+
+    def _count_stated(self) -> None:
+        use, counted = self._reader.use, self._counted
+        if use is None:
+            return
+        self._delivered = 0
+        self._set_open(self._open[0] if self._reader.prompt is None else 0, 0)
+        self._counted = TokenUse(
+            prompt=max(use.prompt, counted.prompt),
+            cached=max(use.cached, counted.cached),
+            completion=max(use.completion, counted.completion),
+        )
+        self._add(
+            TokenUse(
+                prompt=self._counted.prompt - counted.prompt,
+                cached=self._counted.cached - counted.cached,
+                completion=self._counted.completion - counted.completion,
+            )
+        )
+
+    def _add(self, use: TokenUse) -> None:
+        if self._count is not None:
+            self._count.add(use)
+
+    def _set_open(self, prompt: int, completion: int) -> None:
+        before, self._open = self._open, (prompt, completion)
+        if self._count is not None:
+            self._count.begin(prompt - before[0], completion - before[1])
+
+
+class _UsageEvents:
+    """Removes the events of a stream that state usage and nothing else."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the complete events among the held and the next bytes."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        elif data.endswith(b"\n\n") and not _NO_CHOICES.search(data):
+            return data
+        end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _ENDS)
+        self._held = data[end:]
+        if len(self._held) > _EVENT_MAX:
+            end, self._held = len(data), b""
+        data = data[:end]
+        if not _NO_CHOICES.search(data):
+            return data
+        return b"".join(each for each in _EVENT.findall(data) if not _states_usage(each))
+
+    def flush(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
+
+
+def _states_usage(event: bytes) -> bool:
+    return bool(_NO_CHOICES.search(event)) and UsageReader().feed(event)
+
+
+def _holds_json(exchange: Exchange) -> bool:
+    media = exchange.head.get_header(b"content-type").partition(b";")[0].strip().lower()
+    return media == b"application/json" or media.endswith(b"+json")
