@@ -15,7 +15,7 @@ from cavvy.control.serving.request_bills import COUNTED_SINCE, RequestBills
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.ledger import QuantityUnit
-from cavvy.domain.request_bills import KeyWork, RequestWork
+from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
 from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -288,3 +288,31 @@ async def test_a_division_begins_with_the_last_one(store: Store) -> None:
     with pytest.raises(StaleVersion):
         await store.meters.divide(replace(again.divided, version=0), {}, {})
     assert (again.divided.version, len(await store.ledger_lines(ALL))) == (1, 4)
+
+
+async def test_tokens_are_added_up_by_key_and_model_once(store: Store) -> None:
+    replica, attempt = await start(store, "r1")
+    service, bills = make_service(replica), RequestBills(store)
+
+    async def divide(until: int, *prompts: int, last: bool = False) -> None:
+        uses = [TokenUse(prompt=each, cached=1, completion=2 * each) for each in prompts]
+        tokens = dict(zip(("m", "n"), uses, strict=False))
+        counts = {"k1": KeyWork(requests=1, work_us=1, tokens=tokens)}
+        told = tell({"g": {"r1": {**counts, "": replace(counts["k1"], tokens={"m": uses[0]})}}})
+        await store.commit(AtomicWrite(charges=[make_charge(attempt, 10 * until, until=until)]))
+        await bills.divide(service, told, after(until), last=last)
+        await RequestBills(store).divide(service, told, after(until), last=last)  # another server
+
+    await divide(100, 5)
+    await divide(200, 7, 3)
+    await divide(86_400, 8, 3, last=True)
+    m, n = TokenUse(prompt=8, cached=1, completion=16), TokenUse(prompt=3, cached=1, completion=6)
+    by_key = await store.meters.sum_tokens(ALL, ("service", "key"))
+    assert by_key == {("chat", "web"): {"m": m, "n": n}, ("chat", ""): {"m": m}}
+    whole = await store.meters.sum_tokens(ALL, ())
+    assert whole == {(): {"m": TokenUse(prompt=16, cached=2, completion=32), "n": n}}
+    later = LedgerFilter(projects="p", since=after(86_400), until=after(86_401))
+    ((group, uses),) = (await store.meters.sum_tokens(later, ("user", "kind", "month"))).items()
+    assert group[:2] == ("ada", "request")
+    assert uses["m"].prompt == 2
+    assert await store.meters.sum_tokens(replace(later, projects="other"), ("user",)) == {}

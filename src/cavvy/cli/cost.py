@@ -12,6 +12,7 @@ from cavvy.cli.reach.arrays import array_instead
 from cavvy.cli.reach.session import any_project_option, list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
+from cavvy.cli.view.tokens import rate_tokens, show_rate
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -51,6 +52,16 @@ _AUDIT_COLUMNS = (
     TableColumn("reported_micros", "PROVIDER"),
     TableColumn("verdict"),
     TableColumn("gang", hidden=True),
+)
+
+
+_TOKENS = ("prompt", "cached", "completion", "estimated")
+_TOKEN_COLUMNS = (
+    TableColumn("prompt_tokens", "PROMPT", "{:,}".format, drop=2),
+    TableColumn("cached_tokens", "CACHED", "{:,}".format, drop=3),
+    TableColumn("completion_tokens", "COMPLETION", "{:,}".format, drop=2),
+    TableColumn("estimated_tokens", hidden=True),
+    TableColumn("micros_per_million_tokens", "PER 1M", show_rate),
 )
 
 
@@ -246,16 +257,28 @@ def _sums_out(
     cells = _split_tags(rows) if by == ["tag"] else [_cells(row, by) for row in rows]
     show = formatting.make_money_format(cell[-1] for cell in cells)
     discounted = any(row.discount_micros for row in rows)
+    tokens = by != ["tag"] and any(row.tokens for row in rows)
     columns = [
         *(TableColumn(name) for name in by),
         TableColumn("jobs"),
         TableColumn("discount_micros", "DISCOUNT", show, hidden=not discounted),
         TableColumn("spent_micros", "SPENT", show),
     ]
+    if tokens:
+        columns += _TOKEN_COLUMNS
+        cells = [(*cell, *_count_tokens(row)) for cell, row in zip(cells, rows, strict=True)]
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
         several = " (a job with several tags is counted only once)" if by == ["tag"] else ""
         click.echo(f"total {show(total)}{several}")
+
+
+def _count_tokens(row: "LedgerSumView") -> tuple[Any, ...]:
+    """Return the tokens of a group, and the micro-dollars of everything that was spent, with cold
+    starts and idle time, for a million of them.
+    """
+    sums = (sum(getattr(each, name) for each in row.tokens) for name in _TOKENS)
+    return (*sums, rate_tokens(row.amount_micros, row.tokens))
 
 
 def _cells(row: "LedgerSumView", by: list[str]) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
+from cavvy.cli.view.tokens import rate_tokens, show_rate, show_tokens
 from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
 
     with session() as client:
         rows = [_row(each) for each in list_services(client, project)]
+    rates = any(row["micros_per_million_tokens"] is not None for row in rows)
     levels = any(row["availability"] is not None for row in rows)
     columns = [
         TableColumn("name"),
@@ -47,6 +49,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
         TableColumn("answered", "ANSWERED", _show_share, hidden=not levels, drop=2),
         TableColumn("availability", "OF", _show_share, hidden=not levels, drop=2),
         TableColumn("spent_micros", "COST"),
+        TableColumn("micros_per_million_tokens", "PER 1M", show_rate, hidden=not rates, drop=2),
         TableColumn("url", drop=1),
         TableColumn("unreachable", hidden=not any(row["unreachable"] for row in rows), wrap=True),
         TableColumn("revision", hidden=True),
@@ -91,6 +94,7 @@ def _row(found: "ServedView") -> dict[str, object]:
         "answered": slo.day.availability if slo else None,
         "availability": slo.availability if slo else None,
         "spent_micros": found.spent_micros,
+        "micros_per_million_tokens": rate_tokens(found.spent_micros, found.tokens),
         "url": found.url,
         "unreachable": found.unreachable,
         "revision": found.revision,
@@ -121,6 +125,9 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         pairs.append(("update", _show_trial(found.trial, found.revision)))
     pairs += list_events(found, named(found.project, found.name))
     pairs.append(("cost", format_usd(Money(found.spent_micros))))
+    rate = rate_tokens(found.spent_micros, found.tokens)
+    if rate is not None:
+        pairs.append(("tokens", f"{show_tokens(found.tokens)}; {show_rate(rate)} per million"))
     return pairs
 
 

@@ -17,20 +17,34 @@ from cavvy.domain.ledger import (
     QuantityUnit,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.domain.values import replace
+from cavvy.domain.values import field, replace
 
 PAGE = 5000  # maximum number of entries in one answer
 
 
+class TokensView(Answer, frozen=True, kw_only=True):
+    """The tokens of a model. `cached` is a part of `prompt`; `estimated` is the part of `prompt`
+    and `completion` that engines did not state.
+    """
+
+    model: str
+    prompt: int
+    cached: int
+    completion: int
+    estimated: int
+
+
 class LedgerSumView(Answer, frozen=True, kw_only=True):
     """The sum of the entries of one group. `groups` contains a value for each requested dimension.
-    `discount_micros` is the part of `amount_micros` that comes from discounts, 0 or less.
+    `discount_micros` is the part of `amount_micros` that comes from discounts, 0 or less. `tokens`
+    are those of language models in the whole days of the period.
     """
 
     groups: dict[str, str]
     amount_micros: int
     discount_micros: int
     jobs: int
+    tokens: list[TokensView] = field(default_factory=list)
 
 
 class LedgerEntryView(Answer, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec.json import encode
 
 from cavvy.client import wire
 from cavvy.client.client import ApiClient
+from cavvy.client.ledger_wire import TokensView
 from cavvy.client.paths import project_path, query, segment
 from cavvy.client.wire import Answer, Ask
 
@@ -169,6 +170,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     crons: list[CronView] = field(default_factory=list)
     queue: QueueView | None = None
     spent_micros: int
+    tokens: list[TokensView] = field(default_factory=list)
 
 
 def list_services(client: ApiClient, project: str | None = None) -> list[ServedView]:

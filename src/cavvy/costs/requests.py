@@ -12,6 +12,7 @@ division of a bill, or if its share is smaller than a micro-dollar.
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from operator import add
 
 from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit
 from cavvy.domain.postings import split_months
@@ -20,10 +21,12 @@ from cavvy.domain.request_bills import (
     KeyWork,
     ReplicaBill,
     RequestCounts,
+    TokenUse,
+    combine_tokens,
     merge_counts,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, field, replace
 
 REQUEST_LINE = "requests"
 _US = timedelta(microseconds=1)
@@ -41,6 +44,7 @@ class Division(Struct, frozen=True, kw_only=True):
 
     divided: DividedBill
     postings: Mapping[str, tuple[LedgerPosting, ...]]
+    tokens: Mapping[str, Mapping[str, TokenUse]] = field(default_factory=dict)  # by key and model
 
 
 def keep_undivided(bill: ReplicaBill, counts: RequestCounts, ready_at: datetime | None) -> Division:
@@ -74,7 +78,8 @@ def divide_bill(
     kinds = {*bill.amounts, *before.moved}
     more = {kind: bill.amounts.get(kind, 0) - before.moved.get(kind, 0) for kind in sorted(kinds)}
     fresh = _subtract(counts, before)
-    late = final and any(each.requests for each in fresh.values())
+    tokens = {key: each.tokens for key, each in fresh.items() if each.tokens}
+    late = final and any(each.requests or each.tokens for each in fresh.values())
     if not any(more.values()) and not late:
         return None
     divided = replace(
@@ -87,7 +92,8 @@ def divide_bill(
     )
     moves = [(kind, "", -amount, 0) for kind, amount in more.items()]
     moves += _list_parts(sum(more.values()), before.until, divided, fresh)
-    return Division(divided=divided, postings=_post_all(bill, before.until, divided.until, moves))
+    postings = _post_all(bill, before.until, divided.until, moves)
+    return Division(divided=divided, postings=postings, tokens=tokens)
 
 
 def _list_parts(
@@ -130,8 +136,19 @@ def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
             found[key] = KeyWork(
                 requests=total.requests + max(0, now.requests - then.requests),
                 work_us=total.work_us + max(0, now.work_us - then.work_us),
+                tokens=combine_tokens(
+                    add, total.tokens, _list_new(combine_tokens(_grow, now.tokens, then.tokens))
+                ),
             )
     return found
+
+
+def _grow(now: int, then: int) -> int:
+    return max(0, now - then)
+
+
+def _list_new(uses: Mapping[str, TokenUse]) -> Mapping[str, TokenUse]:
+    return {model: use for model, use in uses.items() if use}
 
 
 def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) -> dict[_Part, int]:

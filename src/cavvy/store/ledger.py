@@ -1,7 +1,7 @@
 """Posts new bills to the rows of the ledger, and adds up the entries."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.events import Charge
@@ -344,6 +344,14 @@ class _PartialSum:
         self.until = None if until is None else to_time(until)
 
 
+def make_group(
+    by: Sequence[str], stored: Mapping[str, str], tags: str, at: datetime
+) -> tuple[str, ...]:
+    """Return the values of the dimensions `by`, from those of columns, the tags and the time."""
+    month = f"{month_of(at):%Y-%m}"
+    return tuple(_value(name, stored.get(name, ""), tags, month) for name in by)
+
+
 def _value(name: str, stored: str, tags: str, month: str) -> str:
     if name == MONTH:
         return month
@@ -405,7 +413,21 @@ def _read_sums(
 
 def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tuple[object, ...]]:
     """Return the SQL condition for entries `e` with the subject `s` that overlap the period."""
-    where, values = in_projects("e.project", which.projects)
+    conditions, given = filter_subjects(session, which)
+    since, until = _bounds(which)
+    conditions.append("e.since < ? AND (e.until > ? OR e.since >= ?)")
+    given += [until, since, since]
+    if which.since is not None:
+        conditions.append("e.until >= ?")  # follows from the others, and uses an index
+        given.append(since)
+    return " AND ".join(conditions), tuple(given)
+
+
+def filter_subjects(
+    session: DatabaseSession, which: LedgerFilter, project: str = "e.project"
+) -> tuple[list[str], list[object]]:
+    """Return the SQL conditions for subjects `s`, and their values."""
+    where, values = in_projects(project, which.projects)
     conditions: list[str] = [where]
     given: list[object] = [*values]
     if which.user is not None:
@@ -421,13 +443,7 @@ def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tup
                 "WHERE t.key = ? AND t.value = ?)"
             )
             given += tag
-    since, until = _bounds(which)
-    conditions.append("e.since < ? AND (e.until > ? OR e.since >= ?)")
-    given += [until, since, since]
-    if which.since is not None:
-        conditions.append("e.until >= ?")  # follows from the others, and uses an index
-        given.append(since)
-    return " AND ".join(conditions), tuple(given)
+    return conditions, given
 
 
 _FAR_MICROS = 1 << 62

@@ -9,15 +9,16 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.ledger import OF_SUBJECT, LedgerPosting, LedgerSubject
 from cavvy.domain.postings import KINDS
-from cavvy.domain.request_bills import DividedBill, ReplicaBill
+from cavvy.domain.request_bills import DividedBill, ReplicaBill, TokenUse
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import VolumeBill, VolumeOwner, VolumeUse
-from cavvy.store.base import StaleVersion
+from cavvy.store.base import LedgerFilter, StaleVersion
 from cavvy.store.documents import decode_attempt, decode_tags, encode, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.ledger import append_entries, ensure_subject, read_subject
 from cavvy.store.rows import insert_into, update_of
+from cavvy.store.token_uses import add_tokens, sum_tokens
 
 _decode_volume = msgspec.json.Decoder(VolumeBill).decode
 _VOLUMES = "SELECT document FROM volume_bills ORDER BY id"
@@ -103,12 +104,21 @@ class SqlMeters:
         divided: DividedBill,
         postings: Mapping[str, Sequence[LedgerPosting]],
         labels: Mapping[str, str],
+        tokens: Mapping[str, Mapping[str, TokenUse]] | None = None,
     ) -> None:
-        """Store how a bill was divided among the client keys, together with the ledger entries that
-        result. `labels` names keys. Raises StaleVersion if another server has already divided a
-        later state of the bill.
+        """Store how a bill was divided among the client keys, together with the ledger entries and
+        the tokens by key and model that result. `labels` names keys. Raises StaleVersion if another
+        server has already divided a later state of the bill.
         """
-        await self._write(lambda session: _divide(session, divided, postings, labels))
+        await self._write(lambda session: _divide(session, divided, postings, labels, tokens or {}))
+
+    async def sum_tokens(
+        self, which: LedgerFilter, by: Sequence[str]
+    ) -> Mapping[tuple[str, ...], Mapping[str, TokenUse]]:
+        """Return the tokens of language models by model, for each combination of values of the
+        dimensions `by` of `Store.sum_ledger`. Days in UTC count whole.
+        """
+        return await self._read(lambda session: sum_tokens(session, which, by))
 
 
 def _read_bills(session: DatabaseSession, jobs: Collection[str]) -> Sequence[ReplicaBill]:
@@ -143,6 +153,7 @@ def _divide(
     divided: DividedBill,
     postings: Mapping[str, Sequence[LedgerPosting]],
     labels: Mapping[str, str],
+    tokens: Mapping[str, Mapping[str, TokenUse]],
 ) -> None:
     stored = replace(divided, version=divided.version + 1)
     moved = sum(stored.moved.values())
@@ -154,12 +165,13 @@ def _divide(
     if done == 0:
         raise StaleVersion(f"the bill of {stored.attempt_id} was divided meanwhile")
     subject = read_subject(session, stored.attempt_id)
-    for key, own in postings.items():
+    for key in {**postings, **tokens}:
         place = subject
         if key:
             place = replace(subject, id=f"{subject.id}:{key}", key=labels.get(key) or key)
             ensure_subject(session, place)
-        append_entries(session, place.id, place.project, OF_SUBJECT, own)
+        append_entries(session, place.id, place.project, OF_SUBJECT, postings.get(key, ()))
+        add_tokens(session, place.id, stored.until, tokens.get(key, {}))
 
 
 def _read_uses(

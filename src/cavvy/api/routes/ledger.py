@@ -1,5 +1,6 @@
 """Routes for the ledger: its sums and its entries."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Query
@@ -14,6 +15,7 @@ from cavvy.api.wire import view
 from cavvy.client import ledger_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.ledger import LedgerLine
+from cavvy.domain.request_bills import TokenUse
 from cavvy.store.base import LedgerFilter, ProjectFilter
 from cavvy.store.ledger import DIMENSIONS, MONTH, TAGS
 
@@ -44,15 +46,21 @@ async def sums(
     dimensions = _read_dimensions(by)
     which = LedgerFilter(projects=projects, since=since, until=until)
     rows = await app_state.store.sum_ledger(which, dimensions)
+    tokens = await app_state.store.meters.sum_tokens(which, dimensions)
     return [
         wire.LedgerSumView(
             groups=dict(row.groups),
             amount_micros=row.amount.micros,
             discount_micros=row.discount.micros,
             jobs=row.jobs,
+            tokens=view_tokens(tokens.get(tuple(row.groups[name] for name in dimensions), {})),
         )
         for row in rows
     ]
+
+
+def view_tokens(uses: Mapping[str, TokenUse]) -> list[wire.TokensView]:
+    return [wire.TokensView(model=model, **asdict(uses[model])) for model in sorted(uses)]
 
 
 def _read_dimensions(by: str) -> list[str]:

@@ -17,6 +17,7 @@ from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import submission
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.routes.ledger import view_tokens
 from cavvy.api.routes.submission import check_snapshot
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user
@@ -197,6 +198,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
     service, traffic = found.service, found.traffic
     which = LedgerFilter(projects=service.project, tag=("service", service.name))
     sums = await app_state.store.sum_ledger(which, ())
+    tokens = await app_state.store.meters.sum_tokens(which, ())
     return view(
         ServedView,
         service,
@@ -215,6 +217,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         webhooks=view_webhooks(app_state, service),
         crons=view_crons(service, app_state.now()),
         spent_micros=sums[0].amount.micros if sums else 0,
+        tokens=view_tokens(tokens.get((), {})),
     )
 
 

@@ -137,7 +137,9 @@ class RequestBills:
                 () if service is None else [(each.id, each.label) for each in service.keys]
             )
             with suppress(StaleVersion):  # another server has divided the bills first
-                await self._store.meters.divide(division.divided, division.postings, dict(keys))
+                await self._store.meters.divide(
+                    division.divided, division.postings, dict(keys), division.tokens
+                )
 
     async def _counted_since(self) -> datetime:
         if self._since is None:
