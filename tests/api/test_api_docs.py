@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (30, "7933f6f1f66ab2d4")
+ROUTES = (30, "26c4611edd35b33b")
 ROOT = Path(__file__).resolve().parents[2]
 
 

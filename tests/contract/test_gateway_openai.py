@@ -3,7 +3,9 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -28,6 +30,16 @@ SERVICES: list[dict[str, Any]] = [
         **{"concurrency": 1, "queue_max": 1, "wait_s": 0.2},
     },
     {"name": "mute", "prefix": "/default/mute", "models": ["mute"], "response_s": 0.2},
+    {
+        **{"name": "limited", "hosts": ["limited.example"], "models": ["limited"]},
+        **{"project": "site", "concurrency": 1},
+        "keys": [
+            {"id": "few", "sha256": sha256(b"few").hexdigest(), "tokens_per_min": 1000},
+            {"id": "day", "sha256": sha256(b"day").hexdigest(), "micros_per_day": 1},
+            {"id": "one", "sha256": sha256(b"one").hexdigest()},
+            {"id": "two", "sha256": sha256(b"two").hexdigest()},
+        ],
+    },
     {"name": "closed", "prefix": "/default/closed", "models": ["closed"], "closed": "spent"},
 ]
 
@@ -43,11 +55,15 @@ def engine() -> Iterator[EngineStandIn]:
 @pytest.fixture(scope="module")
 def gateway(engine: EngineStandIn) -> Iterator[GatewayProcess]:
     made = GatewayProcess(services=SERVICES)
-    for each in SERVICES:
-        if each["name"] != "narrow":
-            made.set_replicas(each["name"], [engine])
+    set_replicas(made, engine)
     yield made
     made.remove()
+
+
+def set_replicas(gateway: GatewayProcess, engine: EngineStandIn) -> None:
+    for each in SERVICES:
+        replicas = [] if each["name"] == "narrow" else [engine]
+        gateway.set_replicas(each["name"], replicas, rate_micros=10**12)
 
 
 @pytest.fixture
@@ -270,8 +286,67 @@ def test_a_killed_gateway_has_counted_each_answer_that_it_forwarded(
         gateway.process.kill()
         gateway.process.wait(PATIENCE_S)
         gateway.start()
-        for each in SERVICES:
-            gateway.set_replicas(each["name"], [] if each["name"] == "narrow" else [engine])
+        set_replicas(gateway, engine)
     more = count_more(gateway, before)
     assert more == dict(engine.tokens)
     assert more["completion"] == forwarded["completion"]
+
+
+def test_a_key_is_limited_to_its_tokens_a_minute(client: Any, connect: Connect) -> None:
+    few = connect("/site/v1", api_key="few").chat.completions.with_raw_response
+    terms = {"model": "limited", "messages": CHAT}
+    answer = few.create(**terms, max_tokens=5)
+    assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+    words = answer.parse().usage.total_tokens
+    left = int(few.create(**terms).headers["x-ratelimit-remaining-tokens"])
+    assert 1000 - 100 < left < 1000, "the estimate of the first request was corrected"
+    assert words < 20
+    with pytest.raises(openai.RateLimitError) as refused:
+        few.create(**terms, max_tokens=5000)
+    assert "1,000 tokens a minute" in refused.value.message
+    headers = refused.value.response.headers
+    assert 0 < int(headers["retry-after"]) <= 60
+    assert int(headers["x-ratelimit-remaining-tokens"]) <= left + 50
+    assert headers["x-ratelimit-reset-tokens"].endswith("s")
+    assert few.create(**terms, max_tokens=500).headers["x-ratelimit-remaining-tokens"]
+
+
+def test_a_key_is_limited_to_its_dollars_a_day(
+    client: Any, connect: Connect, gateway: GatewayProcess, engine: EngineStandIn
+) -> None:
+    day = connect("/site/v1", api_key="day")
+    terms = {"model": "limited", "messages": CHAT}
+    day.chat.completions.create(**terms)
+    for _ in range(2):
+        with pytest.raises(openai.RateLimitError, match="a day") as refused:
+            day.chat.completions.create(**terms)
+        headers = refused.value.response.headers
+        assert 0 < int(headers["retry-after"]) <= 86_400
+        gateway.process.kill()
+        gateway.process.wait(PATIENCE_S)
+        gateway.start()  # what was spent is known to the next gateway, at its address
+        day = connect("/site/v1", api_key="day")
+    set_replicas(gateway, engine)
+
+
+def test_waiting_keys_are_served_in_turn(
+    client: Any, connect: Connect, gateway: GatewayProcess, engine: EngineStandIn
+) -> None:
+    """A key with many waiting requests does not delay the one of another key behind them all."""
+    engine.mute = True
+    many, one = connect("/site/v1", api_key="one"), connect("/site/v1", api_key="two")
+
+    def ask(who: Any, user: str) -> None:
+        who.chat.completions.create(model="limited", messages=CHAT, user=user)
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(6):
+            pool.submit(ask, many, "one")
+            wait_for(lambda n=number: len(engine.seen) + gateway.facts("limited")["backlog"] > n)
+        pool.submit(ask, one, "two")
+        wait_for(lambda: gateway.facts("limited")["backlog"] == 6)
+        engine.mute = False
+        engine.release.set()
+    users = [json.loads(each.body)["user"] for each in engine.seen]
+    assert sorted(users) == ["one"] * 6 + ["two"]
+    assert users.index("two") < 4

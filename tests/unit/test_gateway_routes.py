@@ -73,7 +73,8 @@ def test_requests_that_are_joined_pass_the_gateway() -> None:
 
 
 def test_requests_stay_where_replicas_may_be_and_keys_state_a_place() -> None:
-    key = ServiceKey(id="a", sha256="0" * 64, residency="de", created_at=NOW)
+    limits: dict[str, Any] = {"tokens_per_min": 9, "micros_per_day": 8, "weight": 2.0}
+    key = ServiceKey(id="a", sha256="0" * 64, residency="de", created_at=NOW, **limits)
     anywhere, stays = list_routes(
         [make("anywhere", 1), replace(make("stays", 0, residency="eu", keys=True), keys=(key,))]
     )
@@ -81,6 +82,12 @@ def test_requests_stay_where_replicas_may_be_and_keys_state_a_place() -> None:
     assert {"eu", "de"} <= set(stays.places or ())
     assert "us" not in (stays.places or ())
     assert [each.residency for each in stays.keys] == ["de"]
+    assert {name: getattr(stays.keys[0], name) for name in limits} == limits
+
+
+def test_haproxy_leaves_language_models_to_the_gateway_which_counts_their_tokens() -> None:
+    [route] = list_routes([make("llm", 0, hosts=("a.example",), models=("m",))])
+    assert not is_direct(route)
 
 
 def test_haproxy_leaves_replicas_at_several_distances_to_the_gateway() -> None:

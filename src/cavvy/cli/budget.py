@@ -8,6 +8,7 @@ from cavvy.cli.reach.session import USUAL_PROJECT, find_project_note, project_op
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.numbers import read_usd
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ def command() -> None:
     """
 
 
-def _read_usd(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    from cavvy.domain.units import UnitError, parse_usd
-
-    try:
-        return parse_usd(value).micros
-    except UnitError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
     from cavvy.domain.units import is_whole
 
@@ -47,7 +39,7 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
 
 @command.command("set")
 @click.argument("name")
-@click.argument("amount", metavar="USD", callback=_read_usd)
+@click.argument("amount", metavar="USD", callback=read_usd)
 @click.option("--project", default="", help="Only jobs of this project.")
 @click.option("--user", default="", help="Only jobs of this user.")
 @click.option("--tag", default="", metavar="NAME=VALUE", help="Only jobs with this tag.")
@@ -213,7 +205,7 @@ def remove(name: str) -> None:
 
 @command.command("request")
 @click.argument("name")
-@click.argument("amount", metavar="USD", callback=_read_usd)
+@click.argument("amount", metavar="USD", callback=read_usd)
 @project_option
 @click.option("--reason", default="", help="Why the amount is needed.")
 def request(name: str, amount: int, project: str, reason: str) -> None:
@@ -230,7 +222,7 @@ def request(name: str, amount: int, project: str, reason: str) -> None:
 
 @command.command("approve")
 @click.argument("name")
-@click.argument("amount", metavar="USD", callback=_read_usd)
+@click.argument("amount", metavar="USD", callback=read_usd)
 def approve(name: str, amount: int) -> None:
     """Approve the requested amount of a budget (see `cavvy budget show`).
 

@@ -5,7 +5,7 @@ import click
 from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import NumberRange, WholeRange, read_usd
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.cli.view.token_limits import read_seconds
 
@@ -34,6 +34,24 @@ def command() -> None:
     help="The number of requests that --rate permits at the same time; the default is 1.",
 )
 @click.option(
+    "--tokens-per-minute",
+    type=WholeRange(min=1),
+    help="The maximum number of tokens of language models per minute: of prompts and completions.",
+)
+@click.option(
+    "--usd-per-day",
+    callback=read_usd,
+    metavar="USD",
+    help="The maximum cost in dollars of the key's requests on a day in UTC.",
+)
+@click.option(
+    "--weight",
+    type=NumberRange(min=0.01, max=100),
+    default=1.0,
+    help="While requests for a language model wait, keys are served tokens in proportion to their "
+    "weights; the default is 1.",
+)
+@click.option(
     "--residency",
     metavar="PLACE",
     help="Requests with this key must stay in PLACE, which is an area such as eu or a country "
@@ -46,6 +64,9 @@ def create(
     label: str,
     rate: float | None,
     burst: int | None,
+    tokens_per_minute: int | None,
+    usd_per_day: int | None,
+    weight: float,
     residency: str | None,
     expires: str,
 ) -> None:
@@ -56,6 +77,9 @@ def create(
         label=label,
         per_s=rate,
         burst=burst or 1,
+        tokens_per_min=tokens_per_minute,
+        micros_per_day=usd_per_day,
+        weight=weight,
         residency=residency,
         expires_s=None
         if expires == "never"
@@ -78,19 +102,30 @@ def list_keys(name: str, project: str, output: str) -> None:
     from cavvy.cli.view import formatting
     from cavvy.client.service_key_wire import list_service_keys
 
+    with session() as client:
+        rows = list_service_keys(client, project, name)
+
+    def uses(name: str) -> bool:
+        return any(getattr(each, name) is not None for each in rows)
+
     columns = [
         TableColumn("id"),
         TableColumn("label", wrap=True),
         TableColumn("user", drop=3),
         TableColumn("per_s", "REQ/S", drop=4),
         TableColumn("burst", hidden=True),
+        TableColumn(
+            "tokens_per_min", "TOKENS/MIN", "{:,}".format, hidden=not uses("tokens_per_min")
+        ),
+        TableColumn(
+            "micros_per_day", "A DAY", formatting.show_money, hidden=not uses("micros_per_day")
+        ),
+        TableColumn("weight", hidden=all(each.weight == 1 for each in rows)),
         TableColumn("residency", "STAYS IN", drop=3),
         TableColumn("created_at", "CREATED", formatting.show_ago, drop=3),
         TableColumn("used_at", "USED", formatting.show_ago, drop=2),
         TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),
     ]
-    with session() as client:
-        rows = list_service_keys(client, project, name)
     empty = f"no keys; `cavvy key create {name}` creates a key"
     rows_out(columns, rows, output, empty=empty)
 

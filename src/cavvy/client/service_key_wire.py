@@ -9,12 +9,17 @@ from cavvy.client.wire import Answer, Ask
 
 class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
     """`per_s` limits the key's requests per second, and `burst` the number of requests at the same
-    time. Requests with the key must not leave the area or country `residency`.
+    time. `tokens_per_min` limits its tokens of language models, and `micros_per_day` the cost of
+    its requests on a day in UTC, in micro-dollars. While requests wait, keys are served tokens in
+    proportion to `weight`. Requests with the key must not leave the area or country `residency`.
     """
 
     label: str = ""
     per_s: float | None = None
     burst: int = 1
+    tokens_per_min: int | None = None
+    micros_per_day: int | None = None
+    weight: float = 1.0
     residency: str | None = None
     expires_s: int | None = None
 
@@ -29,6 +34,9 @@ class ServiceKeyView(Answer, frozen=True, kw_only=True):
     user: str
     per_s: float | None
     burst: int
+    tokens_per_min: int | None = None
+    micros_per_day: int | None = None
+    weight: float = 1.0
     residency: str | None = None
     created_at: datetime
     expires_at: datetime | None

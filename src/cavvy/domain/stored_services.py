@@ -22,9 +22,11 @@ KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a servi
 
 class ServiceKey(Struct, frozen=True, kw_only=True):
     """A key that permits calls to a service. Only the key's SHA-256 is stored, which is safe
-    because a key has 256 random bits. `per_s` and `burst` limit the key's rate; if they are None,
-    only the service's limits apply. Requests with the key must not leave the place `residency`;
-    None permits all places. `user` created the key.
+    because a key has 256 random bits. `per_s` and `burst` limit the key's rate, and
+    `tokens_per_min` its tokens of language models; if they are None, only the service's limits
+    apply. `micros_per_day` limits the cost of its requests on a day in UTC. While requests wait,
+    keys are served tokens in proportion to `weight`. Requests with the key must not leave the place
+    `residency`; None permits all places. `user` created the key.
     """
 
     id: str
@@ -33,6 +35,9 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
     user: str = ""
     per_s: float | None = None
     burst: int = 1
+    tokens_per_min: int | None = None
+    micros_per_day: int | None = None
+    weight: float = 1.0
     residency: str | None = None
     created_at: datetime
     expires_at: datetime | None = None

@@ -134,6 +134,10 @@ def _refuse_client(request: ClientRequest, service: ServiceQueue) -> Answer | No
         if wait_s := service.keys.wait_s(key, request.arrived_at):
             text = f"the key {key_id} may make {key.per_s:g} requests a second"
             return _refuse_rate(service, text, wait_s)
+        limit = service.limits.get(key_id)
+        if limit is not None and (refused := limit.refuse_spent(time.time())):
+            service.refuse()
+            return refused
     if service.rates:
         client, now = request.client, request.arrived_at
         if full := service.rates.take(head, request.below, key_id, client, now):

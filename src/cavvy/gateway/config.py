@@ -73,6 +73,10 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: Digest
     per_s: Seconds | None = None  # None: no rate limit
     burst: Count = 1
+    tokens_per_min: Count | None = None  # of language models; None: no limit
+    micros_per_day: Count | None = None  # micro-dollars of replicas' time, in a day in UTC
+    # the key's part of a language model's tokens while requests wait, relative to other keys
+    weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
     expires_at: float | None = None  # seconds since 1970
     residency: Place | None = None  # the place that its requests must not leave
 

@@ -74,6 +74,7 @@ class Exchange:
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
     meter: ResponseMeter | None = None  # counts the tokens of the answer of a language model
+    fair_cost = 0.0  # what counts for its key until its tokens are known
     work_mark = 0.0  # when the replica got the request, in the replica's divided time
     admitted = False
     joins: bool | None = None  # whether it may be joined to a batch; None: not decided yet

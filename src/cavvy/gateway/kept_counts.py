@@ -37,6 +37,7 @@ _CHUNKS_MAX = 256
 _NAME_AT, _NAME_MAX = 18, _SLOT - 18
 _TOKENS_AT = _SLOT - 32
 _TOKEN_NAME_MAX = _TOKENS_AT - _NAME_AT
+_DAY = "@day"  # in place of a replica: what a key has spent on a day
 _FORMAT = b"cavvy-counts-1\n\0"
 _EPOCH_AT, _BOOT_AT, _BOOT_BYTES = 16, 32, 64
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -105,6 +106,10 @@ class KeptCounts:
             known = own[replica, key] = self._take((service, replica, key))
         return known[:16].cast("Q")
 
+    def find_day(self, service: str, key: str) -> Count:
+        """Return the day, in days since 1970, and the micro-dollars that the key spent on it."""
+        return self.find(service, _DAY, key)
+
     def find_tokens(self, service: str, replica: str, key: str, model: str) -> TokenCount:
         """Return the tokens of a model; a name that is too long loses its end."""
         room = _TOKEN_NAME_MAX - len(f"{service}\n{replica}\n{key}\n".encode())
@@ -119,7 +124,7 @@ class KeptCounts:
         """Return the service's counts from the previous gateway, by replica and key."""
         found: dict[str, dict[str, Count]] = {}
         for (replica, key, *model), slot in self._used.get(service, {}).items():
-            if not model:
+            if not model and replica != _DAY:
                 found.setdefault(replica, {})[key] = slot[:16].cast("Q")
         return found
 
@@ -258,6 +263,8 @@ def read_work(path: Path) -> Mapping[str, RequestWork]:
         if (name := _read_name(slot)) is None:
             continue
         service, replica, key, *model = name
+        if replica == _DAY:
+            continue
         if model:
             tokens.setdefault(name[:3], {})[model[0]] = TokenCount(slot).describe()
         else:

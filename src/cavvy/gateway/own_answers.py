@@ -87,6 +87,7 @@ class OwnAnswer:
     message: str
     retry_s: int | None = None
     location: str | None = None
+    fields: bytes = b""  # further ones of the head, each with its CRLF
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ def write_answer(
         head.append('WWW-Authenticate: Bearer realm="cavvy"')
     if close:
         head.append("Connection: close")
-    return "\r\n".join([*head, "", ""]).encode() + (b"" if without_body else body)
+    start = "\r\n".join([*head, ""]).encode() + answer.fields + b"\r\n"
+    return start if without_body else start + body
 
 
 def write_body(status: int, code: AnswerCode, message: str, request_id: str) -> bytes:

@@ -30,20 +30,31 @@ class TokenBucket:
         self._tokens = float(burst)
         self._at = now
 
-    def take(self, now: float) -> float:
-        """Take a token and return 0.0, or return the seconds until a token is available."""
+    def take(self, now: float, wanted: int = 1) -> float:
+        """Take tokens and return 0.0, or return the seconds until they are available. If more are
+        wanted than the bucket can hold, a full bucket is enough, and is in debt afterwards.
+        """
+        self._fill(now)
+        needed = min(wanted, self._burst)
+        if self._tokens >= needed:
+            self._tokens -= wanted
+            return 0.0
+        return (needed - self._tokens) / self._per_s
+
+    def give_back(self, tokens: int = 1) -> None:
+        """Put tokens back into the bucket, because the request that took them was refused for
+        another reason than this limit, or has used less. If it has used more, `tokens` is negative.
+        """
+        self._tokens = min(self._burst, self._tokens + tokens)
+
+    def look(self, now: float) -> tuple[float, float]:
+        """Return the tokens in the bucket, and the seconds until it is full."""
+        self._fill(now)
+        return self._tokens, (self._burst - self._tokens) / self._per_s
+
+    def _fill(self, now: float) -> None:
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
-        if self._tokens >= 1:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self._per_s
-
-    def give_back(self) -> None:
-        """Put a token back into the bucket, because the request that took the token was refused for
-        a reason other than this limit.
-        """
-        self._tokens = min(self._burst, self._tokens + 1)
 
 
 class LimitedRate:

@@ -6,7 +6,9 @@ collects the body, and the receiver of the response goes with the request from s
 
 from typing import Protocol
 
+from cavvy.domain.request_bills import TokenUse
 from cavvy.gateway.heads import RequestHead, ResponseHead
+from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import Answer, OwnAnswer
 from cavvy.gateway.work import ReplicaWork
 
@@ -59,6 +61,17 @@ class ResponseMeter(Protocol):
         """Return whether the queue may take the request, or False if more of the body must arrive
         first.
         """
+
+    @property
+    def asked(self) -> int:
+        """The tokens that the request may need, by estimate: of its prompt and its completion."""
+
+    @property
+    def used(self) -> TokenUse:
+        """The tokens that were counted."""
+
+    def limit_by(self, limit: KeyLimit) -> None:
+        """Correct what was counted in the limit for this request when its response ends."""
 
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""

@@ -8,7 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from time import monotonic
+from time import monotonic, time
 
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_loads import write_places
@@ -26,11 +26,14 @@ from cavvy.gateway.cache_routing import CacheRouter
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
+from cavvy.gateway.fair_order import FairOrder
 from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.kept_counts import KeptCounts
+from cavvy.gateway.key_limits import make_limits
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.prompts import READ_BYTES
 from cavvy.gateway.rates import ServiceRates
+from cavvy.gateway.seams import ResponseMeter
 from cavvy.gateway.statistics import (
     BatchFacts,
     BoundArrivals,
@@ -67,6 +70,7 @@ class ServiceQueue:
     ) -> None:
         now = monotonic()
         self.route = route
+        self._kept = KeptCounts() if kept is None else kept
         self._wake = wake
         self._late_s = inf if route.late_s is None else route.late_s
         self.slow_s = inf if route.slow_s is None else route.slow_s
@@ -82,6 +86,8 @@ class ServiceQueue:
         removed = route.removed_prefix.encode()
         self.prefix_field = b"X-Forwarded-Prefix: %b\r\n" % removed if removed else b""
         self.counters = ServiceCounters(now)
+        self.limits = make_limits(route.name, route.keys, self._kept, now)
+        self._fair = make_order(route)
         self.engine = EngineTerms(route.models, memo.limits.hold_bytes)
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
@@ -103,7 +109,6 @@ class ServiceQueue:
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._unbound = 0  # the number of waiting requests that any replica may get
         self._turn = 0
-        self._kept = KeptCounts() if kept is None else kept
         self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
 
@@ -125,12 +130,9 @@ class ServiceQueue:
             exchange.entry = self.current.entry
             exchange.entry.enter(exchange)
             return
-        if self.batches is not None and not self.batches.is_read(exchange):
+        if not self._is_read(exchange):
             return
-        if exchange.meter is not None and not exchange.meter.is_read():
-            return
-        routing = self.route.routing
-        if routing is not None and not exchange.find_key(routing):
+        if self.limits and self._refuse_tokens(exchange, exchange.meter):
             return
         exchange.admitted = True
         if self._removed:
@@ -168,6 +170,28 @@ class ServiceQueue:
             carrier.gone = True
         if carrier.replica is not None:
             carrier.replica.abort()
+
+    def _is_read(self, exchange: Exchange) -> bool:
+        if self.batches is not None and not self.batches.is_read(exchange):
+            return False
+        if exchange.meter is not None and not exchange.meter.is_read():
+            return False
+        routing = self.route.routing
+        return routing is None or exchange.find_key(routing)
+
+    def _refuse_tokens(self, exchange: Exchange, meter: ResponseMeter | None) -> bool:
+        """Refuse a request that exceeds the tokens of its key; return whether it was refused."""
+        limit = self.limits.get(exchange.key_id)
+        if limit is None or meter is None:
+            return False
+        refused = limit.take(meter.asked, exchange.arrived_at)
+        if refused is None:
+            meter.limit_by(limit)
+            return False
+        self.refuse()
+        exchange.admitted = True
+        exchange.sink.answer(refused)
+        return True
 
     def may_stay(self, places: frozenset[str]) -> bool:
         """Return whether the service's route permits requests that require all of `places`."""
@@ -243,6 +267,12 @@ class ServiceQueue:
             pool.work.end(exchange.key_id, now, exchange.weight)
         for each in exchange.members:
             pool.work.end(each.key_id, now, each.weight)
+        if self.limits and (limit := self.limits.get(exchange.key_id)) is not None:
+            used_s = pool.work.share_s(exchange.work_mark, now, exchange.weight)
+            limit.spend(pool.address.rate_micros * used_s / 3600, time())
+        if self._fair is not None and exchange.meter is not None:
+            used = exchange.meter.used
+            self._fair.end(exchange.key_id, exchange.fair_cost, used.prompt, used.completion)
         pool.in_flight -= 1
         if pool.draining:
             if not pool.in_flight:
@@ -369,6 +399,11 @@ class ServiceQueue:
         self._bound = old._bound
         self._work = old._work
         self._waiting, self._unbound = old._waiting, old._unbound
+        for key_id, limit in self.limits.items():
+            if key_id in old.limits:
+                limit.adopt(old.limits[key_id])
+        if self._fair is not None:
+            self._fair.adopt(old._fair, self._waiting)
         for exchange in self._waiting:
             exchange.entry = self.entry
             if self.route.batch != old.route.batch:
@@ -533,6 +568,8 @@ class ServiceQueue:
     def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         exchange.started_at = now
         self.counters.started += 1
+        if self._fair is not None and exchange.meter is not None:
+            exchange.fair_cost = self._fair.start(exchange.key_id, exchange.meter.asked)
         exchange.work_mark = pool.work.begin(exchange.key_id, now, exchange.weight)
         if now - exchange.arrived_at > self._late_s:
             self.counters.late += 1
@@ -574,6 +611,8 @@ class ServiceQueue:
         self._unbound += not exchange.is_bound
         if first:
             self._waiting.move_to_end(exchange, last=False)
+        if self._fair is not None:
+            self._fair.enter(exchange, first=first)
         loop = asyncio.get_running_loop()
         exchange.timer = loop.call_later(max(left_s, 0), self._end_wait, exchange)
 
@@ -602,9 +641,9 @@ class ServiceQueue:
         replica is skipped if another replica is permitted to serve the request. A request is always
         skipped if the replica is outside the places where the request must stay.
         """
+        waiting = self._waiting if self._fair is None else self._fair.list_first()
         return next(
-            (each for each in self._waiting if pool.permits(each) and not self._avoids(each, pool)),
-            None,
+            (each for each in waiting if pool.permits(each) and not self._avoids(each, pool)), None
         )
 
     def _avoids(self, exchange: Exchange, pool: ReplicaPool) -> bool:
@@ -618,6 +657,8 @@ class ServiceQueue:
         if exchange not in self._waiting:
             return False
         del self._waiting[exchange]
+        if self._fair is not None:
+            self._fair.leave(exchange)
         self._unbound -= not exchange.is_bound
         return True
 
@@ -633,7 +674,8 @@ class ServiceQueue:
         serve a waiting request, the requests behind that request are started first.
         """
         now = monotonic()
-        for exchange in list(self._waiting):
+        waiting = list(self._waiting) if self._fair is None else self._fair.list_next()
+        for exchange in waiting:
             if exchange not in self._waiting:
                 continue  # the request is in the batch of an earlier one
             position = self._choose(exchange)
@@ -644,6 +686,13 @@ class ServiceQueue:
             if self._is_early(exchange, self._replicas[position]):
                 continue
             self._start(self._take(exchange), self._replicas[position], now)
+
+
+def make_order(route: ServiceRoute) -> FairOrder[Exchange] | None:
+    """Return the fair order of a language model's keys; None: requests start as they arrive."""
+    if len(route.keys) < 2 or not route.models:
+        return None
+    return FairOrder({key.id: key.weight for key in route.keys})
 
 
 def _explain_loss(exchange: Exchange) -> str:

@@ -10,6 +10,7 @@ are a token.
 """
 
 import re
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from cavvy.gateway.bodies import LAST_CHUNK, ChunkedBody, as_chunk
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH, HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
+from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.seams import ResponseSink
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
@@ -35,6 +37,7 @@ _NO_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\]')
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
 _ENDS = (b"\n\n", b"\r\n\r\n")  # of events
 _EVENT_MAX = 65_536  # bytes of an event that are held until it is complete
+_CHOICES_MAX, _ASKED_MAX = 128, 1 << 40  # what a request can ask for
 _REFUSALS = (400, 422)  # of a question that the engine does not know
 
 
@@ -73,15 +76,27 @@ ROUTES = {
 }
 
 
-class _Asked(Struct, frozen=True):
+class _EngineRequest(Struct, frozen=True):
     """What the meter reads in a request's body."""
 
     model: Any = None
     stream: Any = None
     stream_options: Any = msgspec.UNSET
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
+
+    @property
+    def completion(self) -> int:
+        """The number of tokens that the request asks for at most, or 0 if it does not say."""
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        most = next((each for each in limits if type(each) is int and each > 0), 0)
+        times = self.n if type(self.n) is int and 0 < self.n <= _CHOICES_MAX else 1
+        return min(most * times, _ASKED_MAX)
 
 
-_decode = msgspec.json.Decoder(_Asked).decode
+_decode = msgspec.json.Decoder(_EngineRequest).decode
 
 
 class EngineTerms:
@@ -113,7 +128,9 @@ class TokenMeter:
         self._engine = engine
         self._route = route
         self._model = self._name_model(model)
-        self._prompt = 0  # estimated
+        self._prompt = self._completion = 0  # estimated
+        self._limit: KeyLimit | None = None
+        self._limited = 0  # the tokens that are counted in the limit
         self._ready = self._wanted = False
         self._former: tuple[bytes, list[bytes]] | None = None  # head and body without the question
         self._withdrawn = False
@@ -131,6 +148,7 @@ class TokenMeter:
         self._reads = self._streams = False
         self._delivered = 0  # tokens since the last statement of the engine
         self._open = (0, 0)  # what is counted as begun
+        self._total = TokenUse()
 
     # what the queue and the pool call
 
@@ -151,6 +169,17 @@ class TokenMeter:
         if exchange.body_done and exchange.held:
             self._read_body(exchange)
         return True
+
+    @property
+    def asked(self) -> int:
+        return self._prompt + self._completion
+
+    @property
+    def used(self) -> TokenUse:
+        return self._total
+
+    def limit_by(self, limit: KeyLimit) -> None:
+        self._limit, self._limited = limit, self.asked
 
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""
@@ -176,6 +205,7 @@ class TokenMeter:
             self._set_open(0, 0)
             self._add(more)
         self._reads = False
+        self._correct_limit()
 
     # what the replica's connection calls
 
@@ -194,6 +224,8 @@ class TokenMeter:
             payload = self._see(payload)
         if done:
             payload += self._finish()
+        if self._limit is not None:
+            more += self._limit.write_fields(monotonic())
         self._sink.respond(head, payload, done, more)
 
     def send(self, payload: bytes, done: bool) -> None:
@@ -218,6 +250,7 @@ class TokenMeter:
         self._sink.switch(head, payload)
 
     def answer(self, answer: OwnAnswer) -> None:
+        self._correct_limit()
         self._sink.answer(answer)
 
     def cut(self) -> None:
@@ -259,6 +292,7 @@ class TokenMeter:
         except (HeadError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # the engine says what is wrong
         self._model = self._name_model(asked.model)
+        self._completion = asked.completion
         if asked.stream is not True or asked.stream_options is not msgspec.UNSET:
             return
         if self._route.asks and self._engine.asks_usage:
@@ -328,7 +362,21 @@ class TokenMeter:
             )
         )
 
+    def _correct_limit(self) -> None:
+        """Replace the estimate in the key's limit by the tokens that were counted."""
+        if self._limit is not None:
+            used = self._total.prompt + self._total.completion
+            self._limit.correct(used - self._limited)
+            self._limited = used
+
     def _add(self, use: TokenUse) -> None:
+        total = self._total
+        self._total = TokenUse(
+            prompt=total.prompt + use.prompt,
+            cached=total.cached + use.cached,
+            completion=total.completion + use.completion,
+            estimated=total.estimated + use.estimated,
+        )
         if self._count is not None:
             self._count.add(use)
 

@@ -28,6 +28,8 @@ from cavvy.store.base import RowNotFound
 router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/keys")
 _LONGEST_S = 10 * 365 * 86_400
 _LONGEST_LABEL = 100
+_MOST = 10**12  # tokens a minute, micro-dollars a day
+_LIMITS = ("per_s", "burst", "tokens_per_min", "micros_per_day", "weight", "residency")
 KeyPath = Annotated[str, Path(max_length=32, pattern=r"^[0-9a-f]+$", description="The key's ID.")]
 
 
@@ -74,11 +76,14 @@ async def make(
         user=name_user(request, ""),
         per_s=ask.per_s,
         burst=ask.burst,
+        tokens_per_min=ask.tokens_per_min,
+        micros_per_day=ask.micros_per_day,
+        weight=ask.weight,
         residency=None if ask.residency is None else wished_place(ask.residency),
         created_at=now,
         expires_at=None if ask.expires_s is None else now + timedelta(seconds=ask.expires_s),
     )
-    limits = {"per_s": key.per_s, "burst": key.burst, "residency": key.residency}
+    limits = {name: getattr(key, name) for name in _LIMITS}
     after = {"key": key.id, "label": key.label, **limits, "expires_s": ask.expires_s}
     note_change(request, after=after)
     await app_state.control_plane.services.add_key(project, name, key)
@@ -104,6 +109,12 @@ def _check(ask: wire.ServiceKeyAsk) -> None:
         raise ApiProblem("invalid-request", "`per_s` must be from 0.00001 to 1,000,000")
     if not 1 <= ask.burst <= 1_000_000:
         raise ApiProblem("invalid-request", "`burst` must be from 1 to 1,000,000")
+    if ask.tokens_per_min is not None and not 1 <= ask.tokens_per_min <= _MOST:
+        raise ApiProblem("invalid-request", f"`tokens_per_min` must be from 1 to {_MOST:,}")
+    if ask.micros_per_day is not None and not 1 <= ask.micros_per_day <= _MOST:
+        raise ApiProblem("invalid-request", f"`micros_per_day` must be from 1 to {_MOST:,}")
+    if not 0.01 <= ask.weight <= 100:
+        raise ApiProblem("invalid-request", "`weight` must be from 0.01 to 100")
     if ask.residency is not None and not is_known_place(ask.residency):
         raise ApiProblem(
             "invalid-request", "`residency` must be an area such as eu, or a country such as de"

@@ -53,3 +53,13 @@ def read_length(text: str, option: str) -> timedelta:
         return parse_duration(text)
     except UnitError as error:
         raise CommandFailure(f"{option} {text}: {error}", exit_code=2) from error
+
+
+def read_usd(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return the micro-dollars of an option in dollars."""
+    from cavvy.domain.units import UnitError, parse_usd
+
+    try:
+        return None if value is None else parse_usd(value).micros
+    except UnitError as error:
+        raise click.BadParameter(str(error)) from error

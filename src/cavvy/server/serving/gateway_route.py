@@ -126,6 +126,9 @@ def _make_key(key: ServiceKey) -> ClientKey:
         sha256=key.sha256,
         per_s=key.per_s,
         burst=key.burst,
+        tokens_per_min=key.tokens_per_min,
+        micros_per_day=key.micros_per_day,
+        weight=key.weight,
         residency=key.residency,
         expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
     )

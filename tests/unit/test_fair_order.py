@@ -1,0 +1,89 @@
+"""Waiting requests of several keys start in an order that is fair by tokens."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from cavvy.gateway.fair_order import FairOrder
+
+
+class Request:
+    def __init__(self, key_id: str, prompt: int = 10, completion: int = 100) -> None:
+        self.key_id, self.prompt, self.completion = key_id, prompt, completion
+
+
+def serve(order: FairOrder[Request], rounds: int, slots: int = 4) -> Counter[str]:
+    """Serve waiting requests in some slots, and list the tokens of each key that were served."""
+    served: Counter[str] = Counter()
+    running: list[tuple[Request, float]] = []
+    for _ in range(rounds):
+        if len(running) == slots:
+            done, counted = running.pop(0)
+            order.end(done.key_id, counted, done.prompt, done.completion)
+            served[done.key_id] += done.prompt + 2 * done.completion
+        request = next(order.list_first())
+        order.leave(request)
+        running.append((request, order.start(request.key_id, request.prompt)))
+    return served
+
+
+def wait(order: FairOrder[Request], key: str, count: int, **size: int) -> None:
+    for _ in range(count):
+        order.enter(Request(key, **size))
+
+
+def test_a_key_with_long_requests_gets_as_many_tokens_as_one_with_short_ones() -> None:
+    order = FairOrder[Request]({})
+    wait(order, "long", 900, prompt=2000, completion=500)
+    wait(order, "short", 900, prompt=100, completion=50)
+    served = serve(order, 600)
+    assert served["long"] == pytest.approx(served["short"], rel=0.1)
+
+
+def test_a_key_with_twice_the_weight_gets_twice_the_tokens() -> None:
+    order = FairOrder[Request]({"a": 2.0, "b": 1.0})
+    for key in "ab":
+        wait(order, key, 900)
+    served = serve(order, 600)
+    assert served["a"] == pytest.approx(2 * served["b"], rel=0.1)
+
+
+def test_a_key_that_was_served_alone_does_not_starve_when_another_comes() -> None:
+    order = FairOrder[Request]({})
+    for _ in range(1000):  # without a queue
+        order.end("early", order.start("early", 10), 10, 100)
+    wait(order, "late", 50)
+    wait(order, "early", 50)
+    served = serve(order, 44)
+    assert served["early"] == pytest.approx(served["late"], rel=0.2)
+
+
+def test_a_key_does_not_save_up_service() -> None:
+    order = FairOrder[Request]({})
+    wait(order, "busy", 500)
+    serve(order, 300)
+    wait(order, "idle", 100)
+    served = serve(order, 60)
+    assert served["busy"] == pytest.approx(served["idle"], rel=0.2)
+
+
+def test_within_a_key_requests_start_in_the_order_of_their_arrival() -> None:
+    order, random = FairOrder[Request]({}), Random(1)
+    waiting = [Request(random.choice("abc")) for _ in range(50)]
+    for each in waiting:
+        order.enter(each)
+    again = Request("a")
+    order.enter(again, first=True)
+    found = list(order.list_next())
+    assert len(found) == 51
+    for key in "abc":
+        mine = [each for each in found if each.key_id == key]
+        assert mine == [again] * (key == "a") + [each for each in waiting if each.key_id == key]
+    new = FairOrder[Request]({"a": 1.0})
+    new.adopt(order, waiting)
+    assert set(new.list_first()) == set(waiting)
+    for each in waiting:
+        new.leave(each)
+        new.leave(each)
+    assert not list(new.list_next())
